@@ -1,0 +1,56 @@
+"""Every error `whence` raises on purpose.
+
+One root, `WhenceError`, and each concrete error is also the built-in that Python programmers expect, so both
+`except whence.WhenceError` and `except ValueError` work. A message says what was expected, what came, where, and
+what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class WhenceError(Exception):
+    """Root of every error raised on purpose by `whence`."""
+
+
+class InputError(WhenceError, ValueError):
+    """A value handed to `whence` is not usable (an option, NaN in the data, an empty loader)."""
+
+
+class ShapeError(WhenceError, ValueError):
+    """Two things that must fit together do not."""
+
+
+class TargetError(WhenceError, ValueError):
+    """Targets do not suit the likelihood."""
+
+
+class LoaderError(WhenceError, RuntimeError):
+    """The loader cannot be read twice, or does not give the same number of examples each time."""
+
+
+class NotDeterministicError(WhenceError, RuntimeError):
+    """The model gives different outputs for the same input, or is in training mode."""
+
+
+class UnsupportedLayerError(WhenceError, NotImplementedError):
+    """A layer of the model cannot be handled by the chosen structure."""
+
+
+class UncapturedParameterError(WhenceError, RuntimeError):
+    """The gradient of a selected parameter could not be accounted for, example by example."""
+
+
+class SingularCurvatureError(WhenceError, ArithmeticError):
+    """The curvature has no inverse at this ridge."""
+
+
+class StaleModelError(WhenceError, RuntimeError):
+    """The model's weights changed after the tracer was fitted."""
+
+
+class TooLargeError(WhenceError, MemoryError):
+    """The computation would not fit in memory; nothing was allocated."""
+
+
+class CorruptArtifactError(WhenceError, ValueError):
+    """A saved file is damaged, hostile, or belongs to something else."""
