@@ -1,0 +1,77 @@
+"""The two sides of a Kronecker tangent, held or still to be computed.
+
+Axis letters: e groups, t shared positions, i the side's own axis (layer inputs or outputs), r columns of a basis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Factor(Protocol):
+    """One side of a `Kronecker` tangent, perhaps not yet computed: a tensor (..., e, t, i)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `tensor()`, known without computing it."""
+        ...
+
+    def tensor(self) -> Tensor:
+        """The factor as a tensor (..., e, t, i)."""
+        ...
+
+    def project(self, basis: Tensor) -> Tensor:
+        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way: (..., e, t, r)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A factor held as a tensor (..., e, t, i), with a column of ones to be appended if `ones`."""
+
+    values: Tensor
+    ones: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., e, t, i)."""
+        return (*self.values.shape[:-1], self.values.shape[-1] + self.ones)
+
+    def tensor(self) -> Tensor:
+        """The values, and the column of ones."""
+        if not self.ones:
+            return self.values
+        return torch.cat([self.values, self.values.new_ones(()).expand(*self.values.shape[:-1], 1)], -1)
+
+    def project(self, basis: Tensor) -> Tensor:
+        """`tensor() @ basis` without building the column of ones."""
+        linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
+        # With one group, a batched product would copy the basis for every example.
+        one = basis.shape[0] == 1
+        projected = (self.values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else self.values @ linear
+        return projected if constant is None else projected + constant
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Factors of several calls of the same weight, one after the other along t."""
+
+    parts: tuple[Factor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., e, t, i), t summed over the parts."""
+        first = self.parts[0].shape
+        return (*first[:-2], sum(part.shape[-2] for part in self.parts), first[-1])
+
+    def tensor(self) -> Tensor:
+        """All parts."""
+        return torch.cat([part.tensor() for part in self.parts], -2)
+
+    def project(self, basis: Tensor) -> Tensor:
+        """All parts, each projected by its own way."""
+        return torch.cat([part.project(basis) for part in self.parts], -2)
