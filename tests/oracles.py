@@ -22,13 +22,18 @@ Array = np.ndarray
 def tangents_of(
     model: nn.Module, inputs: Any, keep: Callable[[str], bool] = lambda name: True
 ) -> tuple[Array, Array, Array]:
-    """Outputs (n, k), tangents (n, k, d) and weights (d,) by one backward pass per example and output."""
-    parameters = [parameter for name, parameter in model.named_parameters() if keep(name)]
-    batch = inputs if isinstance(inputs, dict) else {None: inputs}
+    """Outputs (n, k), tangents (n, k, d) and weights (d,) by one backward pass per example and output.
+
+    Inputs are a tensor, a tuple of positional arguments or a dict of keyword arguments.
+    """
+    parameters = [parameter for name, parameter in model.named_parameters() if parameter.requires_grad and keep(name)]
+    named = inputs if isinstance(inputs, dict) else {}
+    ordered = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
     outputs, tangents = [], []
-    for i in range(len(next(iter(batch.values())))):
-        one = {key: value[i : i + 1] for key, value in batch.items()}
-        output = model(one if isinstance(inputs, dict) else one[None])[0]  # (k,)
+    for i in range(len([*ordered, *named.values()][0])):
+        one = slice(i, i + 1)
+        output = model(*(value[one] for value in ordered), **{key: value[one] for key, value in named.items()})
+        output = output.reshape(-1)  # (k,)
         rows = []
         for value in output:
             gradients = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
@@ -155,10 +160,10 @@ def recentred_residuals(tangents: Array, residuals: Array, weights: Array, ridge
 
 
 def loo_error(tangents: Array, residuals: Array, weights: Array, ridge: float) -> float:
-    """Mean squared leave-one-example-out error of the linearized model at its own optimum for this ridge."""
+    """Mean over examples of |y_i - f_(-i)(x_i)|^2 for the linearized model at its own optimum for this ridge."""
     at_optimum = recentred_residuals(tangents, residuals, weights, ridge)
     left_out = inflated_residuals(at_optimum, leverage_blocks(tangents, ridge), 1.0)
-    return float(np.mean(left_out**2))
+    return float((left_out**2).sum() / len(left_out))
 
 
 # --- Refits: no formula for leaving out, the model is fitted again ---------------------------------------------------
