@@ -1,0 +1,64 @@
+# `make` lists the targets. Each one sets up the virtual environment first, if it is missing or out of date.
+
+PYTHON ?= python3
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+TORCH := $(shell grep '^torch==' constraints.txt)
+# One thread for each test process: as many processes as cores, and sums that do not depend on the machine.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint format science bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup: $(VENV)/.installed ## make the virtual environment in .venv, with pinned versions
+
+demo: setup ## tell noise from scarcity on the digits: a table here, pictures in report.html
+	$(BIN)/python -m whence_paper.demo
+
+test: lint ## all that CI runs: lint, types, tests, doctests
+	$(PYTEST)
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: setup ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+science: setup ## the slow tests: simulations, retraining, coverage
+	$(PYTEST) -m slow
+
+bench: $(VENV)/.peers ## cost and quality beside the peers
+	$(BIN)/python -m benchmarks.cost
+
+clean: ## remove caches and outputs; the virtual environment stays
+	rm -rf build dist out site report.html .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "whence needs Python 3.10 or newer as '$(PYTHON)'; choose one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "No virtual environment could be made. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+# torch comes first and alone: a plain `torch==` takes a CPU build where pip is set up to find one, and nothing that is
+# installed later replaces it.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); this takes a minute or more the first time."
+	$(PIP) $(TORCH)
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.peers: $(VENV)/.installed benchmarks/peers.txt
+	$(PIP) -c constraints.txt -e '.[bench]'
+	$(PIP) --no-deps -r benchmarks/peers.txt
+	@touch $@
