@@ -1,0 +1,51 @@
+"""What every test shares: a fixed seed, one thread, the devices that are there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:  # a machine without the dev extra still runs the tests that draw no examples
+    settings = None
+
+SEED = 20240229
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+if settings is not None:
+    # The same examples in every run, so that a failure seen in CI is seen here too.
+    settings.register_profile("whence", derandomize=True, deadline=None, max_examples=25)
+    settings.load_profile("whence")
+
+
+def pytest_configure() -> None:
+    """Keep to one thread: sums come out the same everywhere and parallel test processes do not fight for cores."""
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is none."""
+    if "cuda" in DEVICES:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Seed torch's own generator, from which modules draw their initial weights."""
+    torch.manual_seed(SEED)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A CPU generator in a known state: draw on the CPU and move the result, and every device sees the same data."""
+    return torch.Generator().manual_seed(SEED)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device in turn: the CPU, and CUDA when there is one."""
+    return torch.device(request.param)
