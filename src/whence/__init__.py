@@ -1,0 +1,51 @@
+"""`whence`: how sure is a trained network, and whence comes its doubt?"""
+
+from ._version import __version__
+from .api import fit
+from .curvature import Exact, RidgePath, Structure
+from .errors import (
+    CorruptArtifactError,
+    InputError,
+    LoaderError,
+    NotDeterministicError,
+    ShapeError,
+    SingularCurvatureError,
+    StaleModelError,
+    TargetError,
+    TooLargeError,
+    UncapturedParameterError,
+    UnsupportedLayerError,
+    WhenceError,
+)
+from .likelihoods import Gaussian, Likelihood, one_hot
+from .results import Diagnostics, Finding, Uncertainty
+from .ridge import ridge_from_weight_decay
+from .tracer import Tracer
+
+__all__ = [
+    "CorruptArtifactError",
+    "Diagnostics",
+    "Exact",
+    "Finding",
+    "Gaussian",
+    "InputError",
+    "Likelihood",
+    "LoaderError",
+    "NotDeterministicError",
+    "RidgePath",
+    "ShapeError",
+    "SingularCurvatureError",
+    "StaleModelError",
+    "Structure",
+    "TargetError",
+    "TooLargeError",
+    "Tracer",
+    "UncapturedParameterError",
+    "Uncertainty",
+    "UnsupportedLayerError",
+    "WhenceError",
+    "__version__",
+    "fit",
+    "one_hot",
+    "ridge_from_weight_decay",
+]

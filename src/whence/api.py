@@ -1,0 +1,202 @@
+"""The way in: strings become objects here, and nowhere deeper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .curvature import Bread, Exact, NewtonStep, Structure
+from .errors import InputError
+from .estimators import LeftOut, Policy, leave_one_out, make_meats
+from .likelihoods import Gaussian, Likelihood
+from .memory import Budget
+from .progress import Progress
+from .results import Diagnostics, Finding
+from .tangents.batches import Batches
+from .tangents.borrow import borrowed, check_model, fingerprint
+from .tangents.forward import Network
+from .tangents.linearization import Linearization, linearize
+from .tangents.select import Choice, select
+from .tracer import Tracer
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {"gaussian": Gaussian}
+STRUCTURES: dict[str, type[Structure]] = {"exact": Exact}
+
+
+def fit(
+    model: nn.Module,
+    train_loader: Iterable[Any],
+    likelihood: str | Likelihood = "gaussian",
+    structure: str | Structure = "exact",
+    parameters: Choice = "all",
+    ridge: float | Literal["loo"] = 1.0,
+    progress: bool = True,
+    *,
+    recenter: bool = False,
+    noise: Literal["mle", "unbiased"] = "mle",
+    loo: Literal["example", "output"] = "example",
+    leverage: Literal["auto", "exact", "one_plus_q", "clip"] = "auto",
+    chunk_size: int | None = None,
+    max_memory: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tracer:
+    """Fit the uncertainty of a trained network, after the fact.
+
+    The model is left exactly as found. The training data are read several times.
+
+    Args:
+        model: trained network, in evaluation mode, on any device and of any floating dtype.
+        train_loader: gives (inputs, targets), or dicts with the targets under "labels"; can be read again and again.
+        likelihood: the loss it was trained with: "gaussian" (squared error), or a `Likelihood`.
+        structure: "exact", or a `Structure` such as `whence.Exact(road="dual")`.
+        parameters: "all", "last_layer", names or patterns, or a function of name and parameter. What has
+            `requires_grad=False` is left out.
+        ridge: lambda on the sum scale, as in "sum of squared errors + lambda ||w||^2"; see
+            `whence.ridge_from_weight_decay`. "loo" takes the one with the smallest leave-one-out error.
+        progress: show a progress line with the time left on anything over a second.
+        recenter: use the residuals and predictions of the optimum of the linearized model (the paper's Delta w),
+            for networks that were stopped before they converged.
+        noise: covariance of the residuals as E^T E / n, or divided by n minus the degrees of freedom an output.
+        loo: leave out whole examples, or single outputs as in the paper's stacked notation. The same for one output.
+        leverage: "exact" for exact structures; "one_plus_q" or the paper's "clip" for approximate ones.
+        chunk_size: examples whose tangents are held at once.
+        max_memory: bytes that may be taken; 80 % of what is free when not given.
+        dtype: of the algebra; the model computes in its own.
+
+    Returns:
+        A `Tracer`.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+        >>> tracer = whence.fit(net, [(x, 2 * x + 1)], ridge=0.1)
+        >>> tracer.predict(x[:3]).hec3.shape
+        torch.Size([3, 1])
+    """
+    lam = _check_ridge(ridge)
+    loss: Likelihood = _named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
+    chosen: Structure = _named(structure, STRUCTURES, Structure, "structure")
+    _check_choices(noise=(noise, ("mle", "unbiased")), loo=(loo, ("example", "output")))
+    _check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
+    if chunk_size is not None and chunk_size < 1:
+        raise InputError(f"expected chunk_size of at least 1, got {chunk_size}.")
+    check_model(model)
+    with borrowed(model):
+        network = Network(model)
+        bar = Progress(progress)
+        batches = Batches(train_loader, network.device, bar)
+        first = next(iter(batches.read(None)), None)
+        if first is None:
+            raise InputError("expected a loader with at least one example, got an empty one. Check the data set.")
+        network.check_repeatable(first.inputs)
+        selection = select(model, parameters, lambda: network.last_module(first.inputs))
+        problem = linearize(
+            network,
+            selection,
+            batches,
+            loss,
+            dtype=dtype,
+            budget=Budget(network.device, max_memory),
+            progress=bar,
+            chunk_size=chunk_size,
+        )
+        bread = chosen.fit(problem, lam)
+        return _assemble(problem, bread, recenter, noise, loo == "output", leverage)
+
+
+def _assemble(
+    problem: Linearization, bread: Bread, recenter: bool, noise: str, by_output: bool, leverage: str
+) -> Tracer:
+    step = bread.newton_step(with_direction=recenter)
+    residuals = problem.residuals - step.change if recenter else problem.residuals
+    policy: Policy = "exact" if bread.exact_leverage else "one_plus_q"
+    if leverage != "auto":
+        policy = leverage  # type: ignore[assignment]  # checked against the literals at the door
+    left_out = leave_one_out(residuals, bread.hats, problem.hessian_roots, policy, by_output)
+    freedom = bread.degrees_of_freedom if noise == "unbiased" else None
+    sigma, noise_root = problem.likelihood.noise(residuals, problem.outputs, freedom)
+    sandwich = bread.sandwich(make_meats(residuals, noise_root, left_out, by_output))
+    return Tracer(
+        problem=problem,
+        bread=bread,
+        sandwich=sandwich,
+        left_out=left_out,
+        step=step,
+        recentered=recenter,
+        sigma=sigma,
+        diagnostics=_diagnose(problem, bread, step, left_out, policy, recenter),
+        marks=fingerprint(problem.network.model),
+    )
+
+
+def _diagnose(
+    problem: Linearization, bread: Bread, step: NewtonStep, left_out: LeftOut, policy: Policy, recenter: bool
+) -> Diagnostics:
+    numbers = problem.n * problem.k
+    scale = float(problem.residuals.square().mean().sqrt())
+    moved = float(step.change.square().mean().sqrt()) / scale if scale > 0 else 0.0
+    freedom = bread.degrees_of_freedom
+    findings = [
+        Finding(
+            "parameters", problem.selection.size, f"selected weights, in {len(problem.selection.parameters)} tensors"
+        ),
+        Finding("ridge", bread.ridge, "lambda on the sum scale" + (", by leave-one-out" if bread.path else "")),
+        Finding(
+            "degrees of freedom",
+            freedom,
+            f"of {numbers} numbers"
+            + ("; more than there are: the approximation or lambda is off" * (freedom > numbers)),
+        ),
+        Finding(
+            "Newton step",
+            step.relative,
+            "size of the step to the optimum of the linearized model, over the size of the weights"
+            + ("; taken" if recenter else ""),
+        ),
+        Finding(
+            "Newton change",
+            moved,
+            "how far that step would move the training outputs, over the residuals' size (root mean squares)"
+            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not recenter)),
+        ),
+        Finding("leverage policy", policy, ""),
+        Finding(
+            "largest leverage", float(left_out.leverage.max()), "one means: the example decides its own prediction"
+        ),
+        Finding("guarded leverages", left_out.guarded, f"training examples at the guard, of {problem.n}"),
+    ]
+    findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.facts]]
+    return Diagnostics(tuple(findings))
+
+
+def _check_ridge(ridge: float | str) -> float | None:
+    if isinstance(ridge, str):
+        if ridge != "loo":
+            raise InputError(f'expected ridge to be a number or "loo", got {ridge!r}.')
+        return None
+    value = float(ridge)
+    if not math.isfinite(value) or value < 0:
+        raise InputError(
+            f"expected ridge >= 0 and finite, got {ridge}. It is lambda in sum of squared errors + lambda ||w||^2; "
+            "see whence.ridge_from_weight_decay."
+        )
+    return value
+
+
+def _check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
+    for name, (given, allowed) in choices.items():
+        if given not in allowed:
+            raise InputError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {given!r}.")
+
+
+def _named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, str) and given in known:
+        return known[given]()
+    raise InputError(f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.")

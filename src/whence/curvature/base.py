@@ -1,0 +1,129 @@
+"""What every curvature answers: leverage blocks, degrees of freedom, a Newton step, sandwiches.
+
+A *structure* holds options and knows how to fit; a fitted structure is a *bread* (the inverse curvature); a bread and
+the training examples' weights make a *sandwich*, which turns test inputs into covariances.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from whence.tangents.batches import Inputs
+from whence.tangents.linearization import Linearization
+
+
+@dataclass(frozen=True)
+class RidgePath:
+    """The leave-one-out error of the linearized model over a grid of ridges.
+
+    Attributes:
+        ridges: (g,) the grid.
+        errors: (g,) mean over training examples of the squared leave-one-out residual.
+    """
+
+    ridges: Tensor
+    errors: Tensor
+
+    @property
+    def best(self) -> float:
+        """The ridge with the smallest error."""
+        return float(self.ridges[self.errors.argmin()])
+
+
+@dataclass(frozen=True)
+class NewtonStep:
+    """The way from the weights to the optimum of the linearized, penalised problem (the paper's Delta w).
+
+    Attributes:
+        change: (n, k) how the outputs on the training examples would move.
+        relative: norm of the step over the norm of the weights.
+        direction: (d,) the step itself, where it was asked for.
+    """
+
+    change: Tensor
+    relative: float
+    direction: Tensor | None
+
+
+@dataclass(frozen=True)
+class Meats:
+    """Weights of the training examples in each estimator.
+
+    Attributes:
+        roots: for each estimator W_i (n, k, q), or (1, k, q) when all examples share it; its variance is
+            sum_i a_i W_i W_i^T a_i^T with the alignments a_i = J F_lam^-1 J_i^T.
+        total: (n, k) the vectors u_i whose weighted sum centres the full jackknife.
+    """
+
+    roots: Mapping[str, Tensor]
+    total: Tensor
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a sandwich says about a batch.
+
+    Attributes:
+        outputs: (m, k) of the network.
+        covariances: (m, k, k) for each estimator of the meats, and "laplace".
+        shift: (m, k) J F_lam^-1 sum_i J_i^T u_i, which centres the full jackknife.
+    """
+
+    outputs: Tensor
+    covariances: dict[str, Tensor]
+    shift: Tensor
+
+
+class Sandwich(ABC):
+    """Bread, meats, bread."""
+
+    @abstractmethod
+    def predict(self, inputs: Inputs) -> Predicted:
+        """Covariances of the outputs for one batch."""
+
+
+class Bread(ABC):
+    """A fitted curvature.
+
+    Attributes:
+        ridge: lambda, on the sum scale.
+        hats: (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples.
+        degrees_of_freedom: trace of the hat matrix, sum s / (s + lambda).
+        path: the leave-one-out curve when the ridge was chosen by it.
+        facts: what was approximated or repaired, in words.
+    """
+
+    ridge: float
+    hats: Tensor
+    degrees_of_freedom: float
+    path: RidgePath | None
+    facts: list[str]
+    exact_leverage: ClassVar[bool] = True
+
+    @abstractmethod
+    def newton_step(self, with_direction: bool) -> NewtonStep:
+        """The step to the optimum of the linearized problem."""
+
+    @abstractmethod
+    def sandwich(self, meats: Meats) -> Sandwich:
+        """Put the training examples' weights between the breads."""
+
+
+class Structure(ABC):
+    """Options of a curvature, not fitted yet."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def fit(self, problem: Linearization, ridge: float | None) -> Bread:
+        """Fit the curvature.
+
+        Args:
+            problem: the linearized training problem.
+            ridge: lambda on the sum scale, or `None` to choose it by leave-one-out.
+        """

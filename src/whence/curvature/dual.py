@@ -1,0 +1,189 @@
+"""The exact algebra on the kernel of the training set: n k x n k, whatever the number of parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.tangents.batches import Inputs
+from whence.tangents.linearization import Linearization
+
+from .alignment import covariances_from_alignments
+from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .features import Features, TrainingRows
+from .loo import path_from_kernel
+from .primal import singular
+
+
+class DualBread(Bread):
+    """K = J J^T over all training examples; J F_lam^-1 J^T = K (lambda + L K)^-1 with L the output Hessians.
+
+    For squared error L is the identity and the factored matrix is K + lambda; else it is lambda + R^T K R with
+    L = R R^T.
+    """
+
+    def __init__(self, problem: Linearization, features: Features, ridge: float | None) -> None:
+        """Assemble the kernel block by block, factor it, read the leverage blocks off it."""
+        self.problem = problem
+        self.features = features
+        self.rows = TrainingRows(problem, features)
+        self.facts = features.notes
+        self.kernel, self.inner_weights = self._assemble()
+        self.path: RidgePath | None = None
+        if ridge is None:
+            self.path = path_from_kernel(self.kernel, problem.residuals + self.inner_weights)
+            ridge = self.path.best
+        self.ridge = ridge
+        if ridge == 0:  # fewer numbers than weights: the d x d curvature has no inverse
+            raise singular(ridge, max(features.size - problem.n * problem.k, 1), features.size)
+        self.factor = self._factor()
+        projected = self.project(self.kernel)  # K (lambda + L K)^-1
+        blocks = projected.reshape(problem.n, problem.k, problem.n, problem.k)
+        self.hats = torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+        self.degrees_of_freedom = self._freedom()
+
+    def cross_kernel(self, test_rows: Tensor) -> Tensor:
+        """(q, d) test rows times all training rows, (q, n k)."""
+        problem = self.problem
+        cross = test_rows.new_empty(len(test_rows), problem.n, problem.k)
+        for where, rows in self.rows.read("alignments"):
+            cross[:, where] = (test_rows @ rows.reshape(-1, rows.shape[-1]).T).reshape(len(test_rows), -1, problem.k)
+        return cross.reshape(len(test_rows), -1)
+
+    def newton_step(self, with_direction: bool) -> NewtonStep:
+        """Delta w = J^T alpha - w with alpha = (lambda + L K)^-1 (r + L J w)."""
+        problem = self.problem
+        pseudo = problem.residuals + self.times_hessian(self.inner_weights)
+        alpha = self._solve_left(pseudo.reshape(-1))
+        change = (self.kernel @ alpha).reshape(problem.n, problem.k) - self.inner_weights
+        weights = self.features.weights()
+        squared = alpha @ self.kernel @ alpha - 2 * alpha @ self.inner_weights.reshape(-1) + weights @ weights
+        size = float(squared.clamp_min(0.0).sqrt() / weights.norm().clamp_min(torch.finfo(weights.dtype).tiny))
+        direction = None
+        if with_direction:
+            direction = -weights
+            for where, rows in self.rows.read("Newton step"):
+                part = alpha.reshape(problem.n, problem.k)[where]
+                direction = direction + torch.einsum("nkp,nk->p", rows, part)
+        return NewtonStep(change, size, direction)
+
+    def sandwich(self, meats: Meats) -> DualSandwich:
+        """Keep the weights; the kernel does the rest."""
+        return DualSandwich(self, meats)
+
+    def _assemble(self) -> tuple[Tensor, Tensor]:
+        """K and J w. Rows that do not fit in memory are recomputed for each block of columns."""
+        problem = self.problem
+        size = problem.n * problem.k
+        kernel = torch.empty(size, size, dtype=problem.dtype, device=problem.device)
+        inner = torch.empty(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
+        weights = self.features.weights()
+        if self.rows.in_memory:
+            flat = torch.cat([rows.reshape(-1, rows.shape[-1]) for _, rows in self.rows.read("kernel")])
+            torch.mm(flat, flat.T, out=kernel)
+            return kernel, (flat @ weights).reshape(problem.n, problem.k)
+        block_rows = max(1, int(0.2 * problem.budget.limit) // (problem.k * self.features.size * kernel.element_size()))
+        pending: list[tuple[slice, Tensor]] = []
+        for where, rows in self.rows.read("kernel"):
+            inner[where] = rows @ weights
+            pending.append((where, rows))
+            if sum(len(rows) for _, rows in pending) >= block_rows:
+                self._fill(kernel, pending)
+                pending = []
+        if pending:
+            self._fill(kernel, pending)
+        return kernel, inner
+
+    def _fill(self, kernel: Tensor, pending: list[tuple[slice, Tensor]]) -> None:
+        k = self.problem.k
+        start, stop = pending[0][0].start * k, pending[-1][0].stop * k
+        flat = torch.cat([rows.reshape(-1, rows.shape[-1]) for _, rows in pending])
+        kernel[start:stop] = self.cross_kernel(flat)
+
+    def _factor(self) -> Tensor:
+        roots = self.problem.hessian_roots
+        matrix = self.kernel.clone() if roots is None else self._between_roots()
+        matrix.diagonal().add_(self.ridge)
+        factor: Tensor
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        pivots = factor.diagonal().abs()
+        tiny = (torch.finfo(factor.dtype).eps * len(pivots)) ** 0.5
+        null = len(pivots) - int(info) + 1 if int(info) else int((pivots <= tiny * pivots.max()).sum())
+        if null:
+            raise singular(self.ridge, null, len(pivots))
+        return factor
+
+    def _between_roots(self) -> Tensor:
+        roots = self.problem.hessian_roots
+        assert roots is not None
+        n, k, q = roots.shape
+        right = torch.einsum("anj,njq->anq", self.kernel.reshape(n * k, n, k), roots).reshape(n, k, n * q)
+        return torch.einsum("nkp,nkb->npb", roots, right).reshape(n * q, n * q)
+
+    def times_hessian(self, vectors: Tensor) -> Tensor:
+        """L v for vectors (..., n, k)."""
+        roots = self.problem.hessian_roots
+        if roots is None:
+            return vectors
+        return torch.einsum("nkq,...nq->...nk", roots, torch.einsum("nkq,...nk->...nq", roots, vectors))
+
+    def project(self, cross: Tensor) -> Tensor:
+        """X (lambda + L K)^-1 for rows X (a, n k)."""
+        roots = self.problem.hessian_roots
+        if roots is None:
+            return torch.cholesky_solve(cross.T, self.factor).T
+        n, k, q = roots.shape
+        right = torch.einsum("anj,njq->anq", cross.reshape(-1, n, k), roots).reshape(-1, n * q)
+        solved = torch.cholesky_solve(right.T, self.factor).T.reshape(-1, n, q)
+        back = torch.einsum("anq,njq->anj", solved, roots).reshape(-1, n * k)
+        return (cross - back @ self.kernel) / self.ridge
+
+    def _solve_left(self, vector: Tensor) -> Tensor:
+        """(lambda + L K)^-1 v."""
+        roots = self.problem.hessian_roots
+        if roots is None:
+            return torch.cholesky_solve(vector.unsqueeze(1), self.factor).squeeze(1)
+        n, k, q = roots.shape
+        inner = torch.einsum("nkq,nk->nq", roots, (self.kernel @ vector).reshape(n, k)).reshape(-1, 1)
+        solved = torch.cholesky_solve(inner, self.factor).reshape(n, q)
+        return (vector - torch.einsum("nkq,nq->nk", roots, solved).reshape(-1)) / self.ridge
+
+    def _freedom(self) -> float:
+        roots = self.problem.hessian_roots
+        if roots is None:
+            return float(self.hats.diagonal(dim1=1, dim2=2).sum())
+        return float((roots * (self.hats @ roots)).sum())
+
+
+@dataclass(frozen=True)
+class DualSandwich(Sandwich):
+    """Variances as sums over training examples."""
+
+    bread: DualBread
+    meats: Meats
+
+    def predict(self, inputs: Inputs) -> Predicted:
+        """Alignments with every training example, then weighted sums of them."""
+        problem, bread = self.bread.problem, self.bread
+        with torch.no_grad():
+            outputs = problem.network(inputs).to(problem.dtype)
+        m, k = outputs.shape
+        rows = torch.cat([rows for _, rows in bread.features.rows(inputs, k)])  # (m, k, d)
+        cross = bread.cross_kernel(rows.flatten(0, 1)).reshape(m, k, -1)
+        parts: dict[str, list[Tensor]] = {}
+        shifts = []
+        step = max(1, int(0.1 * problem.budget.limit) // (k * cross.shape[2] * cross.element_size()))
+        for part_rows, part in zip(rows.split(step), cross.split(step), strict=True):
+            projected = bread.project(part.flatten(0, 1))
+            alignments = projected.reshape(-1, k, problem.n, problem.k)
+            covariances, shift = covariances_from_alignments(alignments, self.meats)
+            # J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda
+            curved = bread.times_hessian(part.reshape(-1, problem.n, k)).reshape(part.shape)
+            explained = projected.reshape(part.shape) @ curved.transpose(1, 2)
+            covariances["laplace"] = (part_rows @ part_rows.transpose(1, 2) - explained) / bread.ridge
+            for name, value in covariances.items():
+                parts.setdefault(name, []).append(value)
+            shifts.append(shift)
+        return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in parts.items()}, torch.cat(shifts))

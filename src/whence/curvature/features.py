@@ -1,0 +1,65 @@
+"""Rows of features of the training set, kept in memory when they fit and recomputed when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+from whence.tangents.batches import Inputs
+from whence.tangents.linearization import Linearization
+
+CACHE_SHARE = 0.3
+"""Rows are kept when they take at most this share of the memory budget."""
+
+
+class Features(Protocol):
+    """A map from inputs to rows z (n, k, r) in which the network is linear."""
+
+    notes: list[str]
+
+    @property
+    def size(self) -> int:
+        """The number r of features."""
+
+    def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which examples of the batch, rows (n, k, r))."""
+
+    def weights(self) -> Tensor:
+        """The network's weights in the coordinates of the features, (r,)."""
+
+
+class TrainingRows:
+    """The features of all training examples, in chunks, as often as they are needed."""
+
+    def __init__(self, problem: Linearization, features: Features) -> None:
+        """Decide whether the rows can be kept."""
+        self.problem = problem
+        self.features = features
+        need = problem.n * problem.k * features.size * problem.outputs.element_size()
+        self.kept: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
+        self._full = False
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows are held at once."""
+        return self.kept is not None
+
+    def read(self, label: str) -> Iterator[tuple[slice, Tensor]]:
+        """One pass: yield (which training examples, rows (n, k, r))."""
+        if self.kept is not None and self._full:
+            yield from self.kept
+            return
+        for batch in self.problem.read(label):
+            for part, rows in self.features.rows(batch.inputs, self.problem.k):
+                where = slice(batch.start + part.start, batch.start + part.stop)
+                if self.kept is not None:
+                    self.kept.append((where, rows))
+                yield where, rows
+        self._full = self.kept is not None
+
+    def curved(self, where: slice, rows: Tensor) -> Tensor:
+        """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
+        roots = self.problem.hessian_roots
+        return rows if roots is None else roots[where].transpose(1, 2) @ rows

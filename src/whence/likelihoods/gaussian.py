@@ -1,0 +1,81 @@
+"""Squared error: the paper's setting."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError, ShapeError, TargetError
+
+from .base import Likelihood
+
+
+class Gaussian(Likelihood):
+    """Squared error, sum over outputs, with noise of one covariance Sigma = E^T E / n for all examples.
+
+    Examples:
+        >>> import torch
+        >>> Gaussian().residuals(torch.tensor([[1.0]]), torch.tensor([[3.0]]))
+        tensor([[2.]])
+    """
+
+    name: ClassVar[str] = "gaussian"
+
+    def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
+        """Targets as floats in the shape of the outputs."""
+        if not targets.is_floating_point():
+            raise TargetError(
+                f"expected floating-point targets for the Gaussian likelihood, got {targets.dtype} in {where}. "
+                "If these are class labels, encode them as the network was trained (for example with "
+                "whence.one_hot(labels, classes), +1 and -1 as in the paper); if they are quantities, call .float()."
+            )
+        flat = targets.unsqueeze(-1) if targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1 else targets
+        if flat.shape != outputs.shape:
+            raise ShapeError(
+                f"expected targets of shape {tuple(outputs.shape)}, as the model's outputs, "
+                f"got {tuple(targets.shape)} in {where}."
+            )
+        return flat.to(outputs.dtype)
+
+    def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """E = y - f(x)."""
+        return targets - outputs
+
+    def noise(self, residuals: Tensor, outputs: Tensor, degrees_of_freedom: float | None) -> tuple[Tensor, Tensor]:
+        """Sigma = E^T E / n, or its unbiased version E^T E / (n - dof / k)."""
+        n, k = residuals.shape
+        left = n if degrees_of_freedom is None else n - degrees_of_freedom / k
+        if left <= 1e-9 * n:
+            raise InputError(
+                f"expected more numbers (n k = {n * k}) than effective degrees of freedom "
+                f"({degrees_of_freedom:.1f}) for noise='unbiased'. Raise the ridge, or use noise='mle'."
+            )
+        sigma = residuals.T @ residuals / left
+        values, vectors = torch.linalg.eigh(sigma)
+        root = vectors * values.clamp_min(0.0).sqrt()
+        return sigma, root.unsqueeze(0)
+
+
+def one_hot(labels: Tensor, classes: int, *, on: float = 1.0, off: float = -1.0) -> Tensor:
+    """Class labels as targets of a squared-error network, +1 for the class and -1 elsewhere as in the paper.
+
+    Examples:
+        >>> import torch
+        >>> one_hot(torch.tensor([0, 2]), 3)
+        tensor([[ 1., -1., -1.],
+                [-1., -1.,  1.]])
+    """
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise TargetError(
+            f"expected integer labels of shape (n,), got {labels.dtype} of shape {tuple(labels.shape)}. "
+            "Pass class indices 0 .. classes - 1."
+        )
+    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise TargetError(
+            f"expected labels between 0 and {classes - 1}, got {int(labels.min())} to {int(labels.max())}. "
+            "Raise `classes` or fix the labels."
+        )
+    encoded = torch.full((len(labels), classes), off)
+    return encoded.to(labels.device).scatter_(1, labels.long().unsqueeze(1), on)

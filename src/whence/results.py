@@ -1,0 +1,167 @@
+"""What `whence` answers: uncertainties of predictions, and what was done to get them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Predictions and the variances of each, in units of the outputs squared.
+
+    All variances are of the *mean function* f(x): how far the prediction would move with other training data. They do
+    not contain the noise of a new observation around f(x).
+
+    Attributes:
+        mean: (m, k) outputs of the network.
+        covariances: (m, k, k) for each estimator.
+    """
+
+    mean: Tensor
+    covariances: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.mean)
+
+    @property
+    def ho(self) -> Tensor:
+        """(m, k) variances if noise were the same everywhere and the training inputs fixed."""
+        return self.variance("ho")
+
+    @property
+    def hec0(self) -> Tensor:
+        """(m, k) White's sandwich variances."""
+        return self.variance("hec0")
+
+    @property
+    def hec1(self) -> Tensor:
+        """(m, k) White's sandwich variances, scaled for degrees of freedom."""
+        return self.variance("hec1")
+
+    @property
+    def hec2(self) -> Tensor:
+        """(m, k) sandwich variances with residuals divided by sqrt(1 - leverage)."""
+        return self.variance("hec2")
+
+    @property
+    def hec3(self) -> Tensor:
+        """(m, k) jackknife variances: other inputs, other noise, noise that may differ from place to place."""
+        return self.variance("hec3")
+
+    @property
+    def jackknife(self) -> Tensor:
+        """(m, k) the full, centred jackknife."""
+        return self.variance("jackknife")
+
+    @property
+    def laplace(self) -> Tensor:
+        """(m, k) variances of the Bayesian reading, with noise of variance one."""
+        return self.variance("laplace")
+
+    @property
+    def ratio(self) -> Tensor:
+        """(m,) trace HeC3 / trace Ho: above one where leave-one-out residuals nearby are larger than average."""
+        ho, hec3 = self.ho.sum(1), self.hec3.sum(1)
+        return torch.where(ho > 0, hec3 / ho.clamp_min(torch.finfo(ho.dtype).tiny), torch.ones_like(ho))
+
+    def variance(self, estimator: str) -> Tensor:
+        """(m, k) variance of each output, by the name of the estimator."""
+        return torch.diagonal(self.covariance(estimator), dim1=1, dim2=2).clamp_min(0.0)
+
+    def covariance(self, estimator: str = "hec3") -> Tensor:
+        """(m, k, k) covariance between the outputs of each prediction."""
+        if estimator not in self.covariances:
+            raise InputError(f"expected one of {', '.join(sorted(self.covariances))}, got {estimator!r}.")
+        return self.covariances[estimator]
+
+    def interval(self, level: float = 0.95, estimator: str = "hec3") -> tuple[Tensor, Tensor]:
+        """Lower and upper confidence bounds (m, k) of the mean function, from the normal distribution.
+
+        These bound f(x) itself. A new observation scatters around f(x) with the noise on top.
+        """
+        if not 0.0 < level < 1.0:
+            raise InputError(f"expected a level between 0 and 1, got {level}. For 95 % pass 0.95.")
+        reach = NormalDist().inv_cdf(0.5 + level / 2) * self.variance(estimator).sqrt()
+        return self.mean - reach, self.mean + reach
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a prediction: means, variances of each output, traces and the ratio."""
+        import pandas  # an extra: only tables need it
+
+        k = self.mean.shape[1]
+        columns: dict[str, Tensor] = {}
+        for output in range(k):
+            columns["mean" if k == 1 else f"mean_{output}"] = self.mean[:, output]
+        for name in sorted(self.covariances):
+            variance = self.variance(name)
+            columns[name] = variance.sum(1)
+            if k > 1:
+                columns.update({f"{name}_{output}": variance[:, output] for output in range(k)})
+        columns["ratio"] = self.ratio
+        return pandas.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
+
+    def __repr__(self) -> str:
+        """Sizes and medians."""
+        m, k = self.mean.shape
+        if not m:
+            return f"Uncertainty(no predictions, {k} outputs)"
+        middle = {name: float(self.variance(name).sum(1).median()) for name in ("ho", "hec3")}
+        return (
+            f"Uncertainty({m} predictions, {k} outputs; median variance Ho {middle['ho']:.3g}, "
+            f"HeC3 {middle['hec3']:.3g}, median ratio {float(self.ratio.median()):.3g})"
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing worth knowing about a fit: a name, its value, and a sentence."""
+
+    name: str
+    value: float | str
+    words: str
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """What was approximated, guarded or repaired, in words and numbers.
+
+    Examples:
+        >>> d = Diagnostics((Finding("ridge", 1.0, "lambda on the sum scale"),))
+        >>> d["ridge"]
+        1.0
+        >>> print(d)
+        ridge: 1 (lambda on the sum scale)
+    """
+
+    findings: tuple[Finding, ...]
+
+    def __iter__(self) -> Iterator[Finding]:
+        """All findings in order."""
+        return iter(self.findings)
+
+    def __getitem__(self, name: str) -> float | str:
+        """The value of the first finding of that name."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding.value
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        """One line a finding."""
+        lines = []
+        for finding in self.findings:
+            value = finding.value if isinstance(finding.value, str) else f"{finding.value:.6g}"
+            lines.append(f"{finding.name}: {value} ({finding.words})" if finding.words else f"{finding.name}: {value}")
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Tangents: how the outputs move with the weights, example by example."""
