@@ -75,3 +75,26 @@ class Joined:
     def project(self, basis: Tensor) -> Tensor:
         """All parts, each projected by its own way."""
         return torch.cat([part.project(basis) for part in self.parts], -2)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A factor with zeros before and after its last axis: the gradients of some rows of a weight."""
+
+    part: Factor
+    start: int
+    size: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., e, t, size)."""
+        return (*self.part.shape[:-1], self.size)
+
+    def tensor(self) -> Tensor:
+        """The part between zeros."""
+        values = self.part.tensor()
+        return torch.nn.functional.pad(values, (self.start, self.size - self.start - values.shape[-1]))
+
+    def project(self, basis: Tensor) -> Tensor:
+        """Only the rows of the basis that meet the part."""
+        return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])

@@ -37,7 +37,7 @@ class Block:
     (transposed convolutions, weights stored input first). The bias is the last column, so `i` is fan-in + 1.
 
     Args:
-        name: A name for reports; the first parameter's name without the last part where that is unique.
+        name: A name for reports: that of the first parameter.
         parameters: Names of the parameters, weight first.
         shapes: Shapes of the parameters, in the same order.
         kind: "kronecker", "rows" (one matrix V x d) or "dense" (all parameters flattened, one after the other).
@@ -112,7 +112,7 @@ class Block:
             if self.has_bias:
                 parts = [*parts, matrix[..., -1]]
         return {
-            name: part.reshape(*lead, *shape)
+            name: part.reshape((*lead, *shape))
             for name, shape, part in zip(self.parameters, self.shapes, parts, strict=True)
         }
 
