@@ -1,0 +1,154 @@
+"""One run of a model under watch: every call that uses a followed parameter is recorded with its place in the graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from whence.errors import UncapturedParameterError
+from whence.tangents.layout import candidates
+from whence.tangents.rules import READERS
+from whence.tangents.rules.base import Followed, Root, Use, View
+
+Event = tuple[str, tuple[str, ...], int]
+"""A choice met on the way: its kind, the parameters behind it, and how many like it came before."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A use of parameters, and where its output stands in the graph."""
+
+    use: Use
+    roles: Mapping[str, Followed]
+    edge: GradientEdge
+    output: tuple[torch.Size, torch.dtype, torch.device]
+    event: Event | None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the output."""
+        return self.output[0]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What this use has in common with those of the same line of code in other batches."""
+        names = tuple((role, root.parameter) for role, source in self.roles.items() for root in source.roots)
+        return (type(self.use).__name__, names, len(self.shape))
+
+
+@dataclass
+class Choices:
+    """Whether an output has the examples on one of its axes: guessed from its shape and proved, once, then kept.
+
+    Args:
+        refuted: Events for which "yes" has been proved wrong.
+        made: The answers of the last run, in order.
+        settled: Whether the answers of another run are repeated instead of guessed.
+    """
+
+    refuted: set[Event] = field(default_factory=set)
+    made: dict[tuple[str, tuple[str, ...]], list[bool]] = field(default_factory=dict)
+    settled: bool = False
+
+    def answer(self, event: Event, guess: Callable[[], bool]) -> bool:
+        """Yes or no for one event."""
+        kind, names, number = event
+        if not self.settled:
+            yes = guess() and event not in self.refuted
+            self.made.setdefault((kind, names), []).append(yes)
+            return yes
+        made = self.made.get((kind, names), [])
+        if number < len(made):
+            return made[number]
+        if made and len(set(made)) == 1:
+            return made[0]
+        raise UncapturedParameterError(
+            f"expected the model to use {', '.join(names)} as it did on the first batch, got one more use "
+            f"({kind}). Its forward pass takes another path for other data: select parameters that are always "
+            "used in the same way."
+        )
+
+
+class Watch(TorchFunctionMode):
+    """Reads the calls of one forward pass. Nothing is hung on the model; leaving the mode ends it.
+
+    Args:
+        parameters: The parameters to follow.
+        examples: n.
+        choices: The answers of the first run, or where to put them.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], examples: int, choices: Choices) -> None:
+        """Start with the parameters themselves."""
+        super().__init__()
+        self.examples = examples
+        self.choices = choices
+        self.records: list[Record] = []
+        self._event: Event | None = None
+        self._seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._followed = {
+            id(parameter): Followed(parameter, (Root(name, parameter),), View())
+            for name, parameter in parameters.items()
+        }
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Pass the call on, read by its rule if it has one."""
+        reader = READERS.get(func)
+        if reader is None:
+            return func(*args, **(kwargs or {}))
+        return reader(self, func, args, kwargs or {})
+
+    def follows(self, *tensors: Any) -> bool:
+        """Whether any of these is a followed tensor."""
+        followed = self._followed
+        return any(id(tensor) in followed for tensor in tensors)
+
+    def source(self, tensor: Any) -> Followed | None:
+        """What is known of a followed tensor."""
+        return self._followed.get(id(tensor))
+
+    def record(self, use: Use, output: Tensor, **roles: Tensor | None) -> None:
+        """Note that `output` used the followed ones among the tensors in `roles`."""
+        event, self._event = self._event, None
+        if not output.requires_grad:  # run without gradients by the model itself
+            return
+        sources = {role: self._followed[id(tensor)] for role, tensor in roles.items() if id(tensor) in self._followed}
+        place = (output.shape, output.dtype, output.device)
+        self.records.append(Record(use, sources, get_gradient_edge(output), place, event))
+
+    def derive(self, output: Any, *sources: Followed, view: View | None = None, index: Tensor | None = None) -> None:
+        """Follow `output`, which is made of followed tensors only."""
+        self._event = None
+        if not isinstance(output, Tensor) or not output.requires_grad or id(output) in self._followed:
+            return
+        if index is not None:
+            roots: tuple[Root, ...] = (Root(sources[0].roots[0].parameter, output, index),)
+        else:
+            roots = tuple({id(root.tensor): root for source in sources for root in source.roots}.values())
+        self._followed[id(output)] = Followed(output, roots, view)
+
+    def carries_examples(self, kind: str, sources: Sequence[Followed], shape: Sequence[int]) -> bool:
+        """Whether an output of this shape has the examples on one of its axes; what it is not, it is derived."""
+        names = tuple(root.parameter for source in sources for root in source.roots)
+        event = (kind, names, self._seen[kind, names])
+        self._seen[kind, names] += 1
+        axes = range(len(shape))
+        yes = self.choices.answer(event, lambda: next(candidates(axes, shape, self.examples), None) is not None)
+        self._event = event if yes else None
+        return yes
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Read calls made inside a reader, too."""
+        with self:
+            yield
