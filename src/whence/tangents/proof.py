@@ -1,0 +1,159 @@
+"""The proof that a capture is right, on one batch: nothing missed, nothing counted twice, no examples mixed.
+
+Three facts are checked. Gradients pulled back from some of the examples alone vanish on all others, in the layout that
+was found for each use. For a random cotangent, the captured gradients of all examples add up to autograd's gradient,
+taken on the model as it is. And the outputs under capture are the model's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from whence.errors import ShapeError, UncapturedParameterError
+from whence.tangents.batches import Inputs, batch_size, take
+from whence.tangents.forms import Kronecker, Tangent
+from whence.tangents.generic import Call
+from whence.tangents.layout import Layout, candidates, separates
+from whence.tangents.recorder import Record
+
+PRIMES = (13, 11, 7, 5, 3, 2)
+"""Sizes of the batch for the proof: a number that no width, head count or sequence length is likely to share."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What autograd says of the model as it is."""
+
+    inputs: Inputs
+    outputs: Tensor  # (n, k)
+    cotangent: Tensor  # (n, k)
+    gradients: Mapping[str, Tensor | None]  # None where the outputs do not depend on the parameter
+    chosen: Tensor  # (n,) of bool: some of the examples
+
+    @property
+    def tolerance(self) -> float:
+        """Relative error to be expected between two ways of computing the same thing."""
+        return tolerance(self.outputs)
+
+    @property
+    def scale(self) -> float:
+        """Norm of all gradients together."""
+        return math.hypot(*(float(g.double().norm()) for g in self.gradients.values() if g is not None))
+
+
+def tolerance(outputs: Tensor) -> float:
+    """Relative error to be expected between two ways of computing such outputs, or gradients of them."""
+    fast = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    if outputs.is_cuda and fast and outputs.dtype == torch.float32:
+        return 1e-2
+    return {torch.float64: 1e-8, torch.float16: 3e-2, torch.bfloat16: 1e-1}.get(outputs.dtype, 1e-3)
+
+
+def gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evidence:
+    """Run the model as it is on a few of the examples, and differentiate it."""
+    inputs = _few(inputs)
+    n = batch_size(inputs, "the first batch")
+    with torch.enable_grad():
+        outputs = call(inputs)
+    if outputs.dim() != 2 or len(outputs) != n:
+        raise ShapeError(f"expected outputs of shape ({n}, k) on the first batch, got {tuple(outputs.shape)}.")
+    _refuse_mixing(call, inputs, outputs.detach())
+    generator = torch.Generator().manual_seed(n)
+    cotangent = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
+    found: Sequence[Tensor | None] = [None] * len(parameters)
+    if outputs.requires_grad:
+        found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, allow_unused=True)
+    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
+    order = torch.randperm(n, generator=generator)
+    chosen = torch.zeros(n, dtype=torch.bool).index_fill_(0, order[: n // 2], True).to(outputs.device)
+    return Evidence(inputs, outputs.detach(), cotangent, dict(zip(parameters, dense, strict=True)), chosen)
+
+
+def _refuse_mixing(call: Call, inputs: Inputs, outputs: Tensor) -> None:
+    """Raise if the outputs of an example depend on which others are in the batch."""
+    half = (len(outputs) + 1) // 2
+    with torch.no_grad():
+        alone = call(take(inputs, slice(0, half)))
+    gap = (alone.double() - outputs[:half].double()).norm()
+    if not gap <= tolerance(outputs) * outputs.double().norm() + torch.finfo(torch.float32).tiny:
+        raise UncapturedParameterError(
+            f"expected the outputs of an example not to depend on the others in its batch, got a difference of "
+            f"{float((alone - outputs[:half]).abs().max()):.3g} between a batch and its first half. Call model.eval(), "
+            "and use no layer that mixes examples (batch statistics, attention or pooling across the batch)."
+        )
+
+
+def _few(inputs: Inputs) -> Inputs:
+    n = batch_size(inputs, "the first batch")
+    if n == 1:  # with a single example every axis of size one could be the examples'
+        return tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, inputs)
+    return take(inputs, slice(0, next(prime for prime in PRIMES if prime <= n)))
+
+
+def find_layout(record: Record, pulled: Sequence[Tensor | None], chosen: Tensor) -> tuple[Layout | None, bool]:
+    """Where the examples are, and whether that is proved: gradients of zero everywhere prove nothing.
+
+    Args:
+        record: The use.
+        pulled: Gradients in its output, from the chosen examples alone and from the others alone.
+        chosen: (n,) of bool.
+    """
+    n = len(chosen)
+    possible = (
+        layout
+        for layout in candidates(record.use.axes(record.shape), record.shape, n)
+        if record.use.accepts(layout, record.shape, n)
+    )
+    ours, theirs = pulled
+    proved = any(gradient is not None and bool(gradient.any()) for gradient in pulled)
+    for layout in possible:
+        right = ours is None or separates(layout, ours, chosen)
+        if right and (theirs is None or separates(layout, theirs, ~chosen)):
+            return layout, proved
+    return None, proved
+
+
+def same(evidence: Evidence, outputs: Tensor) -> bool:
+    """Whether these outputs are the model's."""
+    gap = (outputs.detach().double() - evidence.outputs.double()).norm()
+    return bool(gap <= evidence.tolerance * evidence.outputs.double().norm() + torch.finfo(torch.float32).tiny)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A parameter whose captured gradients do not add up to autograd's."""
+
+    expected: float
+    got: float
+    gap: float
+
+
+def compare(evidence: Evidence, tangents: Sequence[Tangent]) -> dict[str, Mismatch]:
+    """Sum the captured gradients over examples and compare with autograd's, parameter by parameter."""
+    wrong: dict[str, Mismatch] = {}
+    floor = 100 * torch.finfo(evidence.outputs.dtype).eps * evidence.scale
+    for tangent in tangents:
+        total, spread = _total(tangent)
+        for name, got in tangent.block.from_matrix(total).items():
+            truth = evidence.gradients[name]
+            expected = torch.zeros_like(got) if truth is None else truth.double()
+            gap = float((got - expected).norm())
+            if not gap <= evidence.tolerance * (float(expected.norm()) + spread) + floor:
+                wrong[name] = Mismatch(float(expected.norm()), float(got.norm()), gap)
+    return wrong
+
+
+def _total(tangent: Tangent) -> tuple[Tensor, float]:
+    """Sum over the examples, one cotangent, and the size of what may have cancelled in it."""
+    if isinstance(tangent, Kronecker):
+        a, g = tangent.inputs().double(), tangent.grads().double()
+        spread = float((a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt())
+        return torch.einsum("nceto,neti->eoi", g, a), spread
+    each = tangent.materialize().double()[:, 0]
+    return each.sum(0), float(each.norm())
