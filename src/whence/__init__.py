@@ -2,7 +2,7 @@
 
 from ._version import __version__
 from .api import fit
-from .curvature import Exact, RidgePath, Structure
+from .curvature import EKFAC, KFAC, Core, Diagonal, Exact, RidgePath, Sketch, Structure
 from .errors import (
     CorruptArtifactError,
     InputError,
@@ -23,8 +23,12 @@ from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
 
 __all__ = [
+    "EKFAC",
+    "KFAC",
+    "Core",
     "CorruptArtifactError",
     "Diagnostics",
+    "Diagonal",
     "Exact",
     "Finding",
     "Gaussian",
@@ -35,6 +39,7 @@ __all__ = [
     "RidgePath",
     "ShapeError",
     "SingularCurvatureError",
+    "Sketch",
     "StaleModelError",
     "Structure",
     "TargetError",

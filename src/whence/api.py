@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .curvature import Bread, Exact, NewtonStep, Structure
+from .curvature import EKFAC, KFAC, Bread, Core, Diagonal, Exact, NewtonStep, Sketch, Structure
 from .errors import InputError
 from .estimators import LeftOut, Policy, leave_one_out, make_meats
 from .likelihoods import Gaussian, Likelihood
@@ -24,7 +24,7 @@ from .tangents.select import Choice, select
 from .tracer import Tracer
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {"gaussian": Gaussian}
-STRUCTURES: dict[str, type[Structure]] = {"exact": Exact}
+STRUCTURES: dict[str, type[Structure]] = {kind.name: kind for kind in (Exact, EKFAC, Core, Sketch, KFAC, Diagonal)}
 
 
 def fit(
@@ -52,7 +52,9 @@ def fit(
         model: trained network, in evaluation mode, on any device and of any floating dtype.
         train_loader: gives (inputs, targets), or dicts with the targets under "labels"; can be read again and again.
         likelihood: the loss it was trained with: "gaussian" (squared error), or a `Likelihood`.
-        structure: "exact", or a `Structure` such as `whence.Exact(road="dual")`.
+        structure: "exact" for small networks; "core" (dense algebra where it matters, honest scale), "ekfac" (the
+            paper's, cheapest), "sketch", "kfac" or "diagonal" for large ones; or a `Structure` with options of its own
+            such as `whence.Exact(road="dual")`.
         parameters: "all", "last_layer", names or patterns, or a function of name and parameter. What has
             `requires_grad=False` is left out.
         ridge: lambda on the sum scale, as in "sum of squared errors + lambda ||w||^2"; see

@@ -2,5 +2,20 @@
 
 from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Structure
 from .exact import Exact
+from .kronecker import EKFAC, KFAC, Core, Diagonal, Sketch
 
-__all__ = ["Bread", "Exact", "Meats", "NewtonStep", "Predicted", "RidgePath", "Sandwich", "Structure"]
+__all__ = [
+    "EKFAC",
+    "KFAC",
+    "Bread",
+    "Core",
+    "Diagonal",
+    "Exact",
+    "Meats",
+    "NewtonStep",
+    "Predicted",
+    "RidgePath",
+    "Sandwich",
+    "Sketch",
+    "Structure",
+]

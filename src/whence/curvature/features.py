@@ -29,6 +29,12 @@ class Features(Protocol):
     def weights(self) -> Tensor:
         """The network's weights in the coordinates of the features, (r,)."""
 
+    def prescale(self, ridge: float | None) -> Tensor:
+        """(r,) sizes by which features may be divided so that single precision serves; ones if not known."""
+
+    def lift(self, step: Tensor) -> Tensor:
+        """A step in the features (r,) as a step of the selected weights (d,)."""
+
 
 class TrainingRows:
     """The features of all training examples, in chunks, as often as they are needed."""

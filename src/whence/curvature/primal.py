@@ -16,9 +16,12 @@ from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
 from .features import Features, TrainingRows
 from .loo import path_from_eigenvectors
 
+QR_SIZE = 2048
+"""Up to this many features, rows at hand are factored by QR, which squares no condition number."""
+
 
 class PrimalBread(Bread):
-    """F = sum_i J_i^T L_i J_i over features z, factored as D (L L^T) D with D the square roots of its diagonal.
+    """F = sum_i z_i^T L_i z_i over features z, factored as D (C C^T) D with D the square roots of its diagonal.
 
     Scaling by D makes features of any size equal partners, so that unscaled inputs cost no digits.
     """
@@ -29,68 +32,65 @@ class PrimalBread(Bread):
         self.features = features
         self.rows = TrainingRows(problem, features)
         self.facts = features.notes
-        curvature = self._accumulate()
+        prescale = features.prescale(ridge)  # (r,)
+        curvature, score = self._accumulate(prescale)
         self.path: RidgePath | None = None
         if ridge is None:
             self.path = self._path(curvature)
             ridge = self.path.best
         self.ridge = ridge
-        self.scale, self.factor = self._factor(curvature, ridge)
-        self.hats, self.degrees_of_freedom = self._leverage()
+        self.scale, self.inverse = self._factor(curvature, prescale, ridge)
+        weights = features.weights()
+        white = (self.inverse @ ((score - ridge * weights) / self.scale)).to(problem.dtype)
+        self.step = (self.inverse.T @ white) / self.scale
+        self._relative = float(self.step.norm() / weights.norm().clamp_min(torch.finfo(white.dtype).tiny))
+        self.hats, self._change, self.degrees_of_freedom = self._leverage()
 
     def whiten(self, rows: Tensor) -> Tensor:
         """(..., r) features z to coordinates y with z F_lam^-1 z'^T = y y'^T."""
-        flat = (rows / self.scale).reshape(-1, rows.shape[-1])
-        white: Tensor = torch.linalg.solve_triangular(self.factor, flat.T, upper=False)
-        return white.T.reshape(rows.shape)
+        return (rows / self.scale.to(rows.dtype)) @ self.inverse.to(rows.dtype).T
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
-        weights = self.features.weights()
-        score = -self.ridge * weights
-        for where, rows in self.rows.read("Newton step"):
-            score = score + torch.einsum("nkp,nk->p", rows, self.problem.residuals[where])
-        white = self.whiten(score)
-        step = torch.linalg.solve_triangular(self.factor.T, white.unsqueeze(1), upper=True).squeeze(1) / self.scale
-        change = torch.empty_like(self.problem.outputs)
-        for where, rows in self.rows.read("Newton step"):
-            change[where] = rows @ step
-        size = float(step.norm() / weights.norm().clamp_min(torch.finfo(step.dtype).tiny))
-        return NewtonStep(change, size, step if with_direction else None)
+        return NewtonStep(self._change, self._relative, self.features.lift(self.step) if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
         """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, an r x r matrix for each estimator."""
         size = self.features.size
-        matrices = {name: self.factor.new_zeros(size, size) for name in meats.roots}
-        total = self.factor.new_zeros(size)
+        matrices = {name: torch.zeros_like(self.inverse) for name in meats.roots}
+        total = self.inverse.new_zeros(size)
         for where, rows in self.rows.read("meats"):
             white = self.whiten(rows)
             for name, root in meats.roots.items():
                 part = root if len(root) == 1 else root[where]
-                weighted = (part.transpose(1, 2) @ white).reshape(-1, size)
-                matrices[name].addmm_(weighted.T, weighted)
-            total += torch.einsum("nkp,nk->p", white, meats.total[where])
+                weighted = (part.transpose(1, 2).to(white.dtype) @ white).reshape(-1, size)
+                add_gram(matrices[name], weighted)
+            total += torch.einsum("nkp,nk->p", white, meats.total[where].to(white.dtype)).to(total.dtype)
         return PrimalSandwich(self, matrices, total)
 
-    def _accumulate(self) -> Tensor:
+    def _accumulate(self, prescale: Tensor) -> tuple[Tensor, Tensor]:
+        """The curvature of prescaled features, and the score."""
         size = self.features.size
-        device = self.problem.device
-        curvature = torch.zeros(size, size, dtype=self.problem.dtype, device=device)
+        curvature = torch.zeros(size, size, dtype=self.problem.dtype, device=self.problem.device)
+        score = curvature.new_zeros(size)
         for where, rows in self.rows.read("curvature"):
-            flat = self.rows.curved(where, rows).reshape(-1, size)
-            curvature.addmm_(flat.T, flat)
-        return curvature
+            flat = self.rows.curved(where, rows / prescale.to(rows.dtype)).reshape(-1, size)
+            add_gram(curvature, flat)
+            score += torch.einsum("nkp,nk->p", rows, self.problem.residuals[where].to(rows.dtype)).to(score.dtype)
+        return curvature, score
 
-    def _factor(self, curvature: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-        diagonal = curvature.diagonal() + ridge
+    def _factor(self, curvature: Tensor, prescale: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+        """D, and the inverse of C."""
+        penalty = ridge / prescale.square()
+        diagonal = curvature.diagonal() + penalty
         if bool((diagonal <= 0).any()):
             raise singular(ridge, int((diagonal <= 0).sum()), len(diagonal))
-        scale = diagonal.sqrt()
-        if self.rows.in_memory:
-            factor = self._factor_by_qr(scale, ridge)
+        inner = diagonal.sqrt()
+        if self.rows.in_memory and len(inner) <= QR_SIZE:
+            factor = self._factor_by_qr(prescale * inner, ridge)
         else:
-            matrix = curvature / scale / scale.unsqueeze(1)
-            matrix.diagonal().add_(ridge / diagonal)
+            matrix = curvature / inner / inner.unsqueeze(1)
+            matrix.diagonal().add_(penalty / diagonal)
             factor, info = torch.linalg.cholesky_ex(matrix)
             if int(info):
                 raise singular(ridge, len(diagonal) - int(info) + 1, len(diagonal))
@@ -99,32 +99,33 @@ class PrimalBread(Bread):
         null = int((pivots <= tiny * pivots.max()).sum())
         if null:
             raise singular(ridge, null, len(pivots))
-        return scale, factor
+        eye = torch.eye(len(pivots), dtype=factor.dtype, device=factor.device)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
+        return prescale * inner, inverse
 
     def _factor_by_qr(self, scale: Tensor, ridge: float) -> Tensor:
-        """With all rows at hand, a QR factorization squares no condition number."""
-        flat = [self.rows.curved(where, rows).reshape(-1, len(scale)) / scale for where, rows in self._kept()]
+        kept = self.rows.read("curvature")
+        flat = [(self.rows.curved(where, rows) / scale).reshape(-1, len(scale)) for where, rows in kept]
         if ridge > 0:
             flat.append(torch.diag(ridge**0.5 / scale))
-        stacked = torch.cat(flat)
+        stacked = torch.cat(flat).to(scale.dtype)
         if len(stacked) < len(scale):
             raise singular(ridge, len(scale) - len(stacked), len(scale))
         upper: Tensor = torch.linalg.qr(stacked, mode="r").R
         signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper.dtype)
         return (upper * signs.unsqueeze(1)).T.contiguous()
 
-    def _kept(self) -> Iterator[tuple[slice, Tensor]]:
-        return self.rows.read("curvature")
-
-    def _leverage(self) -> tuple[Tensor, float]:
+    def _leverage(self) -> tuple[Tensor, Tensor, float]:
         problem = self.problem
         hats = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+        change = torch.empty_like(problem.outputs)
         freedom = 0.0
         for where, rows in self.rows.read("leverage"):
             white = self.whiten(rows)
-            hats[where] = white @ white.transpose(1, 2)
-            freedom += float(self.rows.curved(where, white).square().sum())
-        return hats, freedom
+            hats[where] = (white @ white.transpose(1, 2)).to(problem.dtype)
+            change[where] = (rows @ self.step.to(rows.dtype)).to(problem.dtype)
+            freedom += float(self.rows.curved(where, white).double().square().sum())
+        return hats, change, freedom
 
     def _path(self, curvature: Tensor) -> RidgePath:
         values, vectors = torch.linalg.eigh(curvature)
@@ -132,7 +133,8 @@ class PrimalBread(Bread):
 
         def rotated() -> Iterator[tuple[Tensor, Tensor]]:
             for where, rows in self.rows.read("leave-one-out path"):
-                yield rows @ vectors, self.problem.residuals[where] + rows @ weights
+                wide = rows.to(vectors.dtype)
+                yield wide @ vectors, self.problem.residuals[where] + wide @ weights
 
         return path_from_eigenvectors(values.clamp_min(0.0), rotated)
 
@@ -154,11 +156,20 @@ class PrimalSandwich(Sandwich):
         shifts = []
         for _, rows in self.bread.features.rows(inputs, problem.k):
             white = self.bread.whiten(rows)
-            parts["laplace"].append(white @ white.transpose(1, 2))
+            flipped = white.transpose(1, 2)
+            parts["laplace"].append((white @ flipped).to(problem.dtype))
             for name, matrix in self.matrices.items():
-                parts[name].append((white @ matrix) @ white.transpose(1, 2))
-            shifts.append(white @ self.total)
+                parts[name].append(((white @ matrix.to(white.dtype)) @ flipped).to(problem.dtype))
+            shifts.append((white @ self.total.to(white.dtype)).to(problem.dtype))
         return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in parts.items()}, torch.cat(shifts))
+
+
+def add_gram(matrix: Tensor, rows: Tensor) -> None:
+    """Add rows^T rows, computed in the rows' precision, to a matrix of perhaps higher precision."""
+    if rows.dtype == matrix.dtype:
+        matrix.addmm_(rows.T, rows)
+    else:
+        matrix.add_(rows.T @ rows)
 
 
 def singular(ridge: float, null: int, size: int) -> SingularCurvatureError:

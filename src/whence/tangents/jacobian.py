@@ -6,16 +6,18 @@ bare parameter is right by construction. The layer-wise capture is tested agains
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, jacrev, jvp, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import jacrev, jvp, vmap
 from torch.utils._pytree import tree_map
 
+from whence.errors import TooLargeError
+
 from .batches import Inputs, batch_size, take
-from .forward import Network, arguments, tidy
+from .forward import Network, differentiable, first_line
 from .select import Selection
 
 CHUNK_BYTES = 256 * 2**20
@@ -30,18 +32,27 @@ class Jacobian:
         selection: the parameters w.
         chunk_size: examples whose rows are held at once; chosen from the sizes when `None`.
         dtype: of the rows handed out.
+        chunk_bytes: size of a chunk where `chunk_size` is `None`.
     """
 
-    def __init__(self, network: Network, selection: Selection, chunk_size: int | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        network: Network,
+        selection: Selection,
+        chunk_size: int | None,
+        dtype: torch.dtype,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
         """Remember what to differentiate."""
         self.network = network
         self.selection = selection
         self.chunk_size = chunk_size
+        self.chunk_bytes = chunk_bytes
         self.dtype = dtype
         self.notes: list[str] = []
         self._vectorized = True
-        self._forward_mode = True
         self._batched_backward = True
+        self._way = 0
 
     @property
     def size(self) -> int:
@@ -52,10 +63,18 @@ class Jacobian:
         """The selected weights, (d,)."""
         return self.selection.weights(self.dtype)
 
+    def prescale(self, ridge: float | None) -> Tensor:
+        """No prior knowledge of the sizes: ones."""
+        return torch.ones(self.size, dtype=self.dtype, device=self.network.device)
+
+    def lift(self, step: Tensor) -> Tensor:
+        """Features are the selected weights themselves."""
+        return step
+
     def chunk(self, outputs: int) -> int:
         """How many examples are differentiated at once."""
         row = outputs * self.size * (torch.finfo(self.dtype).bits // 8 + 8)
-        return self.chunk_size or max(1, CHUNK_BYTES // row)
+        return self.chunk_size or max(1, self.chunk_bytes // row)
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, J (n, k, d)) for chunks of the batch.
@@ -64,120 +83,155 @@ class Jacobian:
             inputs: a batch.
             outputs: the number k of outputs, for the size of the chunks.
         """
-        n = batch_size(inputs, "this batch")
-        step = self.chunk(outputs)
-        for start in range(0, n, step):
-            where = slice(start, min(start + step, n))
+        for where in self._slices(inputs, self.chunk(outputs)):
             yield where, self._rows(take(inputs, where))
 
     def jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
         """J v for several directions at once: (q, d) -> (q, n, k)."""
-        parameters = self._parameters()
-
-        def outputs(values: dict[str, Tensor]) -> Tensor:
-            return self.network.with_parameters(values, inputs)
-
-        def forward(direction: Tensor) -> Tensor:
-            tangent = self._like_parameters(direction)
-            result: Tensor = jvp(outputs, (parameters,), (tangent,))[1]
-            return result
-
-        def twice_backward(direction: Tensor) -> Tensor:
-            tangent = self._like_parameters(direction)
-            value, pull = vjp(outputs, parameters)[:2]
-            # J v is the derivative of u -> <J^T u, v>, which is linear in u.
-            result: Tensor = torch.func.grad(
-                lambda u: sum((pull(u)[0][name] * tangent[name]).sum() for name in tangent)
-            )(torch.zeros_like(value))
-            return result
-
-        if self._forward_mode:
-            try:
-                with sdpa_kernel(SDPBackend.MATH):
-                    moved: Tensor = vmap(forward)(directions)
-                    return moved.to(self.dtype)
-            except (NotImplementedError, RuntimeError) as error:
-                self._forward_mode = False
-                self.notes.append(f"forward-mode derivatives failed ({_first_line(error)}); two backward passes serve")
-        with sdpa_kernel(SDPBackend.MATH):
-            return torch.stack([twice_backward(v) for v in directions]).to(self.dtype)
+        parts = []
+        for where in self._slices(inputs, self.chunk_size):
+            some = take(inputs, where)
+            step = max(1, self.chunk(1) // (where.stop - where.start))
+            parts.append(torch.cat([self._jvp(some, part) for part in directions.split(step)]))
+        return torch.cat(parts, dim=1)
 
     def vjp(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
         """J^T u summed over the batch, for several cotangents at once: (q, n, k) -> (q, d)."""
-        parameters = {name: p.detach().requires_grad_() for name, p in self.selection.parameters.items()}
-        with torch.enable_grad():
-            outputs = self.network.with_parameters(parameters, inputs)
-            pulled = self._pull(outputs, list(parameters.values()), cotangents.to(outputs.dtype))
-        flat = self.selection.flatten(dict(zip(parameters, pulled, strict=True)), leading=1)
-        return flat.to(self.dtype)
+        total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
+        for where in self._slices(inputs, self.chunk_size):
+            free = self._free()
+            with torch.enable_grad(), differentiable():
+                outputs = self.network.with_parameters(free, take(inputs, where))
+                wanted = cotangents[:, where].to(outputs.dtype)
+                step = max(1, self.chunk(1) // len(outputs))
+                pulled = [self._pull(outputs, free, part) for part in wanted.split(step)]
+            total += torch.cat(pulled)
+        return total
 
-    def _pull(self, outputs: Tensor, parameters: list[Tensor], cotangents: Tensor) -> list[Tensor]:
-        if self._batched_backward and len(cotangents) > 1:
-            try:
-                return list(
-                    torch.autograd.grad(
-                        outputs,
-                        parameters,
-                        cotangents,
-                        retain_graph=True,
-                        is_grads_batched=True,
-                        materialize_grads=True,
-                    )
-                )
-            except (NotImplementedError, RuntimeError) as error:
-                if isinstance(error, torch.cuda.OutOfMemoryError):
-                    raise
-                self._batched_backward = False
-        each = [
-            torch.autograd.grad(outputs, parameters, u, retain_graph=True, materialize_grads=True) for u in cotangents
-        ]
-        return [torch.stack(grads) for grads in zip(*each, strict=True)]
+    def _slices(self, inputs: Inputs, step: int | None) -> Iterator[slice]:
+        n = batch_size(inputs, "this batch")
+        step = step or n
+        return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
-    def _parameters(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.selection.parameters.items()}
+    def _free(self) -> dict[str, Tensor]:
+        return {name: p.detach().requires_grad_() for name, p in self.selection.parameters.items()}
 
     def _like_parameters(self, vector: Tensor) -> dict[str, Tensor]:
         parts = self.selection.unflatten(vector)
         return {name: part.to(self.selection.parameters[name].dtype) for name, part in parts.items()}
 
-    def _rows(self, inputs: Inputs) -> Tensor:
-        if self._vectorized:
+    def _jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
+        """Three ways, each more general and slower than the one before."""
+        ways: tuple[tuple[str, Callable[[Inputs, Tensor], Tensor]], ...] = (
+            ("forward-mode derivatives", self._forward_mode),
+            ("two backward passes", self._twice_backward),
+            ("the rows of the Jacobian", self._through_rows),
+        )
+        name, way = ways[self._way]
+        try:
+            with differentiable():
+                return way(inputs, directions).to(self.dtype)
+        except torch.cuda.OutOfMemoryError as error:
+            raise self._too_large(inputs) from error
+        except Exception as error:  # whatever a model may do that this way cannot
+            if self._way + 1 == len(ways):
+                raise
+            self._way += 1
+            self.notes.append(f"{name} failed ({first_line(error)}); {ways[self._way][0]} served instead")
+        return self._jvp(inputs, directions)
+
+    def _forward_mode(self, inputs: Inputs, directions: Tensor) -> Tensor:
+        parameters = {name: p.detach() for name, p in self.selection.parameters.items()}
+
+        def along(direction: Tensor) -> Tensor:
+            tangent = self._like_parameters(direction)
+            _, moved = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangent,))
+            return cast(Tensor, moved)
+
+        found: Tensor = vmap(along)(directions)
+        return found
+
+    def _twice_backward(self, inputs: Inputs, directions: Tensor) -> Tensor:
+        free = self._free()
+        with torch.enable_grad():
+            outputs = self.network.with_parameters(free, inputs)
+            if not outputs.requires_grad:
+                return outputs.new_zeros(len(directions), *outputs.shape)
+            # J v is the derivative of u -> <J^T u, v>, which is linear in u.
+            u = torch.zeros_like(outputs, requires_grad=True)
+            pulled = torch.autograd.grad(outputs, list(free.values()), u, create_graph=True, materialize_grads=True)
+            found = []
+            for direction in directions:
+                tangent = self._like_parameters(direction)
+                inner = sum((g * tangent[name]).sum() for name, g in zip(free, pulled, strict=True))
+                found.append(torch.autograd.grad(inner, u, retain_graph=True, materialize_grads=True)[0])
+        return torch.stack(found)
+
+    def _through_rows(self, inputs: Inputs, directions: Tensor) -> Tensor:
+        wanted = directions.to(self.dtype).T
+        parts = [self._rows(take(inputs, where)) @ wanted for where in self._slices(inputs, 1)]
+        return torch.cat(parts).permute(2, 0, 1)
+
+    def _pull(self, outputs: Tensor, free: dict[str, Tensor], cotangents: Tensor) -> Tensor:
+        """J^T u for cotangents (q, n, k), (q, d)."""
+        if not outputs.requires_grad:
+            return torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=outputs.device)
+        leaves = list(free.values())
+        if self._batched_backward and len(cotangents) > 1:
             try:
-                return self._rows_at_once(inputs)
-            except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
-                if isinstance(error, torch.cuda.OutOfMemoryError):
+                pulled = torch.autograd.grad(
+                    outputs, leaves, cotangents, retain_graph=True, is_grads_batched=True, materialize_grads=True
+                )
+                return self.selection.flatten(dict(zip(free, pulled, strict=True)), leading=1).to(self.dtype)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception:  # an operation that vmap cannot follow: one cotangent at a time works always
+                self._batched_backward = False
+        each = []
+        for u in cotangents:
+            grads = torch.autograd.grad(outputs, leaves, u, retain_graph=True, materialize_grads=True)
+            dense = (grad.to_dense() if grad.is_sparse else grad for grad in grads)
+            each.append(self.selection.flatten(dict(zip(free, dense, strict=True))).to(self.dtype))
+        return torch.stack(each)
+
+    def _rows(self, inputs: Inputs) -> Tensor:
+        try:
+            if self._vectorized:
+                try:
+                    return self._rows_at_once(inputs)
+                except torch.cuda.OutOfMemoryError:
                     raise
-                self._vectorized = False
-                self.notes.append(f"torch.vmap failed ({_first_line(error)}); tangents came one example at a time")
-        return self._rows_one_by_one(inputs)
+                except Exception as error:  # whatever a model may do that vmap cannot: one at a time works always
+                    self._vectorized = False
+                    self.notes.append(f"torch.vmap failed ({first_line(error)}); tangents came one example at a time")
+            return self._rows_one_by_one(inputs)
+        except torch.cuda.OutOfMemoryError as error:
+            raise self._too_large(inputs) from error
 
     def _rows_at_once(self, inputs: Inputs) -> Tensor:
-        model = self.network.model
-
         def single(parameters: dict[str, Tensor], example: Inputs) -> Tensor:
             one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
-            args, kwargs = arguments(one)
-            return tidy(functional_call(model, parameters, args, kwargs), 1, "this batch").squeeze(0)
+            return self.network.with_parameters(parameters, one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
-        with sdpa_kernel(SDPBackend.MATH):
-            rows = vmap(jacrev(single), in_dims=(None, axes))(self._parameters(), inputs)
-        flat: Tensor = self.selection.flatten(rows, leading=2)
-        return flat.to(self.dtype)
+        parameters = {name: p.detach() for name, p in self.selection.parameters.items()}
+        with differentiable():
+            rows = vmap(jacrev(single), in_dims=(None, axes))(parameters, inputs)
+        return self.selection.flatten(rows, leading=2).to(self.dtype)
 
     def _rows_one_by_one(self, inputs: Inputs) -> Tensor:
-        parameters = {name: p.detach().requires_grad_() for name, p in self.selection.parameters.items()}
         rows = []
-        for index in range(batch_size(inputs, "this batch")):
-            with torch.enable_grad():
-                outputs = self.network.with_parameters(parameters, take(inputs, slice(index, index + 1)))[0]
-                for output in outputs:
-                    grads = torch.autograd.grad(
-                        output, list(parameters.values()), retain_graph=True, materialize_grads=True
-                    )
-                    rows.append(self.selection.flatten(dict(zip(parameters, grads, strict=True))).to(self.dtype))
-        return torch.stack(rows).reshape(batch_size(inputs, "this batch"), -1, self.size)
+        for where in self._slices(inputs, 1):
+            free = self._free()
+            with torch.enable_grad(), differentiable():
+                outputs = self.network.with_parameters(free, take(inputs, where))  # (1, k)
+                units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).unsqueeze(1)
+                rows.append(self._pull(outputs, free, units))
+        return torch.stack(rows)
 
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+    def _too_large(self, inputs: Inputs) -> TooLargeError:
+        n = batch_size(inputs, "this batch")
+        return TooLargeError(
+            f"expected the tangents of {n} examples to fit on {self.network.device}, got out of memory. "
+            f"Pass a chunk_size below {n}, or smaller batches."
+        )

@@ -1,0 +1,87 @@
+"""Orthonormal bases of blocks of parameters, from their Kronecker factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from whence.errors import SingularCurvatureError
+from whence.tangents.forms import Block
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A basis U = U_out (x) U_in of one block; `None` stands for the identity.
+
+    Attributes:
+        block: what it is a basis of.
+        inputs: (e, i, i) for kronecker blocks, (p, p) for dense ones; columns are the new coordinates.
+        outputs: (e, o, o) for kronecker blocks, (1, d, d) for the columns of row blocks.
+    """
+
+    block: Block
+    inputs: Tensor | None = None
+    outputs: Tensor | None = None
+
+    def into(self, matrix: Tensor) -> Tensor:
+        """Coordinates U^T v of something shaped (..., *block.matrix_shape)."""
+        if self.block.kind == "kronecker":
+            moved = matrix if self.outputs is None else self.outputs.transpose(-1, -2) @ matrix
+            return moved if self.inputs is None else moved @ self.inputs
+        if self.block.kind == "rows":
+            return matrix if self.outputs is None else matrix @ self.outputs[0]
+        return matrix if self.inputs is None else matrix @ self.inputs
+
+    def out_of(self, matrix: Tensor) -> Tensor:
+        """Back from coordinates: U c."""
+        if self.block.kind == "kronecker":
+            moved = matrix if self.outputs is None else self.outputs @ matrix
+            return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
+        if self.block.kind == "rows":
+            return matrix if self.outputs is None else matrix @ self.outputs[0].T
+        return matrix if self.inputs is None else matrix @ self.inputs.T
+
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
+        """The same basis in another precision, perhaps elsewhere."""
+        parts = [None if part is None else part.to(device=device, dtype=dtype) for part in (self.inputs, self.outputs)]
+        return Basis(self.block, *parts)
+
+
+def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending, clamped at zero) and eigenvectors of symmetric matrices (..., m, m), in float64.
+
+    float32 `eigh` fails to converge on rank-deficient factors (pixels that are always zero are enough). Where even
+    float64 fails, other drivers are tried, and the fact is told; nothing is ever added to the matrix.
+    """
+    exact = matrix.double()
+    if not bool(torch.isfinite(exact).all()):
+        raise SingularCurvatureError(
+            f"expected a finite factor for {where}, got NaN or infinity. "
+            "The gradients overflow: use a model in float32 instead of float16."
+        )
+    try:
+        values, vectors = torch.linalg.eigh(exact)
+    except RuntimeError:  # torch.linalg.LinAlgError is one
+        facts.append(f"the eigenvectors of {where} needed a second driver")
+        values, vectors = _second_driver(exact)
+    return values.clamp_min(0.0), vectors
+
+
+def _second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    flat = matrix.reshape(-1, *matrix.shape[-2:]).cpu().numpy()
+    try:
+        pairs = [numpy.linalg.eigh(one) for one in flat]
+        values = numpy.stack([pair[0] for pair in pairs])
+        vectors = numpy.stack([pair[1] for pair in pairs])
+    except numpy.linalg.LinAlgError:
+        # A symmetric positive matrix has its eigenvectors as singular vectors; the driver is unrelated to eigh's.
+        left, sizes, _ = numpy.linalg.svd(flat, hermitian=False)
+        values, vectors = sizes[:, ::-1].copy(), left[:, :, ::-1].copy()
+    shape = matrix.shape
+    return (
+        torch.from_numpy(values).to(matrix.device).reshape(shape[:-1]),
+        torch.from_numpy(vectors).to(matrix.device).reshape(shape),
+    )

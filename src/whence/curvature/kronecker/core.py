@@ -1,0 +1,91 @@
+"""Dense algebra where it matters: on the largest coordinates of the Kronecker eigenbasis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from whence.curvature.base import Structure
+from whence.curvature.primal import PrimalBread
+from whence.tangents.linearization import Linearization
+
+from .basis import Basis
+from .moments import gather_factors, gather_squares
+from .projected import Projected, primal_bytes
+from .stream import LayerStream
+from .structures import LARGEST_EXACT, describe_blocks, working_precision
+
+
+@dataclass(frozen=True)
+class Core(Structure):
+    """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
+
+    Leverages are true leverages (in [0, 1), no guard) and variances have honest scale, which EKFAC's have not.
+
+    Args:
+        size: r; chosen from `share`, `largest` and the memory limit when `None`.
+        share: of EKFAC's effective degrees of freedom to capture.
+        largest: most coordinates to take.
+        largest_exact: blocks without a Kronecker form are rotated to their eigenvectors up to this size.
+    """
+
+    name: ClassVar[str] = "core"
+    size: int | None = None
+    share: float = 0.99
+    largest: int = 8192
+    largest_exact: int = LARGEST_EXACT
+
+    def fit(self, problem: Linearization, ridge: float | None) -> PrimalBread:
+        """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
+        stream = LayerStream(problem)
+        facts = list(stream.notes)
+        factors, _ = gather_factors(stream, self.largest_exact, residual_weighted=False)
+        bases = [one.basis(facts)[0].to(working_precision(problem)) for one in factors]
+        noise = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+        spectrum = gather_squares(stream, bases, noise).curvature
+        chosen, share, r = self._choose(spectrum, problem, ridge)
+        trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
+        sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])
+        facts += describe_blocks(stream, self.largest_exact)
+        facts.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
+        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, facts)
+        return PrimalBread(problem, features, ridge)
+
+    def _choose(
+        self, spectrum: Sequence[Tensor], problem: Linearization, ridge: float | None
+    ) -> tuple[list[Tensor], float, int]:
+        """Flat positions of the coordinates in each block, the share of degrees of freedom, and their number."""
+        joined = torch.cat([s.reshape(-1) for s in spectrum])
+        order = joined.argsort(descending=True)
+        ordered = joined[order]
+        lam = ridge if ridge else 1e-12 * float(ordered[0])
+        freedom = (ordered / (ordered + lam)).cumsum(0)
+        useful = int((ordered > 1e-12 * ordered[0]).sum())
+        if self.size is not None:
+            r = min(self.size, useful)
+            problem.budget.require(primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
+        else:
+            wanted = int(torch.searchsorted(freedom, self.share * freedom[-1])) + 1
+            affordable = int((problem.budget.limit / primal_bytes(1)) ** 0.5)
+            r = max(1, min(wanted, self.largest, affordable, useful))
+        picked = torch.zeros(len(joined), dtype=torch.bool, device=joined.device)
+        picked[order[:r]] = True
+        parts = picked.split([s.numel() for s in spectrum])
+        return [part.nonzero().squeeze(1) for part in parts], float(freedom[r - 1] / freedom[-1]), r
+
+
+def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
+    """Drop the columns of a basis that no chosen coordinate uses; positions are told anew."""
+    block = basis.block
+    if not len(index) or block.kind != "kronecker" or basis.inputs is None or basis.outputs is None:
+        return basis, index
+    _, o, i = block.matrix_shape
+    group, row, column = index // (o * i), (index // i) % o, index % i
+    rows, at_row = torch.unique(row, return_inverse=True)
+    columns, at_column = torch.unique(column, return_inverse=True)
+    less = Basis(block, basis.inputs[:, :, columns].contiguous(), basis.outputs[:, :, rows].contiguous())
+    return less, (group * len(rows) + at_row) * len(columns) + at_column

@@ -1,0 +1,101 @@
+"""Features for the exact algebra: chosen coordinates of the gradients, over all blocks together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.tangents.batches import Inputs
+
+from .basis import Basis
+from .rotate import rotate
+from .stream import LayerStream
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Features z = chosen coordinates of U^T phi, over all blocks together. Bases may have fewer columns than rows.
+
+    Attributes:
+        bases: of each block.
+        indices: flat positions among each block's coordinates.
+        sizes: (r,) second moments of the features over the training set, where they are known.
+    """
+
+    stream: LayerStream
+    bases: Sequence[Basis]
+    indices: Sequence[Tensor]
+    sizes: Tensor | None
+    notes: list[str]
+
+    @property
+    def size(self) -> int:
+        """The number r of features."""
+        return sum(len(index) for index in self.indices)
+
+    def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which examples, rows (n, k, r))."""
+        for where, tangents, _ in self.stream.of(inputs, 0, self.stream.identity(), outputs):
+            n = where.stop - where.start
+            rows: Tensor | None = None
+            low = 0
+            for tangent, basis, index in zip(tangents, self.bases, self.indices, strict=True):
+                for part, rotated in rotate(tangent, basis) if len(index) else ():
+                    found = rotated.gather(index)
+                    if rows is None:
+                        rows = found.new_empty(n, outputs, self.size)
+                    rows[part, :, low : low + len(index)] = found
+                low += len(index)
+            assert rows is not None
+            yield where, rows
+
+    def weights(self) -> Tensor:
+        """The network's weights in these coordinates, (r,)."""
+        problem = self.stream.problem
+        parameters = {name: p.detach().double() for name, p in problem.selection.parameters.items()}
+        parts = []
+        for basis, index in zip(self.bases, self.indices, strict=True):
+            moved = basis.to(torch.float64).into(basis.block.to_matrix(parameters))
+            parts.append(moved.reshape(-1)[index])
+        return torch.cat(parts).to(problem.dtype)
+
+    def prescale(self, ridge: float | None) -> Tensor:
+        """Square roots of the damped second moments, which make the curvature's diagonal one."""
+        problem = self.stream.problem
+        if self.sizes is None or ridge is None:
+            return torch.ones(self.size, dtype=problem.dtype, device=problem.device)
+        return (self.sizes + max(ridge, 1e-12 * float(self.sizes.max()))).sqrt().to(problem.dtype)
+
+    def lift(self, step: Tensor) -> Tensor:
+        """U z: from the coordinates back to the selected weights, (d,)."""
+        problem = self.stream.problem
+        tensors: dict[str, Tensor] = {}
+        for basis, index, part in zip(
+            self.bases, self.indices, step.split([len(index) for index in self.indices]), strict=True
+        ):
+            flat = step.new_zeros(math.prod(coordinate_shape(basis)))
+            flat[index] = part
+            matrix = basis.to(step.dtype).out_of(flat.reshape(coordinate_shape(basis)))
+            tensors.update(basis.block.from_matrix(matrix))
+        return problem.selection.flatten(tensors)
+
+
+def coordinate_shape(basis: Basis) -> tuple[int, ...]:
+    """Shape of a block's coordinates in a basis that may have fewer columns than rows."""
+    shape = basis.block.matrix_shape
+    if basis.block.kind == "kronecker":
+        o = shape[1] if basis.outputs is None else basis.outputs.shape[-1]
+        i = shape[2] if basis.inputs is None else basis.inputs.shape[-1]
+        return (shape[0], o, i)
+    if basis.block.kind == "rows":
+        return (shape[0], shape[1] if basis.outputs is None else basis.outputs.shape[-1])
+    return shape if basis.inputs is None else (basis.inputs.shape[-1],)
+
+
+def primal_bytes(r: int) -> float:
+    """Memory of the primal algebra on r features."""
+    return 9.0 * r * r * 8

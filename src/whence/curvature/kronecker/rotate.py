@@ -1,0 +1,83 @@
+"""Bring captured tangents into the coordinates of a basis, by the cheapest order of contractions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
+
+from .basis import Basis
+from .rotated import Factored, Full, Rotated, Sparse
+
+CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}
+"""Gradient entries that may be held at once when gradient matrices must be formed."""
+
+
+def rotate(tangent: Tangent, basis: Basis) -> Iterator[tuple[slice, Rotated]]:
+    """Yield (which examples, their gradients in the basis); several chunks only where matrices must be formed.
+
+    A Kronecker tangent stays factored when it is seen at one position, or at so few that pairs of positions are
+    cheaper than matrices; else the matrices are formed, before or after the rotation, whichever takes fewer products.
+    """
+    if isinstance(tangent, Dense):
+        values = raised(tangent.values)
+        moved = values if basis.inputs is None else values @ basis.inputs
+        yield slice(0, len(values)), Full(moved, tangent.block.matrix_shape)
+    elif isinstance(tangent, Rows):
+        rows, examples, values = tangent.aggregate()
+        values = raised(values)
+        moved = values if basis.outputs is None else values @ basis.outputs[0]
+        count = tangent.index.shape[0]
+        yield slice(0, count), Sparse(rows, examples, moved, count, tangent.block.matrix_shape)
+    elif stays_factored(tangent):
+        yield (
+            slice(0, tangent.examples),
+            Factored(_project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)),
+        )
+    else:
+        yield from _formed(tangent, basis)
+
+
+def stays_factored(tangent: Kronecker) -> bool:
+    """Whether the gradient matrices of this tangent need never be formed."""
+    t = tangent.positions
+    _, o, i = tangent.block.matrix_shape
+    return t == 1 or t * t * (o + i) < tangent.cotangents * o * i
+
+
+def raised(values: Tensor) -> Tensor:
+    """Half precision to float32; squares of bfloat16 would keep two digits."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _project(factor: object, basis: Tensor | None) -> Tensor:
+    if basis is None:
+        return raised(factor.tensor())  # type: ignore[attr-defined]
+    return raised(factor.project(basis))  # type: ignore[attr-defined]
+
+
+def _formed(tangent: Kronecker, basis: Basis) -> Iterator[tuple[slice, Full]]:
+    n, c, t = tangent.examples, tangent.cotangents, tangent.positions
+    e, o, i = tangent.block.matrix_shape
+    turn_factors = t * i * i + c * t * o * o
+    turn_matrices = c * (o * o * i + o * i * i)
+    early = basis.inputs is not None and turn_factors <= turn_matrices
+    a = _project(tangent.a, basis.inputs if early else None)
+    g = _project(tangent.g, basis.outputs if early else None)
+    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * i))
+    for start in range(0, n, step):
+        where = slice(start, min(start + step, n))
+        matrices = _outer(a[where], g[where])
+        if not early:
+            matrices = basis.into(matrices)
+        yield where, Full(matrices.reshape(len(matrices), c, -1), tangent.block.matrix_shape)
+
+
+def _outer(a: Tensor, g: Tensor) -> Tensor:
+    """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example."""
+    n, c, e, t, o = g.shape
+    left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)
+    return (left @ a).reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)

@@ -1,0 +1,88 @@
+"""Dense algebra on random Kronecker projections of the gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from whence.curvature.base import Structure
+from whence.curvature.primal import PrimalBread
+from whence.tangents.forms import Block
+from whence.tangents.linearization import Linearization
+
+from .basis import Basis
+from .projected import Projected, coordinate_shape, primal_bytes
+from .stream import LayerStream
+from .structures import working_precision
+
+
+@dataclass(frozen=True)
+class Sketch(Structure):
+    """The exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
+
+    Args:
+        size: number of features over all blocks; small blocks are kept whole.
+        seed: of the projections.
+    """
+
+    name: ClassVar[str] = "sketch"
+    size: int = 6144
+    seed: int = 0
+
+    def fit(self, problem: Linearization, ridge: float | None) -> PrimalBread:
+        """Draw the projections, then the primal algebra."""
+        stream = LayerStream(problem)
+        generator = torch.Generator().manual_seed(self.seed)
+        shares = allot([block.numel for block in stream.blocks], self.size)
+        bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
+        moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
+        indices = [torch.arange(math.prod(coordinate_shape(basis)), device=problem.device) for basis in moved]
+        r = sum(len(index) for index in indices)
+        problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
+        facts = [*stream.notes, f"random sketch of {r} features for {problem.selection.size} weights"]
+        return PrimalBread(problem, Projected(stream, moved, indices, None, facts), ridge)
+
+
+def allot(sizes: Sequence[int], total: int) -> list[int]:
+    """Share features out over blocks: small blocks whole, the rest evenly.
+
+    Examples:
+        >>> allot([10, 1000, 1000], 110)
+        [10, 50, 50]
+    """
+    shares = [0] * len(sizes)
+    left = total
+    for rank, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
+        shares[at] = min(sizes[at], max(1, left // (len(sizes) - rank)))
+        left -= shares[at]
+    return shares
+
+
+def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
+    """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
+    if share >= block.numel:
+        return Basis(block)
+    if block.kind == "dense":
+        return Basis(block, inputs=orthonormal(1, block.numel, share, generator)[0])
+    if block.kind == "rows":
+        columns = max(1, share // block.matrix_shape[0])
+        return Basis(block, outputs=orthonormal(1, block.matrix_shape[1], columns, generator))
+    e, o, i = block.matrix_shape
+    each = max(1, share // e)
+    above = min(o, max(1, round(each**0.5)))
+    below = min(i, max(1, each // above))
+    above = min(o, max(1, each // below))
+    return Basis(block, orthonormal(e, i, below, generator), orthonormal(e, o, above, generator))
+
+
+def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Random orthonormal columns scaled so that U U^T is the identity on average: (groups, size, columns)."""
+    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64)
+    vectors: Tensor = torch.linalg.qr(normal).Q
+    scaled: Tensor = vectors * math.sqrt(size / columns)
+    return scaled
