@@ -17,7 +17,9 @@ CACHE_SHARE = 0.3
 class Features(Protocol):
     """A map from inputs to rows z (n, k, r) in which the network is linear."""
 
-    notes: list[str]
+    @property
+    def notes(self) -> list[str]:
+        """What is worth telling about these features."""
 
     @property
     def size(self) -> int:

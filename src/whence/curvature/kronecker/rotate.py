@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
+from whence.tangents.forms import Dense, Factor, Kronecker, Rows, Tangent
 
 from .basis import Basis
 from .rotated import Factored, Full, Rotated, Sparse
@@ -53,10 +53,10 @@ def raised(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def _project(factor: object, basis: Tensor | None) -> Tensor:
+def _project(factor: Factor, basis: Tensor | None) -> Tensor:
     if basis is None:
-        return raised(factor.tensor())  # type: ignore[attr-defined]
-    return raised(factor.project(basis))  # type: ignore[attr-defined]
+        return raised(factor.tensor())
+    return raised(factor.project(basis))
 
 
 def _formed(tangent: Kronecker, basis: Basis) -> Iterator[tuple[slice, Full]]:
