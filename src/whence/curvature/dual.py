@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +36,7 @@ class DualBread(Bread):
         if ridge is None:
             self.path = path_from_kernel(self.kernel, problem.residuals + self.inner_weights)
             ridge = self.path.best
-        self.ridge = ridge
-        if ridge == 0:  # fewer numbers than weights: the d x d curvature has no inverse
-            raise singular(ridge, max(features.size - problem.n * problem.k, 1), features.size)
+        self.ridge = ridge  # above zero: the structure sees to it
         self.factor = self._factor()
         projected = self.project(self.kernel)  # K (lambda + L K)^-1
         blocks = projected.reshape(problem.n, problem.k, problem.n, problem.k)
@@ -169,21 +168,39 @@ class DualSandwich(Sandwich):
         problem, bread = self.bread.problem, self.bread
         with torch.no_grad():
             outputs = problem.network(inputs).to(problem.dtype)
-        m, k = outputs.shape
-        rows = torch.cat([rows for _, rows in bread.features.rows(inputs, k)])  # (m, k, d)
-        cross = bread.cross_kernel(rows.flatten(0, 1)).reshape(m, k, -1)
-        parts: dict[str, list[Tensor]] = {}
+        k = problem.k
+        found: dict[str, list[Tensor]] = {}
         shifts = []
-        step = max(1, int(0.1 * problem.budget.limit) // (k * cross.shape[2] * cross.element_size()))
-        for part_rows, part in zip(rows.split(step), cross.split(step), strict=True):
-            projected = bread.project(part.flatten(0, 1))
-            alignments = projected.reshape(-1, k, problem.n, problem.k)
-            covariances, shift = covariances_from_alignments(alignments, self.meats)
-            # J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda
-            curved = bread.times_hessian(part.reshape(-1, problem.n, k)).reshape(part.shape)
-            explained = projected.reshape(part.shape) @ curved.transpose(1, 2)
-            covariances["laplace"] = (part_rows @ part_rows.transpose(1, 2) - explained) / bread.ridge
-            for name, value in covariances.items():
-                parts.setdefault(name, []).append(value)
-            shifts.append(shift)
-        return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in parts.items()}, torch.cat(shifts))
+        for rows in self._blocks(inputs):  # (m, k, d)
+            cross = bread.cross_kernel(rows.flatten(0, 1)).reshape(len(rows), k, -1)
+            step = max(1, int(0.1 * problem.budget.limit) // (k * cross.shape[2] * cross.element_size()))
+            for part_rows, part in zip(rows.split(step), cross.split(step), strict=True):
+                covariances, shift = self._covariances(part_rows, part)
+                for name, value in covariances.items():
+                    found.setdefault(name, []).append(value)
+                shifts.append(shift)
+        return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in found.items()}, torch.cat(shifts))
+
+    def _blocks(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Rows of the test points, as many at once as memory allows: each block costs a pass over the training rows."""
+        problem = self.bread.problem
+        row = problem.k * self.bread.features.size * problem.outputs.element_size()
+        most = max(1, int(0.1 * problem.budget.limit) // row)
+        pending: list[Tensor] = []
+        for _, rows in self.bread.features.rows(inputs, problem.k):
+            if pending and sum(map(len, pending)) + len(rows) > most:
+                yield torch.cat(pending)
+                pending = []
+            pending.append(rows)
+        yield torch.cat(pending)
+
+    def _covariances(self, rows: Tensor, cross: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """From rows (m, k, d) and their products with all training rows (m, k, n k)."""
+        bread, problem = self.bread, self.bread.problem
+        projected = bread.project(cross.flatten(0, 1)).reshape(cross.shape)
+        alignments = projected.reshape(-1, problem.k, problem.n, problem.k)
+        covariances, shift = covariances_from_alignments(alignments, self.meats)
+        # J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda
+        curved = bread.times_hessian(cross.reshape(-1, problem.n, problem.k)).reshape(cross.shape)
+        covariances["laplace"] = (rows @ rows.transpose(1, 2) - projected @ curved.transpose(1, 2)) / bread.ridge
+        return covariances, shift

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
 
-from whence.errors import InputError
-from whence.memory import readable
+from whence.errors import InputError, SingularCurvatureError
+from whence.memory import Budget, readable
 from whence.tangents.linearization import Linearization
 
 from .base import Bread, Structure
 from .dual import DualBread
 from .matrix_free import MatrixFreeBread
-from .primal import PrimalBread
+from .primal import PrimalBread, singular
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
 
@@ -26,6 +27,10 @@ class Exact(Structure):
             solves by conjugate gradients; "auto" takes the smaller of the first two.
         tolerance: relative residual at which a matrix-free solve stops.
         iterations: most steps of a matrix-free solve.
+
+    Examples:
+        >>> Exact(road="dual").road
+        'dual'
     """
 
     name: ClassVar[str] = "exact"
@@ -33,22 +38,31 @@ class Exact(Structure):
     tolerance: float = 1e-12
     iterations: int = 10_000
 
+    def __post_init__(self) -> None:
+        """Refuse options that no fit could use."""
+        if self.road not in get_args(Road):
+            raise InputError(f"expected road to be one of {', '.join(map(repr, get_args(Road)))}, got {self.road!r}.")
+        if not (math.isfinite(self.tolerance) and self.tolerance > 0 and self.iterations >= 1):
+            raise InputError(
+                f"expected tolerance > 0 and at least one of iterations, got {self.tolerance} and {self.iterations}."
+            )
+
     def fit(self, problem: Linearization, ridge: float | None) -> Bread:
         """Choose the road, check that it fits in memory, and take it."""
         numbers, size = problem.n * problem.k, problem.selection.size
         road = self.road
         if road == "auto":
             road = "primal" if size <= numbers or ridge == 0 else "dual"
+        if ridge == 0:
+            _check_unpenalised(road, numbers, size)
         jacobian = problem.jacobian()
         if road == "matrix_free":
             return MatrixFreeBread(problem, jacobian, ridge, self.tolerance, self.iterations)
-        if road not in ("primal", "dual"):
-            raise InputError(f'expected road "auto", "primal", "dual" or "matrix_free", got {road!r}.')
         need = memory_needed(problem, road)
         problem.budget.require(need, f"the exact structure ({road} road)", _instead(problem))
-        bread: Bread = (
-            PrimalBread(problem, jacobian, ridge) if road == "primal" else DualBread(problem, jacobian, ridge)
-        )
+        # what the matrices leave is for the rows
+        left = replace(problem, budget=Budget(problem.device, int(problem.budget.limit - need)))
+        bread: Bread = PrimalBread(left, jacobian, ridge) if road == "primal" else DualBread(left, jacobian, ridge)
         bread.facts.append(f"exact algebra, {road} road, {readable(need)} planned")
         return bread
 
@@ -57,16 +71,30 @@ def memory_needed(problem: Linearization, road: str) -> float:
     """Bytes the road will hold at its peak: square matrices, and a chunk of rows."""
     numbers, size = problem.n * problem.k, problem.selection.size
     item = problem.outputs.element_size()
-    chunk = problem.jacobian().chunk(problem.k) * problem.k * size * item * 2
+    chunk = 3.0 * min(problem.jacobian().chunk(problem.k), problem.n) * problem.k * size * item
     if road == "primal":
         return 9.0 * size * size * item + chunk
-    return 3.0 * numbers * numbers * item + chunk
+    return (5.0 if problem.hessian_roots is None else 8.0) * numbers * numbers * item + chunk
+
+
+def _check_unpenalised(road: str, numbers: int, size: int) -> None:
+    """Without a penalty the curvature must have an inverse of its own, and only the primal road can tell."""
+    if numbers < size:
+        raise singular(0.0, size - numbers, size)
+    if road != "primal":
+        raise SingularCurvatureError(
+            f'expected ridge > 0 for the {road} road, got 0. Use Exact(road="primal"), which checks that the curvature '
+            "has an inverse, or raise `ridge`."
+        )
 
 
 def _instead(problem: Linearization) -> str:
-    primal, dual = (readable(memory_needed(problem, road)) for road in ("primal", "dual"))
+    sizes = {road: memory_needed(problem, road) for road in ("primal", "dual")}
+    fitting = [f"structure=whence.Exact(road='{road}')" for road, need in sizes.items() if problem.budget.fits(need)]
     return (
-        f"Exact roads: primal {primal}, dual {dual}. What fits: structure='ekfac' or 'core' (a few times the weights), "
-        "parameters='last_layer', fewer training examples, Exact(road='matrix_free') for a handful of test points, or "
-        "a larger max_memory."
+        f"For {problem.n} examples, {problem.k} outputs and {problem.selection.size} parameters the primal road takes "
+        f"{readable(sizes['primal'])} and the dual {readable(sizes['dual'])}. What fits: "
+        + "".join(f"{choice}; " for choice in fitting)
+        + "structure='core' or 'ekfac' (a few times the weights); parameters='last_layer'; fewer training examples; "
+        "structure=whence.Exact(road='matrix_free') for a handful of test points; or a larger max_memory."
     )

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from whence.errors import InputError, LoaderError, ShapeError
 from whence.progress import Progress
+
+from .loaders import check_loader, in_order
+from .marks import mark
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -40,75 +42,86 @@ class Batches:
     """Re-iterable batches of (inputs, targets), checked and moved to the model's device.
 
     Every pass must give the same examples in the same order, since leverages, residuals and shares are told by
-    index; a pass that differs from the first raises `LoaderError`.
+    index; a pass that differs from what was read before raises `LoaderError`.
+
+    Attributes:
+        prints: a mark for each batch read so far, of its inputs and targets.
+        complete: whether some pass has reached the end, so that the number of batches is known.
     """
 
     loader: Iterable[Any]
     device: torch.device
     progress: Progress
     notes: list[str] = field(default_factory=list)
-    prints: list[Tensor] = field(default_factory=list)
+    prints: list[tuple[int, ...]] = field(default_factory=list)
+    complete: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
-        if iter(self.loader) is self.loader:
-            raise LoaderError(
-                f"expected a loader that can be read several times, got a one-shot {type(self.loader).__name__}. "
-                "Pass a DataLoader or a list of batches instead of an iterator or generator."
-            )
-        self.loader = _in_order(self.loader, self.notes)
+        check_loader(self.loader)
+        self.loader = in_order(self.loader, self.notes)
 
     def __iter__(self) -> Iterator[Batch]:
         """Read all batches once, without a progress bar."""
         return self.read(None)
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, showing progress under `label`."""
-        first = not self.prints
-        known: list[Tensor] = []
-        start = 0
+        """Read all batches once, showing progress under `label`. Batches without examples are passed over."""
+        start = count = 0
         for number, raw in enumerate(self._tracked(label)):
             where = f"batch {number}"
             inputs, targets = split(raw, where)
             inputs, targets = to_device(inputs, self.device), to_device(targets, self.device)
             size = batch_size(inputs, where)
             if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
-                got = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
-                raise ShapeError(f"expected {size} targets for {size} inputs, got {got} in {where}.")
+                got = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+                raise ShapeError(
+                    f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
+                    "Make the loader give one target (a number, or a row of k numbers) for each example."
+                )
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
-            mark = _fingerprint(inputs, targets)
-            if not first:
-                self._compare(number, mark)
-            known.append(mark)
-            yield Batch(inputs, targets, start, size)
+            self._remember(number, tuple(mark(leaf) for leaf in (*tensors_of(inputs), targets)))
+            count = number + 1
+            if size:
+                yield Batch(inputs, targets, start, size)
             start += size
-        if start == 0:
-            raise InputError("expected a loader with at least one example, got an empty one. Check the data set.")
-        if first:
-            self.prints = known
-        elif len(known) != len(self.prints):
-            raise LoaderError(
-                f"expected {len(self.prints)} batches as in the first pass, got {len(known)}. "
-                "The loader must give the same examples in every pass."
-            )
+        self._finish(count, start)
 
     def _tracked(self, label: str | None) -> Iterable[Any]:
         if label is None:
             return self.loader
-        total = len(self.prints) or (len(self.loader) if isinstance(self.loader, Sized) else None)
-        return self.progress.track(self.loader, f"{label}, batch", total)
+        known = len(self.loader) if isinstance(self.loader, Sized) else None
+        return self.progress.track(self.loader, f"{label}, batch", len(self.prints) if self.complete else known)
 
-    def _compare(self, number: int, mark: Tensor) -> None:
+    def _remember(self, number: int, found: tuple[int, ...]) -> None:
         if number < len(self.prints):
-            before = self.prints[number]
-            if before.shape == mark.shape and torch.equal(before, mark):
-                return
-        raise LoaderError(
-            f"expected the same examples in every pass, got other data in batch {number} than in the first pass. "
-            "Use shuffle=False and switch random augmentation off (a DataLoader with shuffle=True alone is put in "
-            "order automatically)."
-        )
+            if self.prints[number] != found:
+                raise LoaderError(
+                    f"expected the same examples in every pass, got other data in batch {number} than in the first "
+                    "pass. Use shuffle=False and switch random augmentation off (a DataLoader with shuffle=True alone "
+                    "is put in order automatically); a loader that can be read once only must be made a list first."
+                )
+        elif self.complete:
+            raise LoaderError(
+                f"expected {len(self.prints)} batches as in the first pass, got more. "
+                "The loader must give the same examples in every pass."
+            )
+        else:
+            self.prints.append(found)
+
+    def _finish(self, count: int, examples: int) -> None:
+        if count < len(self.prints):
+            raise LoaderError(
+                f"expected {len(self.prints)} or more batches as in the first pass, got {count}. "
+                "The loader must give the same examples in every pass; one that can be read once only must be made a "
+                "list first."
+            )
+        if examples == 0:
+            raise InputError(
+                "expected a loader with at least one example, got an empty one. Check the data set and its filters."
+            )
+        self.complete = True
 
 
 def split(raw: Any, where: str) -> tuple[Inputs, Any]:
@@ -122,11 +135,12 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any]:
         keys = [key for key in TARGET_KEYS if key in raw]
         if len(keys) != 1:
             raise InputError(
-                f"expected exactly one of the keys {', '.join(TARGET_KEYS)} in {where}, got {sorted(map(str, raw))}."
+                f"expected exactly one of the keys {', '.join(TARGET_KEYS)} in {where}, got the keys "
+                f"{', '.join(sorted(map(str, raw)))}. Rename the key of the targets to 'labels'."
             )
         return {key: value for key, value in raw.items() if key != keys[0]}, raw[keys[0]]
     if isinstance(raw, (tuple, list)) and len(raw) == 2:
-        return raw[0], raw[1]
+        return _plain(raw[0]), raw[1]
     got = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, (tuple, list)) else type(raw).__name__
     raise InputError(
         f"expected (inputs, targets) or a dict with labels in {where}, got {got}. "
@@ -134,18 +148,42 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any]:
     )
 
 
-def without_targets(raw: Any) -> Inputs:
-    """The inputs of a batch to predict on, whether or not targets came with them."""
+def without_targets(raw: Any, positional: int = 1) -> Inputs:
+    """The inputs of a batch to predict on, whether or not targets came with them.
+
+    Args:
+        raw: a tensor, a mapping, a tuple of inputs, or any of them with targets in a pair.
+        positional: how many positional arguments the model takes.
+
+    Examples:
+        >>> without_targets(("inputs", "targets")), without_targets(("left", "right"), positional=2)
+        ('inputs', ('left', 'right'))
+    """
     if isinstance(raw, Mapping):
         return {key: value for key, value in raw.items() if key not in TARGET_KEYS}
-    if isinstance(raw, (tuple, list)) and len(raw) == 2:
-        return raw[0]
+    if isinstance(raw, (tuple, list)):
+        nested = any(isinstance(item, (tuple, list, Mapping)) for item in raw)
+        if len(raw) == 2 and (nested or positional == 1):
+            return _plain(raw[0])
+        return tuple(raw)
     return raw
 
 
+def _plain(inputs: Inputs) -> Inputs:
+    """Mappings of any kind as dicts, in which tensors are found and moved."""
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs
+
+
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move every tensor inside `value`."""
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
+    """Move every tensor inside `value`, cut off from any graph; one made in inference mode is copied."""
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        moved = leaf.detach().to(device)
+        return moved.clone() if moved.is_inference() else moved
+
+    return tree_map(move, value)
 
 
 def tensors_of(inputs: Inputs) -> list[Tensor]:
@@ -155,11 +193,30 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
 
 def batch_size(inputs: Inputs, where: str) -> int:
     """The number of examples: the first axis of every input tensor."""
-    sizes = {len(leaf) if leaf.ndim else -1 for leaf in tensors_of(inputs)}
+    leaves = tensors_of(inputs)
+    if not leaves:
+        raise InputError(
+            f"expected tensors as inputs in {where}, got {type(inputs).__name__} without any. "
+            "Convert arrays and lists with torch.as_tensor."
+        )
+    sizes = {len(leaf) if leaf.ndim else -1 for leaf in leaves}
     if len(sizes) != 1 or -1 in sizes:
-        shapes = [tuple(leaf.shape) for leaf in tensors_of(inputs)]
-        raise ShapeError(f"expected input tensors with one common first axis (examples) in {where}, got {shapes}.")
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
+        raise ShapeError(
+            f"expected input tensors with one common first axis (examples) in {where}, got shapes {shapes}. "
+            "Give every input one row an example; what all examples share belongs into a buffer of the model."
+        )
     return sizes.pop()
+
+
+def describe(inputs: Inputs) -> str:
+    """Shapes and dtypes, for messages.
+
+    Examples:
+        >>> describe({"x": torch.zeros(2, 3)})
+        '(2, 3) float32'
+    """
+    return ", ".join(f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}" for leaf in tensors_of(inputs))
 
 
 def take(inputs: Inputs, rows: slice) -> Inputs:
@@ -168,45 +225,15 @@ def take(inputs: Inputs, rows: slice) -> Inputs:
 
 
 def check_finite(value: Any, what: str, where: str) -> None:
-    """Raise when a floating-point tensor holds NaN or infinity."""
+    """Raise when a tensor holds NaN or infinity."""
     for leaf in tensors_of(value):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1).nonzero()[0].item()
             raise InputError(
                 f"expected finite {what}, got NaN or infinity in {where} (first at example {bad} of the batch). "
-                "Remove or impute these examples."
+                + (
+                    "Look at that example's inputs and at the weights."
+                    if what.startswith("outputs")
+                    else "Remove or impute these examples."
+                )
             )
-
-
-def _fingerprint(inputs: Inputs, targets: Tensor) -> Tensor:
-    """Two numbers an example, (n, 2): enough to notice shuffling and random augmentation."""
-    leaves = tensors_of(inputs)
-    seen = sum((leaf.reshape(len(leaf), -1).double().mean(1) for leaf in leaves), torch.zeros(()))
-    return torch.stack([torch.as_tensor(seen).cpu(), targets.reshape(len(targets), -1).double().mean(1).cpu()], 1)
-
-
-def _in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
-    if not isinstance(loader, DataLoader):
-        return loader
-    sampler: Any = loader.sampler
-    size = len(loader.dataset) if isinstance(loader.dataset, Sized) else -1
-    plain = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
-    if plain and loader.batch_size is not None:
-        notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
-        return DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size,
-            shuffle=False,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            persistent_workers=loader.persistent_workers,
-        )
-    if loader.drop_last and isinstance(loader.sampler, SequentialSampler):
-        left = size % (loader.batch_size or 1)
-        if left:
-            notes.append(f"the loader drops its last, incomplete batch: {left} training examples were not seen")
-    return loader

@@ -2,53 +2,125 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
 from whence.errors import InputError, NotDeterministicError
+
+from .marks import mark
 
 
 @contextmanager
 def borrowed(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, gradients, flags, submodules' modes and random states on the way out, errors included."""
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    """Restore what a forward pass may change on the way out, errors and interrupts included.
+
+    That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
+    and counters among them), and the random states of torch, numpy and Python. Inside, tensors are normal ones even
+    where the caller is in inference mode.
+    """
+    modules = [_Attributes(module) for module in model.modules()]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
+    with torch.random.fork_rng(devices=devices), torch.inference_mode(False):
+        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
             yield
         finally:
+            for attributes in modules:
+                attributes.restore()
             for parameter, grad, requires_grad in parameters:
-                parameter.grad = grad
-                parameter.requires_grad_(requires_grad)
-            for module, training in modes:
-                module.training = training
+                if parameter.grad is not grad:
+                    parameter.grad = grad
+                if parameter.requires_grad != requires_grad:
+                    parameter.requires_grad_(requires_grad)
             with torch.no_grad():
-                for name, buffer in model.named_buffers():
-                    if name in buffers and not torch.equal(buffer, buffers[name]):
-                        buffer.copy_(buffers[name])
+                for buffer, before in buffers:
+                    if mark(buffer) != mark(before):
+                        buffer.copy_(before)
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
+
+
+class _Attributes:
+    """The attributes of a module, and what its dicts and lists hold (parameters, buffers, hooks, caches)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.values = dict(vars(module))
+        self.inside: list[tuple[Any, Any]] = [
+            (value, value.copy()) for value in self.values.values() if isinstance(value, (dict, list))
+        ]
+
+    def restore(self) -> None:
+        here = vars(self.module)
+        if not _same(here, self.values):
+            here.clear()
+            here.update(self.values)
+        for value, before in self.inside:
+            if not _same(value, before):
+                value.clear()
+                value.extend(before) if isinstance(value, list) else value.update(before)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two dicts or two lists hold the same objects."""
+    if len(one) != len(other):
+        return False
+    if isinstance(one, list):
+        return all(a is b for a, b in zip(one, other, strict=True))
+    return all(key in other and other[key] is value for key, value in one.items())
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model whose outputs would depend on chance or on the batch, or whose weights are not finite."""
+    """Refuse a model whose outputs depend on chance or on the batch, or whose weights are not there or not finite."""
     if not isinstance(model, nn.Module):
         raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
-    restless = [name or type(module).__name__ for name, module in model.named_modules() if _restless(module)]
-    if restless:
-        shown = ", ".join(restless[:8]) + (", ..." if len(restless) > 8 else "")
-        raise NotDeterministicError(
-            f"expected a model in evaluation mode, got training mode with dropout or batch normalisation in: {shown}. "
-            "Call model.eval() first."
+    check_calm(model)
+    devices = {tensor.device for tensor in model.parameters()}
+    if len(devices) > 1 or any(device.type == "meta" for device in devices):
+        raise InputError(
+            f"expected all weights on one device, got {', '.join(sorted(map(str, devices)))}. "
+            "Move the model to one device with model.to(...)."
         )
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(
+                f"expected initialised weights, got the lazy parameter {name} without a shape. "
+                "Call the model once on a batch, and train it."
+            )
+        if parameter.is_inference():
+            raise InputError(
+                f"expected weights that can be differentiated, got {name} made under torch.inference_mode(). "
+                "Build or load the model outside of it."
+            )
         if not bool(torch.isfinite(parameter).all()):
             raise InputError(f"expected finite weights, got NaN or infinity in {name}. The training has diverged.")
+
+
+def check_calm(model: nn.Module) -> None:
+    """Refuse a model with dropout or batch normalisation at work."""
+    restless = [name or type(module).__name__ for name, module in model.named_modules() if _restless(module)]
+    if restless:
+        raise NotDeterministicError(
+            "expected a model in evaluation mode, got training mode with dropout or batch normalisation in: "
+            f"{_listing(restless)}. Call model.eval() first."
+        )
+    mixing = [name or type(module).__name__ for name, module in model.named_modules() if _mixing(module)]
+    if mixing:
+        raise NotDeterministicError(
+            "expected outputs that do not depend on the other examples of a batch, got batch normalisation without "
+            f"running statistics in: {_listing(mixing)}. Use track_running_stats=True, or another normalisation."
+        )
 
 
 def _restless(module: nn.Module) -> bool:
@@ -57,23 +129,19 @@ def _restless(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
     if isinstance(module, _NormBase):
-        return True
+        return isinstance(module, _BatchNorm) or module.track_running_stats
     return isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
+
+
+def _mixing(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.running_mean is None
+
+
+def _listing(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def fingerprint(model: nn.Module) -> dict[str, int]:
     """A number for each parameter and buffer that changes when its bits do."""
-    marks: dict[str, int] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Tensor):
-            marks[name] = _bits(tensor.detach())
-    return marks
-
-
-def _bits(tensor: Tensor) -> int:
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-        words = {8: torch.int32, 16: torch.int64, 4: torch.int16}[tensor.element_size() * 2]
-    flat = tensor.contiguous().view(-1)
-    return int(flat.view(words).sum(dtype=torch.int64)) if flat.numel() else 0
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: mark(tensor) for name, tensor in tensors.items()}

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whence.errors import InputError, NotDeterministicError, ShapeError
+from whence.errors import InputError, NotDeterministicError, ShapeError, UncapturedParameterError, WhenceError
 
-from .batches import Inputs, batch_size, check_finite
+from .batches import Inputs, batch_size, check_finite, describe, take
+
+NEAR = {torch.float64: 1e-6, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""An example's outputs alone and in its batch must agree to this share of the largest output; to 1e-2 else."""
 
 
 class Network:
@@ -22,40 +29,94 @@ class Network:
         self.model = model
         first = next(model.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")
+        self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, k) of the model as it is."""
         args, kwargs = arguments(inputs)
-        return tidy(self.model(*args, **kwargs), batch_size(inputs, where), where)
+        try:
+            with self._kernels():
+                outputs = self.model(*args, **kwargs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            if isinstance(error, WhenceError):
+                raise
+            raise InputError(
+                f"expected inputs that the model accepts, got {type(error).__name__} from its forward on {where} "
+                f"with inputs {describe(inputs)}: {first_line(error)}. Check their shapes, dtypes and names."
+            ) from error
+        return tidy(outputs, batch_size(inputs, where), where)
 
     def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Outputs (n, k) with some parameters replaced, as `torch.func` wants it."""
         args, kwargs = arguments(inputs)
-        outputs = functional_call(self.model, parameters, args, kwargs)
+        with self._kernels():
+            outputs = functional_call(self.model, parameters, args, kwargs)
         return tidy(outputs, batch_size(inputs, "this batch"), "this batch")
 
+    def _kernels(self) -> AbstractContextManager[None]:
+        """Do without cuDNN where recurrent layers are differentiated: it can do so in training mode only."""
+        wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
+        return torch.backends.cudnn.flags(enabled=False) if wanted else nullcontext()
+
     def check_repeatable(self, inputs: Inputs) -> Tensor:
-        """Outputs on the first batch, after making sure that two calls agree."""
+        """Outputs on the first batch, after making sure that neither chance nor the neighbours change them."""
         with torch.no_grad():
             once, again = self(inputs, "batch 0"), self(inputs, "batch 0")
-        check_finite(once, "outputs of the model", "batch 0")
-        if not torch.equal(once, again):
-            gap = float((once - again).abs().max())
-            raise NotDeterministicError(
-                f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
-                "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
-            )
+            check_finite(once, "outputs of the model", "batch 0")
+            if not torch.equal(once, again):
+                gap = float((once - again).abs().max())
+                raise NotDeterministicError(
+                    f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
+                    "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
+                )
+            if len(once) > 1:
+                self._check_alone(inputs, once)
         return once
 
+    def _check_alone(self, inputs: Inputs, outputs: Tensor) -> None:
+        alone = self(take(inputs, slice(0, 1)), "the first example of batch 0 alone")
+        scale = float(outputs.abs().max())
+        near = NEAR.get(outputs.dtype, 1e-2) * scale
+        gap = float((alone[0] - outputs[0]).abs().max()) if alone.shape[1] == outputs.shape[1] else float("inf")
+        if not gap <= near:
+            raise NotDeterministicError(
+                "expected each example's outputs to be its own, got other outputs for the first example of batch 0 "
+                f"when it comes alone (a difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes "
+                "the examples of a batch: look for statistics over the batch, or for batch_first=False in attention "
+                "and recurrent layers."
+            )
+
+    def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
+        """The names of selected parameters that the outputs of a batch do not use; raise when that is all of them."""
+        free = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+        with torch.enable_grad(), differentiable():
+            outputs = self.with_parameters(free, inputs)
+            grads: Any = [None] * len(free)
+            if outputs.requires_grad:
+                grads = torch.autograd.grad(outputs.sum(), list(free.values()), allow_unused=True)
+        unused = [name for name, grad in zip(free, grads, strict=True) if grad is None]
+        if len(unused) == len(free):
+            raise UncapturedParameterError(
+                f"expected outputs that depend on the selected parameters, got none of the {len(free)} connected to "
+                "them on batch 0. Look for torch.no_grad, torch.inference_mode or .detach() in the model's forward, "
+                "or select parameters that it uses."
+            )
+        return unused
+
     def last_module(self, inputs: Inputs) -> str:
-        """The name of the module with trainable parameters of its own that runs last."""
+        """The name of the module with trainable parameters of its own that starts last.
+
+        The one that starts, not the one that ends: a model that holds bare parameters itself ends after its layers.
+        """
         ran: list[str] = []
 
         def note(name: str) -> Any:
             return lambda *_: ran.append(name)
 
         handles = [
-            module.register_forward_hook(note(name))
+            module.register_forward_pre_hook(note(name))
             for name, module in self.model.named_modules()
             if any(p.requires_grad for p in module.parameters(recurse=False))
         ]
@@ -67,9 +128,23 @@ class Network:
                 handle.remove()
         if not ran:
             raise InputError(
-                'expected a module with trainable parameters for parameters="last_layer", got none that runs.'
+                'expected a module with trainable parameters for parameters="last_layer", got none that runs. '
+                "Name the parameters instead, or call requires_grad_(True) on them."
             )
         return ran[-1]
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Take kernels that can be differentiated in every way, and keep torch's own warnings about it from the user."""
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        yield
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -84,7 +159,8 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def tidy(outputs: Any, n: int, where: str) -> Tensor:
     """Take the tensor out of what a model returned, as (n, k).
 
-    Tensors of shape (n,) become (n, 1); of a Hugging Face output or a dict the `logits` are taken.
+    Tensors of shape (n,) become (n, 1), and what is left of (1, k) after a `squeeze` (1, k) again; of a Hugging Face
+    output or a dict the `logits` are taken.
     """
     found = outputs
     if isinstance(found, Mapping):
@@ -96,11 +172,22 @@ def tidy(outputs: Any, n: int, where: str) -> Tensor:
             f"expected the model to return a tensor, or something with `logits`, got {type(outputs).__name__} in "
             f"{where}. Wrap the model in a module that returns the tensor."
         )
-    if found.ndim == 1:
-        found = found.unsqueeze(1)
+    if not found.is_floating_point():
+        raise InputError(
+            f"expected floating-point outputs, got {found.dtype} in {where}. "
+            "Return what the loss was computed from (for example logits), not decisions."
+        )
+    if found.ndim < 2:
+        found = found.reshape(1, -1) if n == 1 else found.unsqueeze(-1)
     if found.ndim != 2 or len(found) != n:
         raise ShapeError(
             f"expected outputs of shape ({n}, k), one row for each of the {n} examples, got {tuple(found.shape)} in "
             f"{where}. Wrap the model in a module that returns one row an example."
         )
     return found
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, cut to a length that fits into another message."""
+    text = str(error).strip()
+    return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__

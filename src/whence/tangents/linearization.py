@@ -8,14 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.errors import ShapeError
 from whence.likelihoods import Likelihood
 from whence.memory import Budget
 from whence.progress import Progress
 
 from .batches import Batch, Batches, check_finite
 from .forward import Network
-from .jacobian import Jacobian
+from .jacobian import CHUNK_BYTES, Jacobian
 from .select import Selection
+
+CHUNK_SHARE = 0.05
+"""A chunk of Jacobian rows takes at most this share of the memory budget."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Linearization:
 
     def jacobian(self) -> Jacobian:
         """The tangents, through `torch.func`."""
-        return Jacobian(self.network, self.selection, self.chunk_size, self.dtype)
+        room = min(CHUNK_BYTES, int(CHUNK_SHARE * self.budget.limit))
+        return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, room)
 
     def read(self, label: str) -> Iterator[Batch]:
         """One pass over the training data."""
@@ -80,11 +85,17 @@ def linearize(
     chunk_size: int | None,
 ) -> Linearization:
     """Run the network once over its training data and check everything on the way."""
-    outputs, residuals, roots = [], [], []
+    outputs: list[Tensor] = []
+    residuals, roots = [], []
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
         with torch.no_grad():
             out = network(batch.inputs, where)
+        if outputs and out.shape[1] != outputs[0].shape[1]:
+            raise ShapeError(
+                f"expected {outputs[0].shape[1]} outputs as in batch 0, got {out.shape[1]} in {where}. "
+                "Wrap the model in a module that returns the same number of outputs for every batch."
+            )
         check_finite(out, "outputs of the model", where)
         out = out.detach().to(dtype)
         targets = likelihood.check_targets(batch.targets, out, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,26 +59,18 @@ def select(model: nn.Module, choice: Choice, last_layer: Callable[[], str] | Non
         >>> list(select(net, "2.*").parameters)
         ['2.weight', '2.bias']
     """
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(choice, str) and choice == "all":
         picked = trainable
     elif isinstance(choice, str) and choice == "last_layer":
         if last_layer is None:
             raise InputError("expected a way to find the last layer; name its parameters instead.")
-        prefix = last_layer()
-        owned = {id(p) for p in model.get_submodule(prefix).parameters(recurse=False)}
+        owned = {id(p) for p in model.get_submodule(last_layer()).parameters()}
         picked = {name: p for name, p in trainable.items() if id(p) in owned}
     elif callable(choice):
         picked = {name: p for name, p in trainable.items() if choice(name, p)}
     else:
-        patterns = [choice] if isinstance(choice, str) else list(choice)
-        unmatched = [q for q in patterns if not any(fnmatchcase(name, q) for name in trainable)]
-        if unmatched:
-            raise InputError(
-                f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}. "
-                f"The model has: {_listing(trainable)}"
-            )
-        picked = {name: p for name, p in trainable.items() if any(fnmatchcase(name, q) for q in patterns)}
+        picked = _matching(model, trainable, _patterns(choice))
     if not picked:
         frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         raise InputError(
@@ -85,7 +78,42 @@ def select(model: nn.Module, choice: Choice, last_layer: Callable[[], str] | Non
             f"Trainable: {_listing(trainable)}; frozen (requires_grad=False): {_listing(frozen)}. "
             'Use parameters="all", or call requires_grad_(True) on what should count.'
         )
+    odd = [name for name, p in picked.items() if not p.is_floating_point()]
+    if odd:
+        raise InputError(
+            f"expected real floating-point parameters, got {picked[odd[0]].dtype} in {_listing(odd)}. "
+            "Select others, or call requires_grad_(False) on these."
+        )
     return Selection(dict(picked))
+
+
+def _patterns(choice: Any) -> list[str]:
+    patterns = [choice] if isinstance(choice, str) else list(choice) if isinstance(choice, Iterable) else [choice]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise InputError(
+            'expected parameters to be "all", "last_layer", names or patterns, or a function of name and parameter, '
+            f"got {choice!r}."
+        )
+    return patterns
+
+
+def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], patterns: list[str]) -> dict[str, nn.Parameter]:
+    """Trainable parameters of which some name fits; tied ones have several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    fits = {q: {i for i, known in names.items() if any(fnmatchcase(name, q) for name in known)} for q in patterns}
+    wanted = {id(p) for p in trainable.values()}
+    unmatched = [q for q, found in fits.items() if not found & wanted]
+    if unmatched:
+        frozen = [names[i][0] for q in unmatched for i in fits[q]]
+        raise InputError(
+            f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}. "
+            + (f"Frozen (requires_grad=False): {_listing(frozen)}. " if frozen else "")
+            + f"The model has: {_listing(trainable)}."
+        )
+    chosen = set().union(*fits.values())
+    return {name: p for name, p in trainable.items() if id(p) in chosen}
 
 
 def _listing(names: Iterable[str], most: int = 12) -> str:

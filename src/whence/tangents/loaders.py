@@ -1,0 +1,80 @@
+"""What may serve as training data: something that can be read again and again, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+
+from whence.errors import InputError, LoaderError
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse what is no loader, and what can be read once only."""
+    if isinstance(loader, DataLoader):
+        return  # to ask it for two iterators would start its workers
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise InputError(
+            f"expected a loader that gives batches, got the data set {type(loader).__name__}, which gives single "
+            "examples. Wrap it: torch.utils.data.DataLoader(dataset, batch_size=128)."
+        )
+    if isinstance(loader, (str, bytes, Tensor)) or not _iterable(loader):
+        raise InputError(
+            f"expected a loader that gives (inputs, targets), got {type(loader).__name__}. "
+            "Pass a DataLoader, or a list of batches such as [(inputs, targets)]."
+        )
+    if isinstance(loader, tuple) and loader and all(isinstance(item, Tensor) for item in loader):
+        raise InputError(
+            f"expected a loader that gives (inputs, targets), got a tuple of {len(loader)} tensors. "
+            "A single batch goes into a list: [(inputs, targets)]."
+        )
+    if iter(loader) is iter(loader):
+        raise LoaderError(
+            f"expected a loader that can be read several times, got a one-shot {type(loader).__name__}. "
+            "Pass a DataLoader or a list of batches instead of an iterator or generator."
+        )
+
+
+def _iterable(loader: Any) -> bool:
+    try:
+        iter(loader)
+    except TypeError:
+        return False
+    return True
+
+
+def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
+    """A loader that reads the same data in the order of the data set.
+
+    A shuffling DataLoader is read in order, with a note. Its generator of random numbers is left alone, and workers
+    that persist are not shared, since passes over the data may be nested.
+    """
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return loader
+    sampler: Any = loader.sampler
+    size = len(loader.dataset) if isinstance(loader.dataset, Sized) else -1
+    shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
+    sequential = type(sampler) is SequentialSampler
+    if loader.batch_size is None or not (shuffled or sequential):
+        return loader
+    if shuffled:
+        notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
+    elif loader.drop_last and size % loader.batch_size:
+        notes.append(
+            f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not seen"
+        )
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        shuffle=False,
+        drop_last=loader.drop_last and sequential,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+    )
