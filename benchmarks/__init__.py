@@ -1,0 +1,1 @@
+"""Cost and quality of `whence`, measured; run the modules from the root of the repository."""
