@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-EXAMPLES, TEST_POINTS, OUTPUTS = 11, 4, 2
+EXAMPLES, TEST_POINTS, OUTPUTS = 9, 4, 2
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,17 @@ class Case:
     targets: Tensor
     test_inputs: Any
 
-    def batches(self, size: int = 4) -> list[Any]:
+    def batches(self, size: int = 5) -> list[Any]:
         """The training set as a list of batches, the last one ragged."""
         return batches_of(self.inputs, self.targets, size)
 
+    @property
+    def test_batch(self) -> Any:
+        """What to predict: the test inputs, or a loader of one batch where a tuple would read as two batches."""
+        return [(self.test_inputs, None)] if isinstance(self.test_inputs, tuple) else self.test_inputs
 
-def batches_of(inputs: Any, targets: Tensor, size: int = 4) -> list[Any]:
+
+def batches_of(inputs: Any, targets: Tensor, size: int = 5) -> list[Any]:
     """A list of (inputs, targets) batches, or of dicts with "labels" where the inputs are a dict."""
     rows = [slice(start, start + size) for start in range(0, len(targets), size)]
     if isinstance(inputs, dict):
@@ -86,18 +91,29 @@ class Tied(nn.Module):
 
 
 class BareParameters(nn.Module):
-    """Parameters outside any layer, one frozen, one unused; keyword inputs, as from a dict batch."""
+    """Parameters outside any layer, one of them frozen; keyword inputs, as from a dict batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.randn(3))
         self.mixing = nn.Parameter(torch.randn(OUTPUTS, 3))
         self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
-        self.unused = nn.Parameter(torch.randn(2))
         self.register_buffer("shift", torch.randn(3))
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.tanh(left * self.scale + right * self.frozen + self.shift) @ self.mixing.T
+
+
+class Unused(nn.Module):
+    """A parameter that no output depends on, beside one that it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, OUTPUTS)
+        self.idle = nn.Parameter(torch.randn(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.head(x))
 
 
 class SharedOutputs(nn.Module):
@@ -117,10 +133,10 @@ class TwoInputs(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bilinear = nn.Bilinear(3, 2, OUTPUTS)
+        self.left, self.right = nn.Linear(3, OUTPUTS), nn.Linear(2, OUTPUTS)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return torch.tanh(self.bilinear(left, right))
+        return self.left(left) * torch.tanh(self.right(right))
 
 
 def _mlp() -> nn.Module:
@@ -172,6 +188,7 @@ _BUILDERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "tied": (Tied, _normal(3)),
     "bare_parameters": (BareParameters, _named),
     "two_inputs": (TwoInputs, _pair),
+    "unused": (Unused, _normal(3)),
 }
 NAMES = tuple(_BUILDERS)
 
