@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -41,7 +42,7 @@ def fit(
     loo: Literal["example", "output"] = "example",
     leverage: Literal["auto", "exact", "one_plus_q", "clip"] = "auto",
     chunk_size: int | None = None,
-    max_memory: int | None = None,
+    max_memory: float | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tracer:
     """Fit the uncertainty of a trained network, after the fact.
@@ -85,18 +86,20 @@ def fit(
     chosen: Structure = _named(structure, STRUCTURES, Structure, "structure")
     _check_choices(noise=(noise, ("mle", "unbiased")), loo=(loo, ("example", "output")))
     _check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
-    if chunk_size is not None and chunk_size < 1:
-        raise InputError(f"expected chunk_size of at least 1, got {chunk_size}.")
+    _check_sizes(chunk_size, max_memory)
+    if dtype not in (torch.float32, torch.float64):
+        raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
     check_model(model)
     with borrowed(model):
         network = Network(model)
         bar = Progress(progress)
         batches = Batches(train_loader, network.device, bar)
-        first = next(iter(batches.read(None)), None)
-        if first is None:
-            raise InputError("expected a loader with at least one example, got an empty one. Check the data set.")
+        first = next(batches.read(None))
         network.check_repeatable(first.inputs)
         selection = select(model, parameters, lambda: network.last_module(first.inputs))
+        unused = network.check_connected(selection.parameters, first.inputs)
+        if unused:
+            batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
         problem = linearize(
             network,
             selection,
@@ -144,9 +147,7 @@ def _diagnose(
     moved = float(step.change.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
     findings = [
-        Finding(
-            "parameters", problem.selection.size, f"selected weights, in {len(problem.selection.parameters)} tensors"
-        ),
+        Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
         Finding("ridge", bread.ridge, "lambda on the sum scale" + (", by leave-one-out" if bread.path else "")),
         Finding(
             "degrees of freedom",
@@ -176,18 +177,36 @@ def _diagnose(
     return Diagnostics(tuple(findings))
 
 
+def _listing(names: Iterable[str], most: int = 6) -> str:
+    shown = list(names)
+    return ", ".join(shown[:most]) + (f", ... ({len(shown)} tensors)" if len(shown) > most else "")
+
+
 def _check_ridge(ridge: float | str) -> float | None:
-    if isinstance(ridge, str):
-        if ridge != "loo":
-            raise InputError(f'expected ridge to be a number or "loo", got {ridge!r}.')
+    if isinstance(ridge, str) and ridge == "loo":
         return None
-    value = float(ridge)
+    try:
+        value = float(ridge) if not isinstance(ridge, str) else None
+    except (TypeError, ValueError):
+        value = None
+    if value is None:
+        raise InputError(
+            f'expected ridge to be a number or "loo", got {ridge!r}. It is lambda in sum of squared errors + lambda '
+            "||w||^2; see whence.ridge_from_weight_decay."
+        )
     if not math.isfinite(value) or value < 0:
         raise InputError(
             f"expected ridge >= 0 and finite, got {ridge}. It is lambda in sum of squared errors + lambda ||w||^2; "
             "see whence.ridge_from_weight_decay."
         )
     return value
+
+
+def _check_sizes(chunk_size: Any, max_memory: Any) -> None:
+    if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
+        raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
+    if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
+        raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {max_memory!r}.")
 
 
 def _check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:

@@ -53,7 +53,7 @@ class Budget:
         limit: bytes; 80 % of what is free now when `None`.
     """
 
-    def __init__(self, device: torch.device, limit: int | None = None) -> None:
+    def __init__(self, device: torch.device, limit: float | None = None) -> None:
         """Look once at what is free."""
         self.limit = int(limit if limit is not None else RESERVE * free_memory(device))
 

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from .curvature import Bread, NewtonStep, RidgePath, Sandwich
 from .errors import InputError, ShapeError, StaleModelError
 from .estimators import LeftOut, finish
 from .results import Diagnostics, Uncertainty
 from .tangents.batches import Inputs, batch_size, check_finite, to_device, without_targets
-from .tangents.borrow import borrowed, fingerprint
+from .tangents.borrow import borrowed, check_calm, fingerprint
+from .tangents.forward import Network
 from .tangents.linearization import Linearization
 
 
@@ -68,9 +71,11 @@ class Tracer:
         return self.left_out.hec3
 
     def predict(self, x: Any) -> Uncertainty:
-        """Predictions with variances, for one batch (a tensor, or a dict for models that take keywords) or a loader.
+        """Predictions with variances, for one batch or for all batches of a loader.
 
-        Batches of a loader may come with targets, which are ignored.
+        Args:
+            x: a batch as in training (a tensor, a tuple of positional inputs, a dict of keyword inputs), or a loader
+                or list of batches. Targets that come with the inputs are ignored.
         """
         self._check_fresh()
         means, parts = [], []
@@ -104,22 +109,33 @@ class Tracer:
         return mean, finish(predicted.covariances, predicted.shift, problem.n, hc1)
 
     def _inputs(self, x: Any) -> Iterator[Inputs]:
-        if isinstance(x, (Tensor, Mapping)):
-            yield without_targets(x)
-        elif isinstance(x, Iterable):
+        positional = self.problem.batches.positional
+        if isinstance(x, (Tensor, Mapping, tuple)):
+            yield without_targets(x, positional)
+        elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
             track = self.problem.progress.track
             total = len(x) if isinstance(x, Sized) else None
-            yield from map(without_targets, track(x, "predictions, batch", total))
+            yield from (without_targets(raw, positional) for raw in track(x, "predictions, batch", total))
         else:
-            raise InputError(f"expected a tensor, a dict or a loader to predict, got {type(x).__name__}.")
+            raise InputError(
+                f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "
+                "Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
+            )
 
     def _check_fresh(self) -> None:
+        check_calm(self.problem.network.model)
+        here = Network(self.problem.network.model).device
+        if here != self.problem.device:
+            raise StaleModelError(
+                f"expected the model on {self.problem.device}, where it was fitted, got it on {here}. "
+                "Move it back, or call whence.fit again."
+            )
         now = fingerprint(self.problem.network.model)
         changed = sorted(name for name in self.marks.keys() | now.keys() if self.marks.get(name) != now.get(name))
         if changed:
             shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
             raise StaleModelError(
-                f"expected the weights that were fitted, got changes in {shown}. "
+                f"expected the weights and buffers that were fitted, got changes in {shown}. "
                 "Call whence.fit again, or load the weights of that time."
             )
 

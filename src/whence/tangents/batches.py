@@ -47,6 +47,7 @@ class Batches:
     Attributes:
         prints: a mark for each batch read so far, of its inputs and targets.
         complete: whether some pass has reached the end, so that the number of batches is known.
+        positional: how many positional arguments the inputs are.
     """
 
     loader: Iterable[Any]
@@ -55,6 +56,7 @@ class Batches:
     notes: list[str] = field(default_factory=list)
     prints: list[tuple[int, ...]] = field(default_factory=list)
     complete: bool = False
+    positional: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
@@ -73,6 +75,7 @@ class Batches:
             inputs, targets = split(raw, where)
             inputs, targets = to_device(inputs, self.device), to_device(targets, self.device)
             size = batch_size(inputs, where)
+            self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
             if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
                 got = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
                 raise ShapeError(

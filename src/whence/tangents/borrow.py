@@ -25,13 +25,13 @@ def borrowed(model: nn.Module) -> Iterator[None]:
 
     That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
     and counters among them), and the random states of torch, numpy and Python. Inside, tensors are normal ones even
-    where the caller is in inference mode.
+    where the caller is in inference mode, and no graph is built unless asked for.
     """
     modules = [_Attributes(module) for module in model.modules()]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     states = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(False):
+    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.no_grad():
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
             yield
@@ -43,10 +43,9 @@ def borrowed(model: nn.Module) -> Iterator[None]:
                     parameter.grad = grad
                 if parameter.requires_grad != requires_grad:
                     parameter.requires_grad_(requires_grad)
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    if mark(buffer) != mark(before):
-                        buffer.copy_(before)
+            for buffer, before in buffers:
+                if mark(buffer) != mark(before):
+                    buffer.copy_(before)
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
 

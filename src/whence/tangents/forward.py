@@ -89,7 +89,8 @@ class Network:
             )
 
     def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
-        """The names of selected parameters that the outputs of a batch do not use; raise when that is all of them."""
+        """The names of selected parameters that the outputs do not use; raise when that is all of them."""
+        inputs = take(inputs, slice(0, 2))  # a few examples show the graph
         free = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         with torch.enable_grad(), differentiable():
             outputs = self.with_parameters(free, inputs)
@@ -100,7 +101,7 @@ class Network:
         if len(unused) == len(free):
             raise UncapturedParameterError(
                 f"expected outputs that depend on the selected parameters, got none of the {len(free)} connected to "
-                "them on batch 0. Look for torch.no_grad, torch.inference_mode or .detach() in the model's forward, "
+                "them. Look for torch.no_grad, torch.inference_mode or .detach() in the model's forward, "
                 "or select parameters that it uses."
             )
         return unused

@@ -145,10 +145,11 @@ class Jacobian:
 
         def along(direction: Tensor) -> Tensor:
             tangent = self._like_parameters(direction)
-            _, moved = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangent,))
-            return cast(Tensor, moved)
+            pair = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangent,))
+            return cast(Tensor, pair[1])
 
-        found: Tensor = vmap(along)(directions)
+        with torch.no_grad():  # no graph of the parameters that were not selected
+            found: Tensor = vmap(along)(directions)
         return found
 
     def _twice_backward(self, inputs: Inputs, directions: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ class Jacobian:
             found = []
             for direction in directions:
                 tangent = self._like_parameters(direction)
-                inner = sum((g * tangent[name]).sum() for name, g in zip(free, pulled, strict=True))
+                inner = torch.stack([(g * tangent[name]).sum() for name, g in zip(free, pulled, strict=True)]).sum()
                 found.append(torch.autograd.grad(inner, u, retain_graph=True, materialize_grads=True)[0])
         return torch.stack(found)
 
@@ -215,7 +216,7 @@ class Jacobian:
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
         parameters = {name: p.detach() for name, p in self.selection.parameters.items()}
-        with differentiable():
+        with torch.no_grad(), differentiable():  # no graph of the parameters that were not selected
             rows = vmap(jacrev(single), in_dims=(None, axes))(parameters, inputs)
         return self.selection.flatten(rows, leading=2).to(self.dtype)
 
