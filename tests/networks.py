@@ -25,11 +25,6 @@ class Case:
         """The training set as a list of batches, the last one ragged."""
         return batches_of(self.inputs, self.targets, size)
 
-    @property
-    def test_batch(self) -> Any:
-        """What to predict: the test inputs, or a loader of one batch where a tuple would read as two batches."""
-        return [(self.test_inputs, None)] if isinstance(self.test_inputs, tuple) else self.test_inputs
-
 
 def batches_of(inputs: Any, targets: Tensor, size: int = 5) -> list[Any]:
     """A list of (inputs, targets) batches, or of dicts with "labels" where the inputs are a dict."""
@@ -62,6 +57,18 @@ class Attention(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         mixed, _ = self.attention(tokens, tokens, tokens, need_weights=False)
         return self.head(torch.tanh(mixed).mean(dim=1))
+
+
+class Recurrent(nn.Module):
+    """A GRU over three steps: `torch.vmap` cannot take it, so the tangents must come another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(2, 2, batch_first=True)
+        self.head = nn.Linear(2, OUTPUTS)
+
+    def forward(self, steps: Tensor) -> Tensor:
+        return self.head(self.cell(steps)[0][:, -1])
 
 
 class BagOfWords(nn.Module):
@@ -184,6 +191,7 @@ _BUILDERS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "convolution": (_convolution, _normal(2, 4, 4)),
     "norms": (_norms, _normal(3)),
     "attention": (Attention, _normal(3, 4)),
+    "recurrent": (Recurrent, _normal(3, 2)),
     "embedding": (BagOfWords, _words),
     "tied": (Tied, _normal(3)),
     "bare_parameters": (BareParameters, _named),

@@ -71,7 +71,7 @@ def assert_close(got: object, wanted: np.ndarray, tolerance: float = 1e-9) -> No
 def test_every_estimator(name: str, road: str) -> None:
     truth = truth_of(name)
     wanted = truth.covariances()
-    uncertainty = tracer_of(name, road).predict(truth.case.test_batch)
+    uncertainty = tracer_of(name, road).predict(truth.case.test_inputs)
     assert_close(uncertainty.mean, truth.mean)
     for estimator in ESTIMATORS:
         assert_close(uncertainty.covariance(estimator), wanted[estimator])
@@ -94,7 +94,7 @@ def test_training_examples(name: str, road: str) -> None:
 
 @every_network
 def test_three_roads_agree(name: str) -> None:
-    batch = truth_of(name).case.test_batch
+    batch = truth_of(name).case.test_inputs
     primal, *others = (tracer_of(name, road) for road in ROADS)
     wanted = primal.predict(batch)
     for other in others:
@@ -110,7 +110,7 @@ def test_outputs_left_out_apart(name: str, road: str) -> None:
     truth = truth_of(name)
     wanted = truth.covariances(apart=True)
     tracer = tracer_of(name, road, loo="output")
-    uncertainty = tracer.predict(truth.case.test_batch)
+    uncertainty = tracer.predict(truth.case.test_inputs)
     for estimator in set(ESTIMATORS) - {"jackknife"}:
         assert_close(uncertainty.covariance(estimator), wanted[estimator])
     assert_close(tracer.loo_residuals, oracles.inflated_residuals_apart(truth.residuals, truth.leverage, 1.0))
@@ -121,7 +121,7 @@ def test_outputs_left_out_apart(name: str, road: str) -> None:
 @pytest.mark.parametrize("name", ["mlp", "tied"])
 def test_centred_jackknife_with_outputs_left_out_apart(name: str) -> None:
     truth = truth_of(name)
-    uncertainty = tracer_of(name, loo="output").predict(truth.case.test_batch)
+    uncertainty = tracer_of(name, loo="output").predict(truth.case.test_inputs)
     assert_close(uncertainty.covariance("jackknife"), truth.covariances(apart=True)["jackknife"])
 
 
@@ -129,7 +129,7 @@ def test_centred_jackknife_with_outputs_left_out_apart(name: str) -> None:
 def test_unbiased_noise(name: str) -> None:
     truth, tracer = truth_of(name), tracer_of(name, noise="unbiased")
     wanted = truth.covariances(unbiased=True)
-    uncertainty = tracer.predict(truth.case.test_batch)
+    uncertainty = tracer.predict(truth.case.test_inputs)
     assert_close(tracer.sigma, oracles.noise_covariance(truth.residuals, oracles.degrees_of_freedom(truth.leverage)))
     for estimator in ESTIMATORS:
         assert_close(uncertainty.covariance(estimator), wanted[estimator])
@@ -143,7 +143,7 @@ def test_recentring(name: str, road: str) -> None:
     sigma = oracles.noise_covariance(residuals)
     wanted = oracles.covariances(truth.test_tangents, truth.tangents, residuals, RIDGE, sigma=sigma)
     tracer = tracer_of(name, road, recenter=True)
-    uncertainty = tracer.predict(truth.case.test_batch)
+    uncertainty = tracer.predict(truth.case.test_inputs)
     assert_close(tracer.residuals, residuals)
     assert_close(tracer.loo_residuals, oracles.inflated_residuals(residuals, truth.leverage, 1.0))
     assert_close(uncertainty.mean, truth.mean + truth.test_tangents @ step)
@@ -178,7 +178,7 @@ def test_chosen_parameters(chosen: str | list[str], keep: str | tuple[str, ...])
     sigma = oracles.noise_covariance(residuals)
     wanted = oracles.covariances(test_tangents, tangents, residuals, RIDGE, sigma=sigma)
     tracer = whence.fit(case.model, case.batches(), parameters=chosen, ridge=RIDGE, recenter=True, progress=False)
-    uncertainty = tracer.predict(case.test_batch)
+    uncertainty = tracer.predict(case.test_inputs)
     for estimator in ESTIMATORS:
         assert_close(uncertainty.covariance(estimator), wanted[estimator])
 

@@ -61,8 +61,8 @@ def test_batch_size_does_not_matter(road: str, batch: int, test_batch: int) -> N
 @pytest.mark.parametrize(("batch", "chunk"), [(2, None), (9, 2)])
 def test_batches_and_chunks_do_not_matter_without_a_matrix(batch: int, chunk: int | None) -> None:
     case = networks.build("two_inputs")
-    wanted = covariances(fit(case, "dual"), case.test_batch)
-    assert_same(covariances(fit(case, "matrix_free", batch=batch, chunk_size=chunk), case.test_batch), wanted)
+    wanted = covariances(fit(case, "dual"), case.test_inputs)
+    assert_same(covariances(fit(case, "matrix_free", batch=batch, chunk_size=chunk), case.test_inputs), wanted)
 
 
 @pytest.mark.parametrize("road", ROADS)
@@ -88,7 +88,7 @@ def test_scaled_outputs_scale_variances_by_the_square(road: str) -> None:
     wanted["laplace"] /= s**2
     assert_same(covariances(two, case.test_inputs), wanted)
     np.testing.assert_allclose(two.leverage, one.leverage, rtol=1e-9)
-    ratios = (tracer.predict(case.test_batch).ratio for tracer in (two, one))
+    ratios = (tracer.predict(case.test_inputs).ratio for tracer in (two, one))
     np.testing.assert_allclose(*ratios, rtol=1e-9)
 
 
@@ -101,7 +101,7 @@ def test_rotated_outputs_rotate_covariances(road: str) -> None:
     before = covariances(fit(case, road), case.test_inputs)
     after = covariances(fit(other, road), case.test_inputs)
     assert_same(after, {name: turn.numpy() @ value @ turn.numpy().T for name, value in before.items()})
-    apart = [fit(each, road, loo="output").predict(case.test_batch) for each in (case, other)]
+    apart = [fit(each, road, loo="output").predict(case.test_inputs) for each in (case, other)]
     traces = [np.asarray(each.hec3).sum(axis=1) for each in apart]
     assert abs(traces[1] / traces[0] - 1).max() > 1e-3
 
@@ -122,5 +122,5 @@ def test_duplicated_data_halve_variances(road: str) -> None:
 @pytest.mark.parametrize("road", ROADS)
 def test_chunking_does_not_matter(road: str, chunk: int) -> None:
     case = networks.build("embedding")
-    wanted = covariances(fit(case, road), case.test_batch)
-    assert_same(covariances(fit(case, road, chunk_size=chunk), case.test_batch), wanted)
+    wanted = covariances(fit(case, road), case.test_inputs)
+    assert_same(covariances(fit(case, road, chunk_size=chunk), case.test_inputs), wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -14,6 +15,16 @@ import oracles
 from reference.make_inputs import LINEAR, load
 
 REFERENCE = Path(__file__).parent.parent / "reference"
+
+
+def test_oracles_owe_nothing_to_the_package() -> None:
+    # Read, not imported: another test may have loaded the package already.
+    for path in (Path(oracles.__file__), REFERENCE / "make_inputs.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        origins = plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert {"numpy"} <= origins
+        assert not {name for name in origins if name.split(".")[0] == "whence"}
 
 
 @pytest.mark.parametrize("name", LINEAR)
