@@ -53,8 +53,9 @@ class Basis:
 def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
     """Eigenvalues (ascending, clamped at zero) and eigenvectors of symmetric matrices (..., m, m), in float64.
 
-    float32 `eigh` fails to converge on rank-deficient factors (pixels that are always zero are enough). Where even
-    float64 fails, other drivers are tried, and the fact is told; nothing is ever added to the matrix.
+    float32 `eigh` fails to converge, or gives NaN without a word, on rank-deficient factors (pixels that are always
+    zero are enough). Where even float64 does, other drivers are tried, and the fact is told; nothing is ever added to
+    the matrix.
     """
     exact = matrix.double()
     if not bool(torch.isfinite(exact).all()):
@@ -64,9 +65,12 @@ def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, 
         )
     try:
         values, vectors = torch.linalg.eigh(exact)
+        if bool(torch.isfinite(vectors).all()):
+            return values.clamp_min(0.0), vectors
     except RuntimeError:  # torch.linalg.LinAlgError is one
-        facts.append(f"the eigenvectors of {where} needed a second driver")
-        values, vectors = _second_driver(exact)
+        pass
+    facts.append(f"the eigenvectors of {where} needed a second driver")
+    values, vectors = _second_driver(exact)
     return values.clamp_min(0.0), vectors
 
 
