@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from .tangents.batches import Inputs, batch_size, check_finite, to_device, witho
 from .tangents.borrow import borrowed, check_calm, fingerprint
 from .tangents.forward import Network
 from .tangents.linearization import Linearization
+from .tangents.loaders import length
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,8 +115,7 @@ class Tracer:
             yield without_targets(x, positional)
         elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
             track = self.problem.progress.track
-            total = len(x) if isinstance(x, Sized) else None
-            yield from (without_targets(raw, positional) for raw in track(x, "predictions, batch", total))
+            yield from (without_targets(raw, positional) for raw in track(x, "predictions, batch", length(x)))
         else:
             raise InputError(
                 f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "

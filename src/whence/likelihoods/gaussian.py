@@ -35,7 +35,7 @@ class Gaussian(Likelihood):
         if flat.shape != outputs.shape:
             raise ShapeError(
                 f"expected targets of shape {tuple(outputs.shape)}, as the model's outputs, "
-                f"got {tuple(targets.shape)} in {where}."
+                f"got {tuple(targets.shape)} in {where}. Make the loader, or the model, give the other shape."
             )
         return flat.to(outputs.dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from whence.errors import InputError, LoaderError, ShapeError
 from whence.progress import Progress
 
-from .loaders import check_loader, in_order
+from .loaders import check_loader, in_order, length
 from .marks import mark
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
@@ -94,8 +94,8 @@ class Batches:
     def _tracked(self, label: str | None) -> Iterable[Any]:
         if label is None:
             return self.loader
-        known = len(self.loader) if isinstance(self.loader, Sized) else None
-        return self.progress.track(self.loader, f"{label}, batch", len(self.prints) if self.complete else known)
+        total = len(self.prints) if self.complete else length(self.loader)
+        return self.progress.track(self.loader, f"{label}, batch", total)
 
     def _remember(self, number: int, found: tuple[int, ...]) -> None:
         if number < len(self.prints):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -37,6 +37,19 @@ def check_loader(loader: Any) -> None:
         )
 
 
+def length(loader: Any) -> int | None:
+    """The number of batches, where the loader knows it; a DataLoader of an iterable data set may not.
+
+    Examples:
+        >>> length([1, 2]), length(iter([1, 2]))
+        (2, None)
+    """
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 def _iterable(loader: Any) -> bool:
     try:
         iter(loader)
@@ -54,7 +67,7 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return loader
     sampler: Any = loader.sampler
-    size = len(loader.dataset) if isinstance(loader.dataset, Sized) else -1
+    size = length(loader.dataset) or 0
     shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
     sequential = type(sampler) is SequentialSampler
     if loader.batch_size is None or not (shuffled or sequential):
