@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,11 +23,18 @@ class Model:
         build: Makes the module.
         inputs: Makes n examples.
         generic: Parameters that are expected to go the generic way.
+        kinds: The form that is expected of some blocks.
     """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Any]
     generic: frozenset[str] = frozenset()
+    kinds: dict[str, str] = field(default_factory=dict)
+
+
+def prepared(model: Model) -> nn.Module:
+    """The module in float64 and in evaluation mode."""
+    return model.build().double().eval()
 
 
 def vectors(n: int) -> Tensor:
@@ -311,19 +318,29 @@ MODELS: dict[str, Model] = {
     "linear": Model(lambda: Flat(nn.Linear(WIDTH, 3)), vectors),
     "linear without bias": Model(lambda: Flat(nn.Linear(WIDTH, 3, bias=False)), vectors),
     "linear on a sequence": Model(lambda: Flat(nn.Linear(WIDTH, 3), nn.Tanh(), nn.Linear(3, 2)), tokens),
-    "subclass with its own forward": Model(lambda: Flat(Twisted(WIDTH, 3)), tokens),
+    "subclass with its own forward": Model(
+        lambda: Flat(Twisted(WIDTH, 3)), tokens, kinds={"layers.0.weight": "dense", "layers.0.bias": "dense"}
+    ),
     "relu in place": Model(
         lambda: Flat(nn.Linear(WIDTH, 5), nn.ReLU(inplace=True), nn.Linear(5, 3), nn.ReLU(inplace=True)), vectors
     ),
-    "a module called twice": Model(lambda: Flat(*[nn.Linear(WIDTH, WIDTH)] * 2), tokens),
+    "a module called twice": Model(
+        lambda: Flat(*[nn.Linear(WIDTH, WIDTH)] * 2), tokens, kinds={"layers.0.weight": "kronecker"}
+    ),
     "sequence first": Model(lambda: Transposed(nn.Linear(WIDTH, 3)), tokens),
     "folded, outer": Model(lambda: Folded(nn.Linear(WIDTH, 3), outer=True), tokens),
     "folded, inner": Model(lambda: Folded(nn.Linear(WIDTH, 3), outer=False), tokens),
     "Conv1D": Model(lambda: Flat(Conv1D(WIDTH, 3), nn.Tanh(), Conv1D(3, 2)), tokens),
     "x @ W + b": Model(lambda: Applied(lambda x, w, b: x @ w + b, w=(WIDTH, 3), b=(3,)), tokens),
-    "x @ W.T": Model(lambda: Applied(lambda x, w: x @ w.T + torch.matmul(x, w.t()), w=(3, WIDTH)), tokens),
-    "W @ x": Model(lambda: Applied(lambda x, w: torch.matmul(w, x.mT), w=(3, WIDTH)), tokens),
-    "mm": Model(lambda: Applied(lambda x, w, v: torch.mm(x, w).mm(v.mT), w=(WIDTH, 3), v=(2, 3)), vectors),
+    "x @ W.T": Model(
+        lambda: Applied(lambda x, w: x @ w.T + torch.matmul(x, w.t()), w=(3, WIDTH)), tokens, kinds={"w": "kronecker"}
+    ),
+    "W @ x": Model(lambda: Applied(lambda x, w: torch.matmul(w, x.mT), w=(3, WIDTH)), tokens, kinds={"w": "kronecker"}),
+    "mm": Model(
+        lambda: Applied(lambda x, w, v: torch.mm(x, w).mm(v.mT), w=(WIDTH, 3), v=(2, 3)),
+        vectors,
+        kinds={"w": "kronecker", "v": "kronecker"},
+    ),
     "addmm method": Model(
         lambda: Applied(lambda x, w, b: b.addmm(x, w) + b.addmm(x, w, alpha=1), w=(WIDTH, 3), b=(3,)),
         vectors,
@@ -335,9 +352,12 @@ MODELS: dict[str, Model] = {
     "rows of a weight": Model(
         lambda: Applied(lambda x, w, b: F.linear(x, w[1:3], b[1:3]) + F.linear(x, w[:2], b[:2]), w=(4, WIDTH), b=(4,)),
         tokens,
+        kinds={"w": "kronecker"},
     ),
-    "a matrix in two products": Model(lambda: TiedLinears(transposed=True), vectors),
-    "tied linear layers": Model(lambda: TiedLinears(transposed=False), tokens),
+    "a matrix in two products": Model(lambda: TiedLinears(transposed=True), vectors, kinds={"one.weight": "dense"}),
+    "tied linear layers": Model(
+        lambda: TiedLinears(transposed=False), tokens, kinds={"one.weight": "kronecker", "one.bias": "dense"}
+    ),
     "Conv1d": Model(
         lambda: Flat(
             nn.Conv1d(2, 4, 3, stride=2, padding=1), nn.Tanh(), nn.Conv1d(4, 4, 2, dilation=2, groups=2, bias=False)
@@ -366,7 +386,9 @@ MODELS: dict[str, Model] = {
         lambda: Flat(nn.ConvTranspose1d(2, 3, 3, stride=2, padding=1, output_padding=1)), images(2, 4)
     ),
     "ConvTranspose2d": Model(
-        lambda: Flat(nn.ConvTranspose2d(4, 6, (2, 3), stride=(1, 2), groups=2, dilation=(2, 1))), images(4, 2, 3)
+        lambda: Flat(nn.ConvTranspose2d(4, 6, (2, 3), stride=(1, 2), groups=2, dilation=(2, 1))),
+        images(4, 2, 3),
+        kinds={"layers.0.weight": "kronecker", "layers.0.bias": "dense"},
     ),
     "ConvTranspose2d, frames folded": Model(
         lambda: Folded(nn.ConvTranspose2d(1, 2, 2, bias=False), outer=False), images(2, 1, 2, 3)
@@ -374,7 +396,11 @@ MODELS: dict[str, Model] = {
     "ConvTranspose3d": Model(
         lambda: Flat(nn.ConvTranspose3d(2, 2, 2, stride=2, output_padding=(1, 0, 1))), images(2, 2, 1, 2)
     ),
-    "LayerNorm": Model(lambda: Flat(affine(nn.LayerNorm(WIDTH)), affine(nn.LayerNorm([LENGTH, WIDTH]))), tokens),
+    "LayerNorm": Model(
+        lambda: Flat(affine(nn.LayerNorm(WIDTH)), affine(nn.LayerNorm([LENGTH, WIDTH]))),
+        tokens,
+        kinds={"layers.0.weight": "dense"},
+    ),
     "LayerNorm without bias": Model(lambda: Flat(affine(nn.LayerNorm(WIDTH, bias=False))), vectors),
     "torch.layer_norm": Model(
         lambda: Applied(lambda x, w, b: torch.layer_norm(x, (WIDTH,), w, b), w=(WIDTH,), b=(WIDTH,)), tokens
@@ -392,7 +418,7 @@ MODELS: dict[str, Model] = {
     "Embedding": Model(lambda: Flat(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 2)), words),
     "Embedding with padding": Model(lambda: Flat(nn.Embedding(WORDS, WIDTH, padding_idx=-2)), words),
     "Embedding, sparse": Model(lambda: Flat(nn.Embedding(WORDS, WIDTH, sparse=True)), words),
-    "table[index]": Model(lambda: Applied(lambda x, w: w[x], w=(WORDS, 2, 2)), words),
+    "table[index]": Model(lambda: Applied(lambda x, w: w[x], w=(WORDS, 2, 2)), words, kinds={"w": "rows"}),
     "index_select": Model(
         lambda: Applied(lambda x, w: w.index_select(0, x[:, 0]) * torch.index_select(w, 0, x[:, 1]), w=(WORDS, 2)),
         words,
@@ -412,14 +438,22 @@ MODELS: dict[str, Model] = {
             f"attention.{name}" for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
         ),
     ),
-    "cross attention": Model(lambda: CrossAttention(together=True), lambda n: (tokens(n), tokens(n)[:, :2].exp())),
+    "cross attention": Model(
+        lambda: CrossAttention(together=True),
+        lambda n: (tokens(n), tokens(n)[:, :2].exp()),
+        kinds={"attention.in_proj_weight": "kronecker"},
+    ),
     "cross attention, three": Model(lambda: CrossAttention(together=False), lambda n: (tokens(n), tokens(n).exp())),
     "cross attention, other widths": Model(
         lambda: CrossAttention(together=True, kdim=2, vdim=2), lambda n: (tokens(n), tokens(n)[..., :2])
     ),
     "transformer": Model(lambda: encoder(batch_first=True, norm_first=False), tokens),
     "transformer, sequence first": Model(lambda: encoder(batch_first=False, norm_first=True), tokens),
-    "LSTM": Model(lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True), tokens),
+    "LSTM": Model(
+        lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True),
+        tokens,
+        kinds={"inner.weight_ih_l1_reverse": "kronecker", "inner.weight_hh_l1_reverse": "kronecker"},
+    ),
     "LSTM with projection": Model(lambda: Recurrent(nn.LSTM, proj_size=2, bias=False), tokens),
     "GRU": Model(lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), tokens),
     "RNN": Model(lambda: Recurrent(nn.RNN, batch_first=True), tokens),
@@ -431,11 +465,13 @@ MODELS: dict[str, Model] = {
     "GRU, packed": Model(
         Packed, tokens, frozenset(f"inner.{kind}_{of}_l0" for kind in ("weight", "bias") for of in ("ih", "hh"))
     ),
-    "LoRA": Model(LoRA, tokens),
-    "tied embedding": Model(LanguageModel, words),
-    "tied embedding, flat positions": Model(lambda: LanguageModel(flat_positions=True), words),
+    "LoRA": Model(LoRA, tokens, kinds={"down": "kronecker", "up": "kronecker"}),
+    "tied embedding": Model(LanguageModel, words, kinds={"words.weight": "dense", "positions.weight": "rows"}),
+    "tied embedding, flat positions": Model(
+        lambda: LanguageModel(flat_positions=True), words, kinds={"positions.weight": "rows"}
+    ),
     "class token and positions": Model(Vision, tokens),
-    "relative bias": Model(RelativeBias, tokens),
+    "relative bias": Model(RelativeBias, tokens, kinds={"table": "rows"}),
     "weight norm": Model(lambda: Flat(parametrizations.weight_norm(nn.Linear(WIDTH, 3))), tokens),
     "a scalar": Model(lambda: Applied(lambda x, s: x * s.exp() + s, s=()), vectors),
     "einsum": Model(

@@ -49,12 +49,14 @@ class Captured:
         self._layouts = layouts
         self._generic = generic
 
-    def tangents(self, cotangents: Tensor, *, last: bool = False) -> list[Tangent]:
+    def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool = False) -> list[Tangent]:
         """Pull cotangents back to every block.
 
         Args:
             cotangents: (c, n, k); c backward passes are made.
             last: Whether the graph may be freed, since nothing more will be asked.
+            batched: Whether all cotangents go through one vectorised backward pass (`is_grads_batched`) instead of
+                one after the other. Measured, this is no faster on a CPU, and some kernels have no such form.
 
         Returns:
             Tangents in the order of the capture's blocks.
@@ -63,7 +65,7 @@ class Captured:
         if cotangents.dim() != 3 or cotangents.shape[1:] != (n, k):
             raise ShapeError(f"expected cotangents of shape (c, {n}, {k}), got {tuple(cotangents.shape)}.")
         cotangents = cotangents.to(self.outputs)
-        pulled = pull_back(self._graph, self._records, self._layouts, cotangents, last)
+        pulled = pull_back(self._graph, self._records, self._layouts, cotangents, last=last, batched=batched)
         found = tangents_of(self._blocks, pulled, Sizes(n, len(cotangents), self.outputs))
         if self._generic is None:
             return found
@@ -131,11 +133,12 @@ class Capture:
         seen: Counter[tuple[Any, ...]] = Counter()
         found = []
         for record in records:
-            known = self._settled.layouts.get(record.key, [])
-            at = seen[record.key]
-            seen[record.key] += 1
-            alike = len(set(known)) == 1
-            layout = known[0] if alike else known[at] if at < len(known) else None
+            key = record.key
+            known = self._settled.layouts.get(key, ())
+            at = seen[key]
+            seen[key] += 1
+            # One layout for all uses of a kind holds for any number of them (a cell called once for every token).
+            layout = known[0] if len(known) == 1 else known[at] if at < len(known) else None
             if layout is None or not layout.fits(record.shape, n):
                 names = ", ".join(root.parameter for source in record.roles.values() for root in source.roots)
                 raise UncapturedParameterError(

@@ -8,11 +8,13 @@ taken on the model as it is. And the outputs under capture are the model's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from whence.errors import ShapeError, UncapturedParameterError
@@ -32,6 +34,7 @@ class Evidence:
 
     inputs: Inputs
     outputs: Tensor  # (n, k)
+    precision: torch.dtype  # the coarsest that occurs inside the model
     cotangent: Tensor  # (n, k)
     gradients: Mapping[str, Tensor | None]  # None where the outputs do not depend on the parameter
     chosen: Tensor  # (n,) of bool: some of the examples
@@ -39,7 +42,12 @@ class Evidence:
     @property
     def tolerance(self) -> float:
         """Relative error to be expected between two ways of computing the same thing."""
-        return tolerance(self.outputs)
+        return tolerance(self.precision, self.outputs.device)
+
+    @property
+    def floor(self) -> float:
+        """Absolute error to be expected in a gradient whose terms cancel, in units of all gradients together."""
+        return max(min(100 * torch.finfo(self.precision).eps, 1e-2), self.tolerance**2)
 
     @property
     def scale(self) -> float:
@@ -47,12 +55,28 @@ class Evidence:
         return math.hypot(*(float(g.double().norm()) for g in self.gradients.values() if g is not None))
 
 
-def tolerance(outputs: Tensor) -> float:
-    """Relative error to be expected between two ways of computing such outputs, or gradients of them."""
+class _Precision(TorchFunctionMode):
+    """Finds the coarsest dtype in which a model computes: a float32 model may use bfloat16 inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coarsest = torch.float64
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point():
+            self.coarsest = max(self.coarsest, out.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+        return out
+
+
+def tolerance(precision: torch.dtype, device: torch.device) -> float:
+    """Relative error to be expected between two ways of computing outputs or gradients."""
     fast = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    if outputs.is_cuda and fast and outputs.dtype == torch.float32:
+    if device.type == "cuda" and fast and precision == torch.float32:
         return 1e-2
-    return {torch.float64: 1e-8, torch.float16: 3e-2, torch.bfloat16: 1e-1}.get(outputs.dtype, 1e-3)
+    return {torch.float64: 1e-8, torch.float16: 3e-2, torch.bfloat16: 1e-1}.get(precision, 1e-3)
 
 
 def gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evidence:
@@ -63,7 +87,7 @@ def gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evid
         outputs = call(inputs)
     if outputs.dim() != 2 or len(outputs) != n:
         raise ShapeError(f"expected outputs of shape ({n}, k) on the first batch, got {tuple(outputs.shape)}.")
-    _refuse_mixing(call, inputs, outputs.detach())
+    precision = _refuse_mixing(call, inputs, outputs.detach())
     generator = torch.Generator().manual_seed(n)
     cotangent = torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs)
     found: Sequence[Tensor | None] = [None] * len(parameters)
@@ -72,21 +96,23 @@ def gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evid
     dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
     order = torch.randperm(n, generator=generator)
     chosen = torch.zeros(n, dtype=torch.bool).index_fill_(0, order[: n // 2], True).to(outputs.device)
-    return Evidence(inputs, outputs.detach(), cotangent, dict(zip(parameters, dense, strict=True)), chosen)
+    return Evidence(inputs, outputs.detach(), precision, cotangent, dict(zip(parameters, dense, strict=True)), chosen)
 
 
-def _refuse_mixing(call: Call, inputs: Inputs, outputs: Tensor) -> None:
-    """Raise if the outputs of an example depend on which others are in the batch."""
+def _refuse_mixing(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
+    """Raise if the outputs of an example depend on which others are in the batch; the precision of the model."""
     half = (len(outputs) + 1) // 2
-    with torch.no_grad():
+    with torch.no_grad(), _Precision() as mode:
         alone = call(take(inputs, slice(0, half)))
     gap = (alone.double() - outputs[:half].double()).norm()
-    if not gap <= tolerance(outputs) * outputs.double().norm() + torch.finfo(torch.float32).tiny:
+    if not gap <= tolerance(mode.coarsest, outputs.device) * outputs.double().norm() + torch.finfo(torch.float32).tiny:
         raise UncapturedParameterError(
             f"expected the outputs of an example not to depend on the others in its batch, got a difference of "
             f"{float((alone - outputs[:half]).abs().max()):.3g} between a batch and its first half. Call model.eval(), "
             "and use no layer that mixes examples (batch statistics, attention or pooling across the batch)."
         )
+    coarsest: torch.dtype = mode.coarsest
+    return coarsest
 
 
 def _few(inputs: Inputs) -> Inputs:
@@ -137,7 +163,7 @@ class Mismatch:
 def compare(evidence: Evidence, tangents: Sequence[Tangent]) -> dict[str, Mismatch]:
     """Sum the captured gradients over examples and compare with autograd's, parameter by parameter."""
     wrong: dict[str, Mismatch] = {}
-    floor = 100 * torch.finfo(evidence.outputs.dtype).eps * evidence.scale
+    floor = evidence.floor * evidence.scale
     for tangent in tangents:
         total, spread = _total(tangent)
         for name, got in tangent.block.from_matrix(total).items():

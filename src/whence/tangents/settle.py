@@ -45,7 +45,7 @@ class Settled:
     unused: tuple[str, ...]
     generic: dict[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
-    layouts: dict[Key, list[Layout]] = field(default_factory=dict)
+    layouts: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
     runner: Runner | None = None
     notes: list[str] = field(default_factory=list)
@@ -110,16 +110,14 @@ def _find_layouts(
             for root in (root for source in record.roles.values() for root in source.roots):
                 _give_up(found, root.parameter, "no axis of a layer's output holds the examples")
         return None
-    proved = {record.key: layout for record, (layout, sure) in zip(records, known, strict=True) if sure}
-    layouts = [
-        layout if sure else proved.get(record.key, layout)
-        for record, (layout, sure) in zip(records, known, strict=True)
-    ]
-    found.layouts = {}
+    placed = [(record, layout, sure) for record, (layout, sure) in zip(records, known, strict=True) if layout]
+    proved = {record.key: layout for record, layout, sure in placed if sure}
+    layouts = [layout if sure else proved.get(record.key, layout) for record, layout, sure in placed]
+    of: dict[Key, list[Layout]] = {}
     for record, layout in zip(records, layouts, strict=True):
-        assert layout is not None
-        found.layouts.setdefault(record.key, []).append(layout)
-    return [layout for layout in layouts if layout is not None]
+        of.setdefault(record.key, []).append(layout)
+    found.layouts = {key: tuple(each) if len(set(each)) > 1 else (each[0],) for key, each in of.items()}
+    return layouts
 
 
 def _give_up(found: Settled, name: str, why: str) -> None:

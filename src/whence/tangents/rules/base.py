@@ -130,7 +130,7 @@ Reader = Callable[[Recorder, Function, Arguments, Keywords], Any]
 
 def functions(owner: Any, *names: str) -> list[Function]:
     """The functions of these names that this version of torch has."""
-    return [getattr(owner, name) for name in names if hasattr(owner, name)]
+    return [getattr(owner, name) for name in names if callable(getattr(owner, name, None))]
 
 
 def bind(names: Sequence[str], args: Arguments, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from whence.tangents.rules.embeddings import look_up
 VIEWS = (
     *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "swapaxes", "movedim"),
     *("narrow", "select", "diagonal", "contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"),
-    *("clone", "view_as", "reshape_as", "flip", "roll", "tril", "triu", "diag", "diag_embed", "cuda", "cpu"),
+    *("clone", "view_as", "reshape_as", "flip", "roll", "tril", "triu", "diag", "diag_embed"),
 )
 UNARY = (
     *("neg", "exp", "log", "sqrt", "rsqrt", "square", "abs", "reciprocal", "sigmoid", "tanh", "softmax", "log_softmax"),

@@ -113,5 +113,5 @@ READERS: dict[Function, Reader] = {
     F.linear: linear,
     **dict.fromkeys([torch.addmm, Tensor.addmm], addmm),
     **dict.fromkeys(functions(torch, "matmul", "mm"), product),
-    **dict.fromkeys(functions(Tensor, "matmul", "mm", "__matmul__"), product),
+    **dict.fromkeys(functions(Tensor, "matmul", "mm"), product),
 }

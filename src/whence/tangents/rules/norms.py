@@ -35,6 +35,8 @@ class FeatureNormUse(Use):
             z = layout.canonical(self.normalized(), n)
             z, grads = promoted(z, grads)
             grads = grads * z.unsqueeze(1)
+        if grads.dim() == 2 + len(self.shape):
+            return grads
         return grads.reshape(n, c, -1, size).sum(2).reshape(n, c, *self.shape)
 
 
