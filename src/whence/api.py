@@ -90,6 +90,7 @@ def fit(
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
     check_model(model)
+    marks = fingerprint(model)
     with borrowed(model):
         network = Network(model)
         bar = Progress(progress)
@@ -111,11 +112,17 @@ def fit(
             chunk_size=chunk_size,
         )
         bread = chosen.fit(problem, lam)
-        return _assemble(problem, bread, recenter, noise, loo == "output", leverage)
+        return _assemble(problem, bread, marks, recenter, noise, loo == "output", leverage)
 
 
 def _assemble(
-    problem: Linearization, bread: Bread, recenter: bool, noise: str, by_output: bool, leverage: str
+    problem: Linearization,
+    bread: Bread,
+    marks: dict[str, int],
+    recenter: bool,
+    noise: str,
+    by_output: bool,
+    leverage: str,
 ) -> Tracer:
     step = bread.newton_step(with_direction=recenter)
     residuals = problem.residuals - step.change if recenter else problem.residuals
@@ -135,7 +142,7 @@ def _assemble(
         recentered=recenter,
         sigma=sigma,
         diagnostics=_diagnose(problem, bread, step, left_out, policy, recenter),
-        marks=fingerprint(problem.network.model),
+        marks=marks,
     )
 
 

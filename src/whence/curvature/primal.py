@@ -88,14 +88,15 @@ class PrimalBread(Bread):
         inner = diagonal.sqrt()
         if self.rows.in_memory and len(inner) <= QR_SIZE:
             factor = self._factor_by_qr(prescale * inner, ridge)
+            tiny = torch.finfo(factor.dtype).eps * len(inner)
         else:
             matrix = curvature / inner / inner.unsqueeze(1)
             matrix.diagonal().add_(penalty / diagonal)
             factor, info = torch.linalg.cholesky_ex(matrix)
             if int(info):
                 raise singular(ridge, len(diagonal) - int(info) + 1, len(diagonal))
+            tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
         pivots = factor.diagonal().abs()
-        tiny = torch.finfo(factor.dtype).eps * len(pivots)
         null = int((pivots <= tiny * pivots.max()).sum())
         if null:
             raise singular(ridge, null, len(pivots))

@@ -1,0 +1,82 @@
+"""What does not fit in memory is refused before anything is allocated, with sizes and ways out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from doubles import batches, fit, inputs_and_targets, mlp
+
+
+@pytest.mark.parametrize(("road", "takes"), [("auto", r"14\.9 KiB"), ("dual", r"14\.9 KiB"), ("primal", r"52\.4 KiB")])
+def test_the_message(road: Any, takes: str) -> None:
+    message = (
+        rf"the exact structure \((dual|primal) road\) to fit in 1\.0 KiB, but it takes about {takes}\. For 8 examples, "
+        r"2 outputs and 26 parameters the primal road takes 52\.4 KiB and the dual 14\.9 KiB\. What fits: "
+        r"structure='core' or 'ekfac'.*parameters='last_layer'.*road='matrix_free'.*or a larger max_memory"
+    )
+    with pytest.raises(whence.TooLargeError, match=message) as caught:
+        fit(mlp(), batches(), max_memory=1024, structure=whence.Exact(road=road), chunk_size=4)
+    assert isinstance(caught.value, MemoryError)
+
+
+def test_a_road_that_would_fit_is_named() -> None:
+    with pytest.raises(
+        whence.TooLargeError, match=r"What fits: structure=whence\.Exact\(road='dual'\); structure='core'"
+    ):
+        fit(mlp(), batches(), max_memory=20_000, structure=whence.Exact(road="primal"))
+
+
+def test_nothing_is_allocated() -> None:
+    x, y = inputs_and_targets()
+    model = nn.Sequential(nn.Linear(3, 40_000), nn.Linear(40_000, 2)).double()
+    with pytest.raises(whence.TooLargeError, match=r"primal road\) to fit in 1\.0 GiB, but it takes about 3\.8 TiB"):
+        fit(model, [(x, y)], structure=whence.Exact(road="primal"), max_memory=2**30)
+
+
+def test_the_limit_is_the_machine_without_an_option() -> None:
+    x, y = inputs_and_targets()
+    model = nn.Linear(3, 2).double()
+    repeated = [(x.repeat(2_000, 1), y.repeat(2_000, 1))] * 40  # n k = 1,280,000: a kernel of 12 TiB
+    with pytest.raises(
+        whence.TooLargeError, match=r"dual road\) to fit in [\d.]+ [MGT]iB, but it takes about [\d.]+ TiB"
+    ):
+        fit(model, repeated, structure=whence.Exact(road="dual"))
+
+
+class Greedy(nn.Module):
+    """Stands in for a GPU that is full as soon as tangents of single examples are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and len(x) == 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        outputs: Tensor = self.net(x)
+        return outputs
+
+
+def test_a_full_device_says_which_option_helps() -> None:
+    message = r"tangents of 3 examples to fit on cpu, got out of memory\. Pass a chunk_size below 3, or smaller batches"
+    with pytest.raises(whence.TooLargeError, match=message):
+        fit(Greedy(), batches())
+
+
+@pytest.mark.parametrize("road", ["primal", "dual"])
+def test_rows_that_are_not_kept_give_the_same(road: Any) -> None:
+    x, _ = inputs_and_targets()
+    structure = whence.Exact(road=road)
+    kept = fit(mlp(), batches(), structure=structure, recenter=True)
+    need = {"primal": 53_000, "dual": 14_300}[road]
+    again = fit(mlp(), batches(), structure=structure, recenter=True, max_memory=need)
+    torch.testing.assert_close(again.leverage, kept.leverage, rtol=1e-10, atol=1e-13)
+    ours, theirs = again.predict(x), kept.predict(x)
+    for name in theirs.covariances:
+        torch.testing.assert_close(ours.covariance(name), theirs.covariance(name), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(ours.mean, theirs.mean)
