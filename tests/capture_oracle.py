@@ -56,5 +56,6 @@ def assert_captures(capture: Any, model: nn.Module, inputs: Any, tolerance: floa
             expected[name],
             rtol=tolerance,
             atol=tolerance * (1 + scale),
+            check_dtype=False,
             msg=lambda m, name=name: f"{name}: {m}",
         )

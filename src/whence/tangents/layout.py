@@ -70,6 +70,17 @@ def candidates(axes: Iterable[int], shape: Sequence[int], n: int) -> Iterator[La
             yield Layout(axis, "inner")
 
 
+def halves(n: int) -> Tensor:
+    """Sets of examples (s, n) of bool such that, for any two examples, one set has the first and not the second.
+
+    Example:
+        >>> halves(3).int().tolist()
+        [[0, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
+    """
+    digits = [(torch.arange(n) >> bit) % 2 == 1 for bit in range(max(n - 1, 1).bit_length())]
+    return torch.stack([side for digit in digits for side in (digit, ~digit)])
+
+
 def separates(layout: Layout, gradient: Tensor, chosen: Tensor) -> bool:
     """Whether a gradient pulled back from the chosen examples alone, (n,) of bool, vanishes on all others."""
     return not bool(layout.canonical(gradient, len(chosen))[~chosen].any())

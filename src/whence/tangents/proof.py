@@ -1,8 +1,9 @@
 """The proof that a capture is right, on one batch: nothing missed, nothing counted twice, no examples mixed.
 
 Three facts are checked. Gradients pulled back from some of the examples alone vanish on all others, in the layout that
-was found for each use. For a random cotangent, the captured gradients of all examples add up to autograd's gradient,
-taken on the model as it is. And the outputs under capture are the model's.
+was found for each use; the sets of examples are such that a leak between any two would show. For a random cotangent,
+the captured gradients of all examples add up to autograd's gradient, taken on the model as it is. And the outputs under
+capture are the model's, whichever examples are in the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from whence.errors import ShapeError, UncapturedParameterError
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Kronecker, Tangent
 from whence.tangents.generic import Call
-from whence.tangents.layout import Layout, candidates, separates
+from whence.tangents.layout import Layout, candidates, halves, separates
 from whence.tangents.recorder import Record
 
 PRIMES = (13, 11, 7, 5, 3, 2)
@@ -37,7 +38,7 @@ class Evidence:
     precision: torch.dtype  # the coarsest that occurs inside the model
     cotangent: Tensor  # (n, k)
     gradients: Mapping[str, Tensor | None]  # None where the outputs do not depend on the parameter
-    chosen: Tensor  # (n,) of bool: some of the examples
+    sets: Tensor  # (s, n) of bool: sets of examples that tell any two apart
 
     @property
     def tolerance(self) -> float:
@@ -94,9 +95,8 @@ def gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evid
     if outputs.requires_grad:
         found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, allow_unused=True)
     dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
-    order = torch.randperm(n, generator=generator)
-    chosen = torch.zeros(n, dtype=torch.bool).index_fill_(0, order[: n // 2], True).to(outputs.device)
-    return Evidence(inputs, outputs.detach(), precision, cotangent, dict(zip(parameters, dense, strict=True)), chosen)
+    gradients = dict(zip(parameters, dense, strict=True))
+    return Evidence(inputs, outputs.detach(), precision, cotangent, gradients, halves(n).to(outputs.device))
 
 
 def _refuse_mixing(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
@@ -122,25 +122,24 @@ def _few(inputs: Inputs) -> Inputs:
     return take(inputs, slice(0, next(prime for prime in PRIMES if prime <= n)))
 
 
-def find_layout(record: Record, pulled: Sequence[Tensor | None], chosen: Tensor) -> tuple[Layout | None, bool]:
+def find_layout(record: Record, pulled: Sequence[Tensor | None], sets: Tensor) -> tuple[Layout | None, bool]:
     """Where the examples are, and whether that is proved: gradients of zero everywhere prove nothing.
 
     Args:
         record: The use.
-        pulled: Gradients in its output, from the chosen examples alone and from the others alone.
-        chosen: (n,) of bool.
+        pulled: Gradients in its output, each from one set of examples alone.
+        sets: (s, n) of bool.
     """
-    n = len(chosen)
+    n = sets.shape[1]
     possible = (
         layout
         for layout in candidates(record.use.axes(record.shape), record.shape, n)
         if record.use.accepts(layout, record.shape, n)
     )
-    ours, theirs = pulled
-    proved = any(gradient is not None and bool(gradient.any()) for gradient in pulled)
+    known = [(gradient, chosen) for gradient, chosen in zip(pulled, sets, strict=True) if gradient is not None]
+    proved = any(bool(gradient.any()) for gradient, _ in known)
     for layout in possible:
-        right = ours is None or separates(layout, ours, chosen)
-        if right and (theirs is None or separates(layout, theirs, ~chosen)):
+        if all(separates(layout, gradient, chosen) for gradient, chosen in known):
             return layout, proved
     return None, proved
 

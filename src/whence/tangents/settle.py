@@ -96,12 +96,8 @@ def _find_layouts(
     """The layout of every record; None if some have none, after noting what follows from it."""
     if not records:
         return []
-    halves = torch.stack([evidence.cotangent * side[:, None] for side in (evidence.chosen, ~evidence.chosen)])
-    ours, theirs = pull(outputs, records, halves, last=False)
-    known: list[tuple[Layout | None, bool]] = [
-        find_layout(record, pair, evidence.chosen)
-        for record, pair in zip(records, zip(ours, theirs, strict=True), strict=True)
-    ]
+    pulled = pull(outputs, records, evidence.cotangent * evidence.sets[:, :, None], last=False)
+    known = [find_layout(record, [row[at] for row in pulled], evidence.sets) for at, record in enumerate(records)]
     lost = [record for record, (layout, _) in zip(records, known, strict=True) if layout is None]
     if lost:
         events = {record.event for record in lost if record.event is not None}

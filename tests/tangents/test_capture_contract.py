@@ -1,0 +1,421 @@
+"""What a capture promises beside right numbers: refusals, precision, memory, and a model left as it was."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from capture_models import MODELS, WIDTH, Applied, Flat, Model, mix, prepared, running, tokens, vectors
+from capture_oracle import assert_captures, by_parameter, call_of, oracle, selected
+from whence.errors import InputError, ShapeError, UncapturedParameterError, UnsupportedLayerError
+from whence.tangents.capture import Capture
+from whence.tangents.forms import Dense, Kronecker, Rows
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """Examples are mixed: the batch's mean is taken off, with or without a gradient through it."""
+
+    def __init__(self, *, detached: bool) -> None:
+        super().__init__()
+        self.linear, self.detached = nn.Linear(WIDTH, 2), detached
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x)
+        mean = out.mean(0)
+        return out - (mean.detach() if self.detached else mean)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_model_that_mixes_examples_is_refused(detached: bool) -> None:
+    model = Centred(detached=detached).double()
+    with pytest.raises(UncapturedParameterError, match=r"not to depend on the others.*eval"):
+        Capture(model, selected(model), example_inputs=vectors(6))
+
+
+class MixedBackward(torch.autograd.Function):
+    """The forward pass keeps examples apart, the backward pass does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad + grad.flip(0)
+
+
+class LyingGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return MixedBackward.apply(self.linear(x))
+
+
+def test_gradients_that_do_not_add_up_are_refused_by_name() -> None:
+    model = LyingGradient().double()
+    with pytest.raises(UncapturedParameterError, match=r"linear\.weight.*norm.*got norm.*Leave linear\.weight out"):
+        Capture(model, selected(model), example_inputs=vectors(6))
+
+
+def test_batch_statistics_are_refused() -> None:
+    model = Flat(nn.Linear(WIDTH, 3), nn.BatchNorm1d(3)).double().train()
+    with pytest.raises(UncapturedParameterError, match="batch statistics"):
+        Capture(model, selected(model), example_inputs=vectors(6))
+
+
+class Branching(nn.Module):
+    """Another path for other data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight)
+        if float(x.detach().abs().max()) > 100:
+            out = out + F.linear(torch.stack([x, x], 1), self.weight).sum(1)
+        return out[:, :2]
+
+
+def test_another_path_than_on_the_first_batch_is_refused() -> None:
+    model = Branching().double()
+    capture = Capture(model, selected(model), example_inputs=vectors(6))
+    capture.run(vectors(4))
+    with pytest.raises(UncapturedParameterError, match="as on the first batch"):
+        capture.run(vectors(4) * 1000)
+
+
+def test_an_embedding_that_rescales_itself_is_refused() -> None:
+    for option in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+        model = Flat(nn.Embedding(6, 2, **option)).double()
+        words = torch.zeros(4, 3, dtype=torch.long)
+        with pytest.raises(UnsupportedLayerError, match=next(iter(option))):
+            Capture(model, selected(model), example_inputs=words)
+
+
+def test_frozen_and_missing_parameters_are_refused() -> None:
+    model = small()
+    with pytest.raises(InputError, match="require gradients, got none"):
+        Capture(model, {}, example_inputs=vectors(3))
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(InputError, match=r"frozen ones: 0\.weight"):
+        Capture(model, dict(model.named_parameters()), example_inputs=vectors(3))
+
+
+def test_wrong_shapes_are_refused() -> None:
+    model = small()
+    capture = Capture(model, selected(model), example_inputs=vectors(3))
+    captured = capture.run(vectors(4))
+    with pytest.raises(ShapeError, match=r"\(c, 4, 2\), got \(4, 2\)"):
+        captured.tangents(torch.zeros(4, 2))
+    flat = nn.Sequential(small(), nn.Flatten(0))
+    with pytest.raises(ShapeError, match=r"\(3, k\)"):
+        Capture(flat, selected(flat), example_inputs=vectors(3))
+
+
+# --- What is captured -------------------------------------------------------------------------------------------------
+
+
+def test_any_selection_of_parameters() -> None:
+    model = small()
+    every = selected(model)
+    inputs, cotangents = vectors(3), torch.randn(2, 3, 2, dtype=torch.float64)
+    expected = oracle(model, inputs, cotangents)
+    for name in every:
+        capture = Capture(model, {name: every[name]}, example_inputs=vectors(5))
+        (tangent,) = capture.run(inputs).tangents(cotangents)
+        assert tangent.block.parameters == (name,)
+        torch.testing.assert_close(by_parameter([tangent])[name], expected[name])
+        if name.endswith("bias"):
+            assert isinstance(tangent, Dense)
+
+
+def test_unused_parameters_are_zero_blocks_that_cost_no_memory() -> None:
+    model = Applied(lambda x, used, unused: x * used, used=(WIDTH,), unused=(1000, 1000)).double()
+    capture = Capture(model, selected(model), example_inputs=vectors(3))
+    assert capture.unused == ("unused",)
+    assert any("do not depend on unused" in note for note in capture.notes)
+    tangent = capture.run(vectors(4)).tangents(torch.ones(1, 4, 2, dtype=torch.float64))[1]
+    assert isinstance(tangent, Dense)
+    assert tangent.values.shape == (4, 1, 10**6)
+    assert tangent.values.untyped_storage().nbytes() == 8
+    assert not tangent.values.any()
+
+
+def test_reasons_for_the_generic_way_are_told() -> None:
+    model = prepared(MODELS["einsum"])
+    capture = Capture(model, selected(model), example_inputs=tokens(3))
+    assert "einsum" in capture.generic["w"]
+    assert any("einsum" in note for note in capture.notes)
+
+
+class DataDependent(nn.Module):
+    """Control flow that vmap cannot follow, around an operation without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 2))
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [torch.einsum("d,de->e", row * (2 if float(row.sum()) > 0 else 1), self.weight) for row in x]
+        return self.linear(torch.stack(rows))
+
+
+def test_examples_one_at_a_time_where_vmap_cannot_follow() -> None:
+    model = DataDependent().double()
+    capture = Capture(model, selected(model), example_inputs=vectors(5))
+    assert set(capture.generic) == {"weight"}
+    assert any("one example at a time" in note for note in capture.notes)
+    assert_captures(capture, model, vectors(3))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(WIDTH, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(lambda y: self.inner(y).tanh(), x, use_reentrant=False))
+
+
+class Rounded(torch.autograd.Function):
+    """A function of torch's own graph, out of sight of function modes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.T @ grad
+
+
+class Frozen(nn.Module):
+    """Part of the model runs without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(WIDTH, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.inner(x)
+        return self.head(x)
+
+
+ODD = {
+    "checkpoint": (Checkpointed, {}),
+    "autograd function": (lambda: Applied(lambda x, w: Rounded.apply(x, w), w=(WIDTH, 2)), {"w"}),
+    "no gradients inside": (Frozen, {}),
+    "channels last": (
+        lambda: Flat(nn.Conv2d(2, 3, 2, padding=1), nn.Conv2d(3, 2, 2)).to(memory_format=torch.channels_last),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "generic"), ODD.values(), ids=ODD)
+def test_odd_models(build: Any, generic: Any) -> None:
+    model = build().double().eval()
+    make = (lambda n: torch.randn(n, 2, 3, 4, dtype=torch.float64)) if isinstance(model, Flat) else vectors
+    capture = Capture(model, selected(model), example_inputs=make(5))
+    assert_captures(capture, model, make(3))
+    assert set(capture.generic) == set(generic)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_models_go_one_example_at_a_time() -> None:
+    model = small()
+    with torch.jit.optimized_execution(False):
+        scripted = torch.jit.trace(model, vectors(2), check_trace=False)
+    capture = Capture(scripted, dict(scripted.named_parameters()), example_inputs=vectors(5))
+    inputs, cotangents = vectors(3), torch.randn(2, 3, 2, dtype=torch.float64)
+    got = by_parameter(capture.run(inputs).tangents(cotangents))
+    for name, expected in oracle(model, inputs, cotangents).items():
+        torch.testing.assert_close(got[name], expected)
+
+
+# --- Forms ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
+def test_factors_know_their_shapes_and_project(case: Model) -> None:
+    model = prepared(case)
+    capture = Capture(call_of(model), selected(model), example_inputs=case.inputs(5))
+    captured = capture.run(case.inputs(3))
+    found = captured.tangents(torch.randn(2, *captured.outputs.shape, dtype=torch.float64))
+    assert [tangent.block for tangent in found] == list(capture.blocks)
+    for tangent in found:
+        assert tangent.materialize().shape == (3, 2, *tangent.block.matrix_shape)
+        if isinstance(tangent, Kronecker):
+            e, o, i = tangent.block.matrix_shape
+            assert tangent.inputs().shape == tangent.a.shape == (3, e, tangent.positions, i)
+            assert tangent.grads().shape == tangent.g.shape == (3, 2, e, tangent.positions, o)
+            for factor, size in ((tangent.a, i), (tangent.g, o)):
+                basis = torch.randn(e, size, 2, dtype=torch.float64)
+                torch.testing.assert_close(factor.project(basis), factor.tensor() @ basis)
+        elif isinstance(tangent, Rows):
+            rows, examples, values = tangent.aggregate()
+            assert len({*zip(rows.tolist(), examples.tolist(), strict=True)}) == len(rows)
+            assert values.shape[1:] == (2, tangent.block.matrix_shape[1])
+
+
+def test_blocks_convert_to_matrices_and_back() -> None:
+    for case in MODELS.values():
+        model = case.build().double().eval()
+        capture = Capture(call_of(model), selected(model), example_inputs=case.inputs(3))
+        for block in capture.blocks:
+            values = {
+                name: torch.randn(2, *shape, dtype=torch.float64)
+                for name, shape in zip(block.parameters, block.shapes, strict=True)
+            }
+            matrix = block.to_matrix(values)
+            assert matrix.shape == (2, *block.matrix_shape)
+            assert matrix[0].numel() == block.numel
+            for name, value in block.from_matrix(matrix).items():
+                assert torch.equal(value, values[name])
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_tangents_can_be_asked_for_again_until_the_last_time() -> None:
+    model = small()
+    captured = Capture(model, selected(model), example_inputs=vectors(3)).run(vectors(4))
+    cotangents = torch.randn(3, 4, 2, dtype=torch.float64)
+    whole = by_parameter(captured.tangents(cotangents))
+    parts = [by_parameter(captured.tangents(part, last=at == 1)) for at, part in enumerate(cotangents.split([2, 1]))]
+    for name in whole:
+        torch.testing.assert_close(torch.cat([part[name] for part in parts], 1), whole[name])
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        captured.tangents(cotangents)
+
+
+@pytest.mark.parametrize("name", ["linear on a sequence", "Conv2d", "folded, inner", "LayerNorm", "LSTM", "Embedding"])
+def test_batched_backward_passes_give_the_same(name: str) -> None:
+    model = prepared(MODELS[name])
+    captured = Capture(model, selected(model), example_inputs=MODELS[name].inputs(3)).run(MODELS[name].inputs(4))
+    cotangents = torch.randn(3, 4, 2, dtype=torch.float64)
+    one, other = captured.tangents(cotangents), captured.tangents(cotangents, batched=True, last=True)
+    for ours, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(ours.materialize(), theirs.materialize())
+
+
+def test_works_without_gradients_and_leaves_the_model_as_it_was() -> None:
+    model = Flat(nn.Conv2d(2, 3, 2), running(nn.BatchNorm2d(3)), nn.ReLU(inplace=True)).double().eval()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    inputs = torch.randn(4, 2, 3, 3, dtype=torch.float64)
+    with torch.no_grad():
+        captured = Capture(model, selected(model), example_inputs=inputs).run(inputs)
+        captured.tangents(torch.ones(1, 4, 2, dtype=torch.float64))
+        assert not torch.is_grad_enabled()
+    assert not captured.outputs.requires_grad
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._backward_hooks
+
+
+def test_a_run_frees_its_graph() -> None:
+    model = small()
+    capture = Capture(model, selected(model), example_inputs=vectors(3))
+    seen: list[Any] = []
+    handle = model[0].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(output)))
+    captured = capture.run(vectors(4))
+    captured.tangents(torch.ones(1, 4, 2, dtype=torch.float64))
+    handle.remove()
+    del captured
+    gc.collect()
+    assert [reference() for reference in seen] == [None]
+
+
+def test_threads_do_not_see_each_other() -> None:
+    case = MODELS["class token and positions"]
+    models = [prepared(case) for _ in range(4)]
+    failures: list[BaseException] = []
+
+    def work(model: nn.Module) -> None:
+        try:
+            capture = Capture(model, selected(model), example_inputs=tokens(4))
+            for _ in range(3):
+                assert_captures(capture, model, tokens(3))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# --- Precision --------------------------------------------------------------------------------------------------------
+
+PRECISE = ["linear on a sequence", "Conv2d", "LayerNorm", "BatchNorm2d", "transformer", "class token and positions"]
+
+
+def lowered(inputs: Any, dtype: torch.dtype) -> Any:
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 2e-2)], ids=str
+)
+@pytest.mark.parametrize("name", [*PRECISE, "LSTM", "Embedding", "weight norm"])
+def test_models_of_any_precision(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    case = MODELS[name]
+    model = prepared(case).to(dtype)
+    reference = prepared(case)
+    reference.load_state_dict(model.state_dict())
+    capture = Capture(model, selected(model), example_inputs=lowered(case.inputs(5), dtype))
+    inputs = lowered(case.inputs(3), dtype)
+    captured = capture.run(inputs)
+    cotangents = torch.randn(2, 3, 2)
+    exact = oracle(reference, lowered(inputs, torch.float64), cotangents.to(dtype).double())
+    got = by_parameter(captured.tangents(cotangents, last=True))
+    scale = max(float(expected.norm()) for expected in exact.values())
+    for parameter, expected in exact.items():
+        gap = float((got[parameter].double() - expected).norm())
+        assert gap <= tolerance * (float(expected.norm()) + 0.1 * scale), parameter
+
+
+class Mixed(nn.Module):
+    """A float32 model that computes in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return mix(self.inner(x)).float()
+
+
+def test_mixed_precision() -> None:
+    model = Mixed()
+    capture = Capture(model, selected(model), example_inputs=torch.randn(5, WIDTH))
+    assert not capture.generic
+    assert_captures(capture, model, torch.randn(3, WIDTH), 0.05)
