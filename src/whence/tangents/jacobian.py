@@ -149,7 +149,7 @@ class Jacobian:
             return cast(Tensor, pair[1])
 
         with torch.no_grad():  # no graph of the parameters that were not selected
-            found: Tensor = vmap(along)(directions)
+            found: Tensor = vmap(along, randomness="same")(directions)
         return found
 
     def _twice_backward(self, inputs: Inputs, directions: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class Jacobian:
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
         parameters = {name: p.detach() for name, p in self.selection.parameters.items()}
         with torch.no_grad(), differentiable():  # no graph of the parameters that were not selected
-            rows = vmap(jacrev(single), in_dims=(None, axes))(parameters, inputs)
+            rows = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(parameters, inputs)
         return self.selection.flatten(rows, leading=2).to(self.dtype)
 
     def _rows_one_by_one(self, inputs: Inputs) -> Tensor:
