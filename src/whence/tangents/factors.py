@@ -25,7 +25,7 @@ class Factor(Protocol):
         ...
 
     def project(self, basis: Tensor) -> Tensor:
-        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way: (..., e, t, r)."""
+        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way and in its precision: (..., e, t, r)."""
         ...
 
 
@@ -51,8 +51,8 @@ class Whole:
         """`tensor() @ basis` without building the column of ones."""
         linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
         # With one group, a batched product would copy the basis for every example.
-        one = basis.shape[0] == 1
-        projected = (self.values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else self.values @ linear
+        one, values = basis.shape[0] == 1, self.values.to(basis.dtype)
+        projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
         return projected if constant is None else projected + constant
 
 

@@ -129,9 +129,9 @@ class Unfolded:
     def project(self, basis: Tensor) -> Tensor:
         """A convolution with the columns of the basis as kernels: the windows are never built."""
         if self.counts is not None:
-            return self.tensor() @ basis
+            return self.tensor().to(basis.dtype) @ basis
         kernels, offsets = (basis[:, :-1], basis[:, -1]) if self.ones else (basis, None)
-        flat = self.images.flatten(0, -self.windows.dims - 2)
+        flat = self.images.flatten(0, -self.windows.dims - 2).to(basis.dtype)
         return self._arrange(self.windows.convolve(flat, kernels, offsets))
 
     def _arrange(self, windows: Tensor) -> Tensor:  # (b, e, i, t) to (..., e, t, i)
