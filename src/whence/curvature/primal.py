@@ -43,7 +43,6 @@ class PrimalBread(Bread):
         weights = features.weights()
         white = (self.inverse @ ((score - ridge * weights) / self.scale)).to(problem.dtype)
         self.step = (self.inverse.T @ white) / self.scale
-        self._relative = float(self.step.norm() / weights.norm().clamp_min(torch.finfo(white.dtype).tiny))
         self.hats, self._change, self.degrees_of_freedom = self._leverage()
 
     def whiten(self, rows: Tensor) -> Tensor:
@@ -52,7 +51,9 @@ class PrimalBread(Bread):
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
-        return NewtonStep(self._change, self._relative, self.features.lift(self.step) if with_direction else None)
+        direction = self.features.lift(self.step)
+        size = self.problem.weights().norm().clamp_min(torch.finfo(direction.dtype).tiny)
+        return NewtonStep(self._change, float(direction.norm() / size), direction if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
         """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, an r x r matrix for each estimator."""
