@@ -7,17 +7,18 @@ bare parameter is right by construction. The layer-wise capture is tested agains
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, jvp, vmap
+from torch.func import jacrev, vmap
 from torch.utils._pytree import tree_map
 
 from whence.errors import TooLargeError
 
 from .batches import Inputs, batch_size, take
 from .forward import Network, differentiable, first_line
+from .push import forward_mode, twice_backward
 from .select import Selection
 
 CHUNK_BYTES = 256 * 2**20
@@ -53,6 +54,7 @@ class Jacobian:
         self._vectorized = True
         self._batched_backward = True
         self._way = 0
+        self._proved = False
 
     @property
     def size(self) -> int:
@@ -99,7 +101,7 @@ class Jacobian:
         """J^T u summed over the batch, for several cotangents at once: (q, n, k) -> (q, d)."""
         total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
         for where in self._slices(inputs, self.chunk_size):
-            free = self._free()
+            free = self.selection.free()
             with torch.enable_grad(), differentiable():
                 outputs = self.network.with_parameters(free, take(inputs, where))
                 wanted = cotangents[:, where].to(outputs.dtype)
@@ -113,60 +115,41 @@ class Jacobian:
         step = step or n
         return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
-    def _free(self) -> dict[str, Tensor]:
-        return {name: p.detach().requires_grad_() for name, p in self.selection.parameters.items()}
-
-    def _like_parameters(self, vector: Tensor) -> dict[str, Tensor]:
-        parts = self.selection.unflatten(vector)
-        return {name: part.to(self.selection.parameters[name].dtype) for name, part in parts.items()}
-
     def _jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
-        """Three ways, each more general and slower than the one before."""
+        """Three ways, each more general and slower than the one before; the first that proves right is taken."""
         ways: tuple[tuple[str, Callable[[Inputs, Tensor], Tensor]], ...] = (
-            ("forward-mode derivatives", self._forward_mode),
-            ("two backward passes", self._twice_backward),
+            ("forward-mode derivatives", partial(forward_mode, self.network, self.selection)),
+            ("two backward passes", partial(twice_backward, self.network, self.selection)),
             ("the rows of the Jacobian", self._through_rows),
         )
         name, way = ways[self._way]
         try:
             with differentiable():
+                if not self._proved:
+                    self._prove(way, inputs)
                 return way(inputs, directions).to(self.dtype)
         except torch.cuda.OutOfMemoryError as error:
             raise self._too_large(inputs) from error
         except Exception as error:  # whatever a model may do that this way cannot
             if self._way + 1 == len(ways):
                 raise
-            self._way += 1
+            self._way, self._proved = self._way + 1, False
             self.notes.append(f"{name} failed ({first_line(error)}); {ways[self._way][0]} served instead")
         return self._jvp(inputs, directions)
 
-    def _forward_mode(self, inputs: Inputs, directions: Tensor) -> Tensor:
-        parameters = {name: p.detach() for name, p in self.selection.parameters.items()}
-
-        def along(direction: Tensor) -> Tensor:
-            tangent = self._like_parameters(direction)
-            pair = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangent,))
-            return cast(Tensor, pair[1])
-
-        with torch.no_grad():  # no graph of the parameters that were not selected
-            found: Tensor = vmap(along, randomness="same")(directions)
-        return found
-
-    def _twice_backward(self, inputs: Inputs, directions: Tensor) -> Tensor:
-        free = self._free()
-        with torch.enable_grad():
-            outputs = self.network.with_parameters(free, inputs)
-            if not outputs.requires_grad:
-                return outputs.new_zeros(len(directions), *outputs.shape)
-            # J v is the derivative of u -> <J^T u, v>, which is linear in u.
-            u = torch.zeros_like(outputs, requires_grad=True)
-            pulled = torch.autograd.grad(outputs, list(free.values()), u, create_graph=True, materialize_grads=True)
-            found = []
-            for direction in directions:
-                tangent = self._like_parameters(direction)
-                inner = torch.stack([(g * tangent[name]).sum() for name, g in zip(free, pulled, strict=True)]).sum()
-                found.append(torch.autograd.grad(inner, u, retain_graph=True, materialize_grads=True)[0])
-        return torch.stack(found)
+    def _prove(self, way: Callable[[Inputs, Tensor], Tensor], inputs: Inputs) -> None:
+        """<u, J v> must be <J^T u, v>: torch's two modes differ, for example, on the padding row of an embedding."""
+        generator = torch.Generator().manual_seed(0)
+        v = torch.randn(1, self.size, generator=generator, dtype=torch.float64).to(self.network.device, self.dtype)
+        moved = way(inputs, v).to(self.dtype)
+        u = torch.randn(moved.shape, generator=generator, dtype=torch.float64).to(moved)
+        pulled = self.vjp(inputs, u)
+        gap = float(((u * moved).sum() - (pulled * v).sum()).abs())
+        scale = float(u.norm() * moved.norm() + pulled.norm() * v.norm())
+        coarsest = max(torch.finfo(p.dtype).eps for p in self.selection.parameters.values())
+        if gap > coarsest**0.5 * scale:
+            raise ArithmeticError(f"not the transpose of a backward pass, by {gap / scale:.1g}")
+        self._proved = True
 
     def _through_rows(self, inputs: Inputs, directions: Tensor) -> Tensor:
         wanted = directions.to(self.dtype).T
@@ -215,15 +198,14 @@ class Jacobian:
             return self.network.with_parameters(parameters, one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
-        parameters = {name: p.detach() for name, p in self.selection.parameters.items()}
         with torch.no_grad(), differentiable():  # no graph of the parameters that were not selected
-            rows = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(parameters, inputs)
+            rows = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(self.selection.detached(), inputs)
         return self.selection.flatten(rows, leading=2).to(self.dtype)
 
     def _rows_one_by_one(self, inputs: Inputs) -> Tensor:
         rows = []
         for where in self._slices(inputs, 1):
-            free = self._free()
+            free = self.selection.free()
             with torch.enable_grad(), differentiable():
                 outputs = self.network.with_parameters(free, take(inputs, where))  # (1, k)
                 units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).unsqueeze(1)

@@ -39,9 +39,21 @@ class Selection:
             for (name, parameter), part in zip(self.parameters.items(), parts, strict=True)
         }
 
+    def like(self, vector: Tensor) -> dict[str, Tensor]:
+        """Cut (..., d) into tensors of the parameters' shapes and dtypes."""
+        return {name: part.to(self.parameters[name].dtype) for name, part in self.unflatten(vector).items()}
+
+    def detached(self) -> dict[str, Tensor]:
+        """The parameters without a graph, to hand to a functional call."""
+        return {name: p.detach() for name, p in self.parameters.items()}
+
+    def free(self) -> dict[str, Tensor]:
+        """The parameters as leaves of a graph of their own; gradients never reach the model's."""
+        return {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
+
     def weights(self, dtype: torch.dtype) -> Tensor:
         """The current weights as one flat vector."""
-        return self.flatten({name: p.detach() for name, p in self.parameters.items()}).to(dtype)
+        return self.flatten(self.detached()).to(dtype)
 
 
 def select(model: nn.Module, choice: Choice, last_layer: Callable[[], str] | None = None) -> Selection:

@@ -1,0 +1,43 @@
+"""J v, the change of all outputs along a direction in the weights: two ways to get it without the rows of J."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vmap
+
+from .batches import Inputs
+from .forward import Network
+from .select import Selection
+
+
+def forward_mode(network: Network, selection: Selection, inputs: Inputs, directions: Tensor) -> Tensor:
+    """J v by forward-mode differentiation, all directions at once: (q, d) -> (q, n, k)."""
+    parameters = selection.detached()
+
+    def along(direction: Tensor) -> Tensor:
+        pair = jvp(lambda values: network.with_parameters(values, inputs), (parameters,), (selection.like(direction),))
+        return cast(Tensor, pair[1])
+
+    with torch.no_grad():  # no graph of the parameters that were not selected
+        found: Tensor = vmap(along, randomness="same")(directions)
+    return found
+
+
+def twice_backward(network: Network, selection: Selection, inputs: Inputs, directions: Tensor) -> Tensor:
+    """J v as the derivative of u -> <J^T u, v>, which is linear in u: (q, d) -> (q, n, k)."""
+    free = selection.free()
+    with torch.enable_grad():
+        outputs = network.with_parameters(free, inputs)
+        if not outputs.requires_grad:
+            return outputs.new_zeros(len(directions), *outputs.shape)
+        u = torch.zeros_like(outputs, requires_grad=True)
+        pulled = torch.autograd.grad(outputs, list(free.values()), u, create_graph=True, materialize_grads=True)
+        found = []
+        for direction in directions:
+            tangent = selection.like(direction)
+            inner = torch.stack([(g * tangent[name]).sum() for name, g in zip(free, pulled, strict=True)]).sum()
+            found.append(torch.autograd.grad(inner, u, retain_graph=True, materialize_grads=True)[0])
+    return torch.stack(found)
