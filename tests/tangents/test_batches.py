@@ -1,0 +1,155 @@
+"""Reading the training data: in order, again and again, and told when something changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import whence
+from doubles import Changing, batches, inputs_and_targets
+from whence.progress import Progress
+from whence.tangents.batches import Batches, batch_size, check_finite, describe, split, take, to_device, without_targets
+
+CPU = torch.device("cpu")
+
+
+def make(loader: Any, device: torch.device = CPU) -> Batches:
+    return Batches(loader, device, Progress(enabled=False))
+
+
+def test_passes_are_the_same(device: torch.device) -> None:
+    data = make(batches(), device)
+    for _ in range(3):
+        found = list(data.read("pass"))
+        assert [(batch.start, batch.size, batch.rows) for batch in found] == [
+            (0, 3, slice(0, 3)),
+            (3, 3, slice(3, 6)),
+            (6, 2, slice(6, 8)),
+        ]
+        torch.testing.assert_close(torch.cat([batch.inputs for batch in found]), inputs_and_targets(device)[0])
+        torch.testing.assert_close(torch.cat([batch.targets for batch in found]), inputs_and_targets(device)[1])
+    assert data.notes == []
+
+
+def test_a_reader_that_stops_early_does_not_end_the_pass() -> None:
+    data = make(batches())
+    first = next(iter(data))
+    assert first.size == 3
+    assert not data.complete
+    reader = data.read(None)
+    next(reader), next(reader)
+    reader.close()
+    assert not data.complete
+    assert len(data.prints) == 2
+    assert len(list(data)) == 3
+    assert data.complete
+    assert len(data.prints) == 3
+
+
+def test_what_was_seen_early_counts() -> None:
+    """A loader read once only, or shuffled, is found out by the batch that was looked at first."""
+    data = make(Changing(batches(), lambda number, items: items[number - 1 :]))
+    next(iter(data))
+    with pytest.raises(whence.LoaderError, match="other data in batch 0"):
+        list(data)
+
+
+def test_two_readers_at_once() -> None:
+    data = make(batches())
+    pairs = [(one.start, other.start) for one in data for other in data]
+    assert pairs == [(a, b) for a in (0, 3, 6) for b in (0, 3, 6)]
+
+
+def test_an_error_in_a_pass_leaves_the_next_one_whole() -> None:
+    def torn(number: int, items: list[Any]) -> Any:
+        yield items[0]
+        if number == 1:
+            raise OSError("disk")
+        yield from items[1:]
+
+    data = make(Changing(batches(), torn))
+    with pytest.raises(OSError, match="disk"):
+        list(data)
+    assert [batch.size for batch in data] == [3, 3, 2]
+
+
+def test_changes_that_leave_sums_alone_are_seen() -> None:
+    x, y = inputs_and_targets()
+    for other in (x.flip(1), x.roll(1, 0), x[:, [1, 0, 2]], -x.flip(0)):
+        data = make(Changing([(x, y)], lambda number, items, other=other: items if number == 1 else [(other, y)]))
+        list(data)
+        with pytest.raises(whence.LoaderError, match="other data in batch 0"):
+            list(data)
+
+
+def test_inputs_of_every_dtype_can_be_compared() -> None:
+    y = inputs_and_targets()[1]
+    for dtype in (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float16, torch.complex64):
+        data = make([(torch.ones(8, 3).to(dtype), y)])
+        assert len(list(data)) == len(list(data)) == 1
+
+
+def test_huge_numbers_and_empty_axes_can_be_compared() -> None:
+    y = inputs_and_targets()[1]
+    for x in (torch.full((8, 3), 1.7e308, dtype=torch.float64), torch.zeros(8, 0)):
+        data = make([(x, y)])
+        assert len(list(data)) == len(list(data)) == 1
+
+
+@pytest.mark.parametrize("key", ["labels", "label", "targets", "target", "y"])
+def test_targets_by_name(key: str) -> None:
+    inputs, targets = split({"a": 1, "b": 2, key: 3}, "batch 0")
+    assert (inputs, targets) == ({"a": 1, "b": 2}, 3)
+
+
+def test_the_parts_of_a_batch_to_predict() -> None:
+    x, y = inputs_and_targets()
+    assert without_targets(x) is x
+    assert without_targets((x, y)) is x
+    assert without_targets([x, y]) is x
+    assert without_targets((x,)) == (x,)
+    assert without_targets((x, y), positional=2) == (x, y)
+    assert without_targets(((x, x), y), positional=2) == (x, x)
+    assert without_targets({"x": x, "labels": y}) == {"x": x}
+
+
+def test_moving_cuts_graphs_and_leaves_the_rest(device: torch.device) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with torch.inference_mode():
+        frozen = torch.ones(2)
+    moved = to_device({"x": (x, frozen), "name": "left"}, device)
+    assert moved["name"] == "left"
+    for tensor in moved["x"]:
+        assert tensor.device.type == device.type
+        assert not tensor.requires_grad
+        assert not tensor.is_inference()
+    assert x.requires_grad
+
+
+def test_slices_of_nested_inputs() -> None:
+    nested = {"a": torch.arange(4), "b": [torch.arange(8).reshape(4, 2), "flag"]}
+    part = take(nested, slice(1, 3))
+    assert part["a"].tolist() == [1, 2]
+    assert part["b"][0].tolist() == [[2, 3], [4, 5]]
+    assert part["b"][1] == "flag"
+    assert batch_size(part, "here") == 2
+    assert describe(part) == "(2,) int64, (2, 2) int64"
+
+
+def test_finite_integers_pass(device: torch.device) -> None:
+    check_finite([torch.arange(3, device=device), "text", None], "inputs", "here")
+
+
+def test_the_number_of_positional_inputs_is_learnt() -> None:
+    x, y = inputs_and_targets()
+
+    def positional(inputs: Tensor | tuple[Tensor, ...] | dict[str, Tensor]) -> int:
+        data = make([(inputs, y)])
+        list(data)
+        return data.positional
+
+    assert positional(x) == positional({"x": x}) == 1
+    assert positional((x, x)) == 2
