@@ -193,7 +193,7 @@ class Packed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         lengths = (x[:, 0, 0] > 0).long() + 2
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         return mix(self.inner(packed)[1].transpose(0, 1))
 
 

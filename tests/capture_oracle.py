@@ -22,7 +22,8 @@ def oracle(model: nn.Module, inputs: Any, cotangents: Tensor) -> dict[str, Tenso
     parameters, call = selected(model), call_of(model)
     found: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for i in range(cotangents.shape[1]):
-        output = call(tree_map(lambda leaf, i=i: leaf[i : i + 1], inputs))
+        with torch.backends.cudnn.flags(enabled=False):  # its recurrent networks have no backward pass in eval mode
+            output = call(tree_map(lambda leaf, i=i: leaf[i : i + 1], inputs))
         rows = [
             torch.autograd.grad(output, list(parameters.values()), v[i : i + 1], retain_graph=True, allow_unused=True)
             for v in cotangents

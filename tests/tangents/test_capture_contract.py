@@ -372,6 +372,20 @@ def test_threads_do_not_see_each_other() -> None:
     assert not failures
 
 
+# --- Devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
+def test_every_model_on_a_gpu(case: Model) -> None:
+    with torch.device("cuda"):
+        model = prepared(case)
+        capture = Capture(call_of(model), selected(model), example_inputs=case.inputs(6))
+        assert_captures(capture, model, case.inputs(4))
+    assert set(capture.generic) == case.generic
+
+
 # --- Precision --------------------------------------------------------------------------------------------------------
 
 PRECISE = ["linear on a sequence", "Conv2d", "LayerNorm", "BatchNorm2d", "transformer", "class token and positions"]

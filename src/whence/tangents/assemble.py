@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from whence.tangents.factors import Factor, Joined, Padded, Whole
+from whence.tangents.factors import Factor, Joined, Padded, Stacked, Whole
 from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent
 from whence.tangents.layout import Layout
 from whence.tangents.recorder import Record
@@ -18,11 +18,25 @@ from whence.tangents.rules.embeddings import scatter
 
 @dataclass(frozen=True)
 class Pulled:
-    """A record with the gradients (n, c, ...) that came back to its output, examples in front."""
+    """A record with what came back to its output.
+
+    Args:
+        record: The use.
+        layout: Where its examples are.
+        grads: Gradients (n, c, ...) in the output, examples in front, a few of all cotangents each.
+        reduced: Gradients (n, c, *shape) in the tensors of the roles, where those of the output were not kept.
+    """
 
     record: Record
     layout: Layout
-    grads: Tensor
+    grads: tuple[Tensor, ...]
+    reduced: Mapping[str, Tensor]
+
+    def dense(self, role: str) -> Tensor:
+        """Gradients (n, c, *shape) in the tensor of a role."""
+        if role in self.reduced:
+            return self.reduced[role]
+        return torch.cat([self.record.use.dense(role, self.layout, grads) for grads in self.grads], 1)
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,10 @@ def _kronecker(block: Block, pulled: Sequence[Pulled], sizes: Sizes) -> Kronecke
         source = one.record.roles.get("weight")
         if source is None or source.parameter != block.parameters[0]:
             continue
-        a, g = one.record.use.factors(one.layout, one.grads, block.has_bias)
+        pairs = [one.record.use.factors(one.layout, grads, block.has_bias) for grads in one.grads]
+        a, g = pairs[0]
+        if len(pairs) > 1:
+            g = Stacked(tuple(g for _, g in pairs))
         if source.view is not None and source.view.rows is not None:
             g = Padded(g, source.view.rows[0], o)
         sides.append((a, g))
@@ -82,7 +99,7 @@ def _rows(block: Block, pulled: Sequence[Pulled], sizes: Sizes) -> Rows:
     for one in pulled:
         source = one.record.roles.get("weight")
         if source is not None and source.parameter == block.parameters[0]:
-            found.append(one.record.use.rows(one.layout, one.grads))
+            found.append(one.record.use.rows(one.layout, torch.cat(one.grads, 1)))
             continue
         for root, grads in _roots(one, block.parameters[0]):
             if root.index is not None:
@@ -126,8 +143,7 @@ def _roots(one: Pulled, name: str) -> Iterator[tuple[Root, Tensor]]:
     """Gradients (n, c, *shape) in a parameter behind a record, or in rows taken from it."""
     for role, source in one.record.roles.items():
         if any(root.parameter == name for root in source.roots):
-            grads = one.record.use.dense(role, one.layout, one.grads)
-            yield from ((root, found) for root, found in _pull(source, grads) if root.parameter == name)
+            yield from ((root, grads) for root, grads in _pull(source, one.dense(role)) if root.parameter == name)
 
 
 def _pull(source: Followed, grads: Tensor) -> Iterator[tuple[Root, Tensor]]:

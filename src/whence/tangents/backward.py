@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from whence.tangents.assemble import Pulled
 from whence.tangents.layout import Layout
@@ -15,12 +16,8 @@ from whence.tangents.recorder import Record
 def pull(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, last: bool) -> list[list[Tensor | None]]:
     """Gradients in the outputs of the records, for one cotangent after the other: nothing else is computed."""
     edges = [record.edge for record in records]
-    found: list[list[Tensor | None]] = []
-    for number, cotangent in enumerate(cotangents):
-        keep = not last or number + 1 < len(cotangents)
-        grads = torch.autograd.grad(outputs, edges, cotangent, retain_graph=keep, allow_unused=True)
-        found.append(list(grads))
-    return found
+    ends = [last and at + 1 == len(cotangents) for at in range(len(cotangents))]
+    return [list(_backward(outputs, edges, one, end)) for one, end in zip(cotangents, ends, strict=True)]
 
 
 def pull_back(
@@ -32,40 +29,61 @@ def pull_back(
     last: bool,
     batched: bool = False,
 ) -> list[Pulled]:
-    """Gradients (n, c, ...) in the output of every record, examples in front, for cotangents (c, n, k)."""
+    """What c backward passes bring to every record, for cotangents (c, n, k)."""
     if not records:
         return []
-    if batched:
-        return _pull_back_at_once(outputs, records, layouts, cotangents, last)
-    rows = pull(outputs, records, cotangents, last)
-    found = []
-    for at, (record, layout) in enumerate(zip(records, layouts, strict=True)):
-        grads = layout.stack([_or_zeros(row[at], record) for row in rows], len(outputs))
-        found.append(Pulled(record, layout, grads))
-        for row in rows:
-            row[at] = None  # the stacked copy is all that is kept
-    return found
-
-
-def _pull_back_at_once(
-    outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout], cotangents: Tensor, last: bool
-) -> list[Pulled]:
+    n = len(outputs)
+    gathered = [_Gathered(record, layout) for record, layout in zip(records, layouts, strict=True)]
     edges = [record.edge for record in records]
-    found: Sequence[Tensor | None] = torch.autograd.grad(
-        outputs, edges, cotangents, retain_graph=not last, allow_unused=True, is_grads_batched=True
+    if batched:
+        for one, grads in zip(gathered, _backward(outputs, edges, cotangents, last, batched=True), strict=True):
+            one.add(grads, len(cotangents), n)
+        return [one.done() for one in gathered]
+    for number, cotangent in enumerate(cotangents):
+        end = last and number + 1 == len(cotangents)
+        for one, grads in zip(gathered, _backward(outputs, edges, cotangent, end), strict=True):
+            one.add(None if grads is None else grads.unsqueeze(0), 1, n)
+    return [one.done() for one in gathered]
+
+
+def _backward(
+    outputs: Tensor, edges: Sequence[GradientEdge], cotangents: Tensor, last: bool, batched: bool = False
+) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(
+        outputs, edges, cotangents, retain_graph=not last, allow_unused=True, is_grads_batched=batched
     )
-    every = [
-        _or_zeros(None, record).expand(len(cotangents), *record.shape) if grads is None else grads
-        for record, grads in zip(records, found, strict=True)
-    ]
-    return [
-        Pulled(record, layout, layout.canonical(grads, len(outputs), lead=1))
-        for record, layout, grads in zip(records, layouts, every, strict=True)
-    ]
 
 
-def _or_zeros(gradient: Tensor | None, record: Record) -> Tensor:
-    if gradient is not None:
-        return gradient
-    shape, dtype, device = record.output
-    return torch.zeros(shape, dtype=dtype, device=device)
+class _Gathered:
+    """The gradients of one record while the backward passes are made.
+
+    Where the gradient in the output is larger than what is wanted of it (norms, biases alone, bare parameters), it is
+    reduced at once, so that not all cotangents' are held.
+    """
+
+    def __init__(self, record: Record, layout: Layout) -> None:
+        self.record, self.layout = record, layout
+        self.grads: list[Tensor] = []
+        self.reduced: dict[str, list[Tensor]] = {role: [] for role in record.roles}
+        self.reduces = record.use.kind == "dense" or "weight" not in record.roles
+        self.use = record.use.ready() if self.reduces else record.use
+
+    def add(self, grads: Tensor | None, cotangents: int, n: int) -> None:
+        """Take gradients (c, *shape) in the output."""
+        if grads is None:
+            shape, dtype, device = self.record.output
+            grads = torch.zeros((), dtype=dtype, device=device).expand(cotangents, *shape)
+        grads = self.layout.canonical(grads, n, lead=1)  # (n, c, ...)
+        if not self.reduces:
+            self.grads.append(grads)
+            return
+        for role, values in self.reduced.items():
+            values.append(self.use.dense(role, self.layout, grads))
+
+    def done(self) -> Pulled:
+        reduced = {role: _joined(values) for role, values in self.reduced.items() if values}
+        return Pulled(self.record, self.layout, tuple(self.grads), reduced)
+
+
+def _joined(values: Sequence[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.cat(tuple(values), 1)

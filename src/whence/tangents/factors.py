@@ -78,6 +78,27 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Stacked:
+    """Gradients of several cotangents, (n, c, e, t, o) with a few of them each, put together only when needed."""
+
+    parts: tuple[Factor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, c, e, t, o), c summed over the parts."""
+        n, _, *rest = self.parts[0].shape
+        return (n, sum(part.shape[1] for part in self.parts), *rest)
+
+    def tensor(self) -> Tensor:
+        """All parts."""
+        return torch.cat([part.tensor() for part in self.parts], 1)
+
+    def project(self, basis: Tensor) -> Tensor:
+        """All parts, each projected before they are put together."""
+        return torch.cat([part.project(basis) for part in self.parts], 1)
+
+
+@dataclass(frozen=True)
 class Padded:
     """A factor with zeros before and after its last axis: the gradients of some rows of a weight."""
 

@@ -112,5 +112,14 @@ class OneByOne:
         return {name: torch.stack(rows) for name, rows in found.items()}
 
 
+class Plain(OneByOne):
+    """The same without cuDNN, whose recurrent networks have no backward pass in evaluation mode."""
+
+    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
+        """Run the model on every example."""
+        with torch.backends.cudnn.flags(enabled=False):
+            super().__init__(call, parameters, inputs)
+
+
 def _dense(tensor: Tensor) -> Tensor:
     return tensor.to_dense() if tensor.is_sparse else tensor

@@ -52,13 +52,6 @@ class Layout:
         sizes, at = ((n, m), axis) if self.place == "outer" else ((m, n), axis + 1)
         return tensor.reshape(*shape[:axis], *sizes, *shape[axis + 1 :]).movedim(at, 0)
 
-    def stack(self, tensors: Sequence[Tensor], n: int) -> Tensor:
-        """Gradients of c cotangents, each in this layout, as (n, c, ...)."""
-        if self.axis == 0 and self.place == "whole":
-            return tensors[0].unsqueeze(1) if len(tensors) == 1 else torch.stack(tuple(tensors), 1)
-        stacked = tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tuple(tensors))
-        return self.canonical(stacked, n, lead=1)
-
 
 def candidates(axes: Iterable[int], shape: Sequence[int], n: int) -> Iterator[Layout]:
     """Every layout that n examples could have on these axes, the likeliest first."""
@@ -77,7 +70,7 @@ def halves(n: int) -> Tensor:
         >>> halves(3).int().tolist()
         [[0, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
     """
-    digits = [(torch.arange(n) >> bit) % 2 == 1 for bit in range(max(n - 1, 1).bit_length())]
+    digits = [(torch.arange(n, device="cpu") >> bit) % 2 == 1 for bit in range(max(n - 1, 1).bit_length())]
     return torch.stack([side for digit in digits for side in (digit, ~digit)])
 
 

@@ -15,7 +15,7 @@ from whence.tangents.assemble import Sizes, tangents_of
 from whence.tangents.backward import pull, pull_back
 from whence.tangents.batches import Inputs
 from whence.tangents.forms import Block, Dense
-from whence.tangents.generic import Call, OneByOne, Vectorized
+from whence.tangents.generic import Call, OneByOne, Plain, Vectorized
 from whence.tangents.layout import Layout
 from whence.tangents.plan import make_blocks
 from whence.tangents.proof import Evidence, Mismatch, compare, find_layout, gather, same
@@ -53,7 +53,7 @@ class Settled:
 
 def settle(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Settled:
     """Watch the model on a few examples until every parameter is proved, one way or the other."""
-    evidence = gather(call, parameters, inputs)
+    evidence = _gather(call, parameters, inputs)
     unused = tuple(name for name, gradient in evidence.gradients.items() if gradient is None)
     found = Settled({name: p for name, p in parameters.items() if name not in unused}, unused)
     while not _attempt(call, parameters, evidence, found):
@@ -65,6 +65,17 @@ def settle(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Sett
         found.notes.append(f"the outputs do not depend on {', '.join(unused)}: its gradient is zero")
     found.notes.extend(f"{name}: gradients example by example, since {why}" for name, why in found.generic.items())
     return found
+
+
+def _gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evidence:
+    try:
+        return gather(call, parameters, inputs)
+    except RuntimeError as error:
+        if "cudnn RNN backward" not in str(error):
+            raise
+    # Recurrent networks of cuDNN cannot be differentiated in evaluation mode; those of PyTorch itself can.
+    with torch.backends.cudnn.flags(enabled=False):
+        return gather(call, parameters, inputs)
 
 
 def _attempt(call: Call, parameters: Mapping[str, Tensor], evidence: Evidence, found: Settled) -> bool:
@@ -159,13 +170,21 @@ def _prove_generic(call: Call, parameters: Mapping[str, Tensor], evidence: Evide
     except Exception as error:  # whatever a model may do that vmap cannot: one example at a time works always
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
     notes.append(f"torch.vmap cannot run this model ({why}); {', '.join(parameters)}: one example at a time")
-    for name, one in _mismatches(OneByOne, call, parameters, evidence).items():
+    runner: Runner = OneByOne
+    try:
+        wrong = _mismatches(OneByOne, call, parameters, evidence)
+    except RuntimeError as error:
+        if "cudnn RNN backward" not in str(error):
+            raise
+        runner = Plain
+        wrong = _mismatches(Plain, call, parameters, evidence)
+    for name, one in wrong.items():
         raise UncapturedParameterError(
             f"expected the gradients of single examples in {name} to add up to autograd's on the first batch (norm "
             f"{one.expected:.6g}), got norm {one.got:.6g}, difference {one.gap:.3g}. Leave {name} out of the "
             "selection, or check that no example of a batch has an influence on another."
         )
-    return OneByOne
+    return runner
 
 
 def _mismatches(

@@ -84,6 +84,10 @@ class Use(ABC):
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """Per-example gradients (n, c, *shape) in a role's tensor, from gradients (n, c, ...) in the output."""
 
+    def ready(self) -> Use:
+        """The same use, with what `dense` needs for every cotangent computed once."""
+        return self
+
     def accepts(self, layout: Layout, shape: Sequence[int], n: int) -> bool:
         """Whether n examples may lie in the output in this way."""
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,11 @@ class FeatureNormUse(Use):
     normalized: Callable[[], Tensor]
     shape: tuple[int, ...]
     joint: ClassVar[bool] = True
+
+    def ready(self) -> Use:
+        """With z computed."""
+        z = self.normalized()
+        return replace(self, normalized=lambda: z)
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """All but those that are normalised."""
@@ -46,6 +51,11 @@ class ChannelNormUse(Use):
 
     normalized: Callable[[], Tensor]
     joint: ClassVar[bool] = True
+
+    def ready(self) -> Use:
+        """With z computed."""
+        z = self.normalized()
+        return replace(self, normalized=lambda: z)
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """The first."""
