@@ -1,0 +1,91 @@
+"""Run the demonstration: trials, a table for the terminal, the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from whence.report import write
+
+from .demo_page import cells, make_page, questions
+from .demo_trial import FULL, QUESTIONS, QUICK, SCORES, Trial, mean_auroc, run_trial
+
+
+def run(
+    draws: int = 5,
+    seed: int = 0,
+    out: str | Path = "report.html",
+    quick: bool = False,
+    figures: str | Path | None = None,
+    console: Console | None = None,
+) -> list[Trial]:
+    """Run some trials, print the table, and write the report.
+
+    Args:
+        draws: how many trials; the first has `seed`, each next one adds one.
+        seed: of the first trial.
+        out: the HTML file to write.
+        quick: two small trials at most, for a first look.
+        figures: folder for the pictures of the first trial as PNG files; none when not given.
+        console: where to print.
+    """
+    console = console or Console()
+    start = time.perf_counter()
+    size, draws = (QUICK, min(draws, 2)) if quick else (FULL, draws)
+    with one_thread():
+        steps = track(range(seed, seed + draws), "train, fit, predict", console=console, transient=True)
+        trials = [run_trial(each, size) for each in steps]
+    console.print(make_table(trials))
+    path = write(make_page(trials, size), out)
+    if figures is not None:
+        from .demo_figures import draw_figures  # needs matplotlib, which nothing else here does
+
+        draw_figures(trials[0], Path(figures))
+    console.print(
+        f"{draws} {'draw' if draws == 1 else 'draws'} in {time.perf_counter() - start:.0f} s.", highlight=False
+    )
+    console.print(f"The digits behind the numbers: {path.resolve()}", highlight=False, soft_wrap=True)
+    return trials
+
+
+def make_table(trials: list[Trial]) -> Table:
+    """AUROC of each score for the noisy and the missing digit, draw by draw, as in the paper's Table 1."""
+    table = Table(
+        title="Which test digits are uncertain, and why? AUROC of four scores",
+        caption="One digit against all other test digits: 1 is perfect, 0.5 is chance.\n"
+        "Noisy against missing: 1 says noise, 0 says scarcity, 0.5 cannot tell.",
+    )
+    for name in ("draw", "test digits"):
+        table.add_column(name)
+    for name in SCORES:
+        table.add_column(name, justify="right")
+    for number, trial in enumerate(trials, 1):
+        for name, question in zip(QUESTIONS, questions(trial.task), strict=True):
+            last = name == QUESTIONS[-1]
+            head = str(number) if name == QUESTIONS[0] else ""
+            table.add_row(head, question, *cells(trial.auroc[name]), end_section=last)
+    if len(trials) > 1:
+        mean = mean_auroc(trials)
+        spoken = ("noisy", "missing", "noisy against missing")
+        for name, question in zip(QUESTIONS, spoken, strict=True):
+            head = "mean" if name == QUESTIONS[0] else ""
+            table.add_row(head, question, *cells(mean[name]), style="bold")
+    return table
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: these matrices are too small to share, and sums come out the same on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
