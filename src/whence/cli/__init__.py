@@ -1,0 +1,25 @@
+"""The command `whence`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave the program with its exit code.
+
+    Args:
+        arguments: what stands after `whence`; those of this process when not given.
+    """
+    try:
+        from .app import app  # late, so that a missing extra is told in a sentence
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in ("typer", "rich"):
+            raise
+        print(f"The command line needs {missing}. Install it with: pip install 'whence[cli]'", file=sys.stderr)
+        sys.exit(1)
+    app(args=None if arguments is None else list(arguments), prog_name="whence")
