@@ -27,7 +27,7 @@ class MatrixFreeBread(Bread):
         problem: the linearized training problem.
         jacobian: its tangents.
         ridge: lambda, on the sum scale.
-        tolerance: relative residual at which a solve stops.
+        tolerance: relative residual at which a solve stops; not below the precision of the weights.
         iterations: most steps of a solve.
     """
 
@@ -36,16 +36,21 @@ class MatrixFreeBread(Bread):
     ) -> None:
         """Solve for the leverage blocks of all training examples."""
         if ridge is None:
-            raise InputError('expected a number as ridge for the matrix-free road, got "loo", which needs a matrix.')
+            raise InputError(
+                'expected a number as ridge for the matrix-free road, got "loo", which needs a matrix. '
+                'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
+            )
         self.problem = problem
         self.jacobian = jacobian
         self.ridge = ridge
-        self.tolerance = tolerance
+        # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
+        self.tolerance = max(tolerance, 4 * jacobian.precision)
         self.iterations = iterations
         self.path: RidgePath | None = None
         self.facts = jacobian.notes
         self.worst = 0.0
         self.hats, self.degrees_of_freedom = self._leverage()
+        self.facts.append(f"exact algebra, matrix-free road, solves to a relative residual of {self.worst:.2g}")
 
     def multiply(self, vectors: Tensor) -> Tensor:
         """F v for vectors (q, d)."""
@@ -75,8 +80,8 @@ class MatrixFreeBread(Bread):
             curvature = (direction * image).sum(1)
             if bool((curvature[active] <= 0).any()):
                 raise SingularCurvatureError(
-                    f"expected an invertible curvature, got a direction without information at ridge={self.ridge:g}. "
-                    "Raise `ridge`."
+                    f"expected a positive curvature in every direction, got {float(curvature[active].min()):.2g} at "
+                    f"ridge={self.ridge:g}. Raise `ridge`, use weights of higher precision, or take another road."
                 )
             step = torch.where(active, size / curvature, 0.0).unsqueeze(1)
             solution += step * direction
@@ -86,7 +91,7 @@ class MatrixFreeBread(Bread):
             size = fresh
         reached = float((size / vectors.square().sum(1).clamp_min(torch.finfo(size.dtype).tiny)).max().sqrt())
         self.worst = max(self.worst, reached)
-        if reached > max(10 * self.tolerance, 1e-4):
+        if reached > max(10 * self.tolerance, 1e-6):
             raise SingularCurvatureError(
                 f"expected conjugate gradients to converge within {self.iterations} steps, got a relative residual of "
                 f"{reached:.2g}. Raise `ridge` or `iterations`, or take another road."

@@ -61,6 +61,11 @@ class Jacobian:
         """The number d of features."""
         return self.selection.size
 
+    @property
+    def precision(self) -> float:
+        """The relative precision of the coarsest selected weights."""
+        return max(torch.finfo(p.dtype).eps for p in self.selection.parameters.values())
+
     def weights(self) -> Tensor:
         """The selected weights, (d,)."""
         return self.selection.weights(self.dtype)
@@ -146,8 +151,7 @@ class Jacobian:
         pulled = self.vjp(inputs, u)
         gap = float(((u * moved).sum() - (pulled * v).sum()).abs())
         scale = float(u.norm() * moved.norm() + pulled.norm() * v.norm())
-        coarsest = max(torch.finfo(p.dtype).eps for p in self.selection.parameters.values())
-        if gap > coarsest**0.5 * scale:
+        if gap > self.precision**0.5 * scale:
             raise ArithmeticError(f"not the transpose of a backward pass, by {gap / scale:.1g}")
         self._proved = True
 
