@@ -30,6 +30,7 @@ class Network:
         first = next(model.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self._places = places_of(model)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, k) of the model as it is."""
@@ -51,8 +52,9 @@ class Network:
     def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Outputs (n, k) with some parameters replaced, as `torch.func` wants it."""
         args, kwargs = arguments(inputs)
+        placed = {place: value for name, value in parameters.items() for place in self._places[name]}
         with self._kernels():
-            outputs = functional_call(self.model, parameters, args, kwargs)
+            outputs = functional_call(self.model, placed, args, kwargs, tie_weights=False)
         return tidy(outputs, batch_size(inputs, "this batch"), "this batch")
 
     def _kernels(self) -> AbstractContextManager[None]:
@@ -133,6 +135,30 @@ class Network:
                 "Name the parameters instead, or call requires_grad_(True) on them."
             )
         return ran[-1]
+
+
+def places_of(model: nn.Module) -> dict[str, list[str]]:
+    """One name for every place that holds a parameter, by the parameter's first name.
+
+    `functional_call` ties weights by all their names. Where one module goes by two names it then fills the same place
+    twice, and puts the replacement back instead of the parameter.
+
+    Examples:
+        >>> layer = nn.Linear(2, 2, bias=False)
+        >>> places_of(nn.Sequential(layer, nn.Tanh(), layer))
+        {'0.weight': ['0.weight']}
+    """
+    first: dict[int, str] = {}
+    places: dict[str, list[str]] = {}
+    seen = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path, _, attribute = name.rpartition(".")
+        known = first.setdefault(id(parameter), name)
+        place = (id(model.get_submodule(path)), attribute)
+        if place not in seen:
+            seen.add(place)
+            places.setdefault(known, []).append(name)
+    return places
 
 
 @contextmanager
