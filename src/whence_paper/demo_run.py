@@ -59,8 +59,8 @@ def make_table(trials: list[Trial]) -> Table:
     """AUROC of each score for the noisy and the missing digit, draw by draw, as in the paper's Table 1."""
     table = Table(
         title="Which test digits are uncertain, and why? AUROC of four scores",
-        caption="One digit against all other test digits: 1 is perfect, 0.5 is chance.\n"
-        "Noisy against missing: 1 says noise, 0 says scarcity, 0.5 cannot tell.",
+        caption="One digit against all others: 1 is perfect, 0.5 is chance.\n"
+        "Noisy against missing: 1 says noise, 0 scarcity, 0.5 neither.",
     )
     for name in ("draw", "test digits"):
         table.add_column(name)
