@@ -11,6 +11,19 @@ from .errors import TooLargeError
 RESERVE = 0.8
 """Share of the free memory that `whence` plans with."""
 
+UNKNOWN = 4 * 2**30
+"""What is planned with on a system that does not tell."""
+
+CONTAINER_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+"""Limit, use and details of the memory of a container, new and old."""
+
 
 def free_memory(device: torch.device) -> int:
     """Bytes free on a device.
@@ -20,15 +33,37 @@ def free_memory(device: torch.device) -> int:
         True
     """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, to be used again
+        return int(torch.cuda.mem_get_info(device)[0]) + idle
+    return min(_available(), *(_left(*files) for files in CONTAINER_FILES))
+
+
+def _available() -> int:
+    """What the machine has."""
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return UNKNOWN
+
+
+def _left(limit: str, used: str, details: str) -> int:
+    """What a container has left of its limit, with files that are cached only; everything where there is no limit."""
+    most, now = _read(limit).strip(), _read(used).strip()
+    if not (most.isdigit() and now.isdigit()):
+        return 2**62
+    pairs = [line.split() for line in _read(details).splitlines()]
+    cached = sum(int(pair[1]) for pair in pairs if pair[0] in ("active_file", "inactive_file"))
+    return int(most) - int(now) + cached
+
+
+def _read(path: str) -> str:
     try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable"):
-                    return int(line.split()[1]) * 1024
+        with open(path) as file:
+            return file.read()
     except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return ""
 
 
 def readable(size: float) -> str:

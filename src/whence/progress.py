@@ -32,10 +32,10 @@ class Progress:
             >>> list(Progress(enabled=False).track([1, 2], "counting"))
             [1, 2]
         """
-        if not self._enabled:
+        stream = self._stream or sys.stderr
+        if not self._enabled or stream is None:  # a program without a console has no standard error
             yield from items
             return
-        stream = self._stream or sys.stderr
         interactive = stream.isatty()
         pause = 0.1 if interactive else 10.0
         start = shown_at = time.monotonic()

@@ -91,14 +91,23 @@ class Uncertainty:
 
         These bound f(x) itself. A new observation scatters around f(x) with the noise on top.
         """
-        if not 0.0 < level < 1.0:
-            raise InputError(f"expected a level between 0 and 1, got {level}. For 95 % pass 0.95.")
+        try:
+            sound = 0.0 < level < 1.0
+        except TypeError:  # the name of an estimator in the place of the level
+            sound = False
+        if not sound:
+            raise InputError(f"expected a level between 0 and 1, got {level!r}. For 95 % pass 0.95.")
         reach = NormalDist().inv_cdf(0.5 + level / 2) * self.variance(estimator).sqrt()
         return self.mean - reach, self.mean + reach
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a prediction: means, variances of each output, traces and the ratio."""
-        import pandas  # an extra: only tables need it
+        try:
+            import pandas  # an extra: only tables need it
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "expected pandas for a table. Install it: pip install 'whence[report]'."
+            ) from error
 
         k = self.mean.shape[1]
         columns: dict[str, Tensor] = {}
