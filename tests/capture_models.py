@@ -473,6 +473,18 @@ MODELS: dict[str, Model] = {
     "class token and positions": Model(Vision, tokens),
     "relative bias": Model(RelativeBias, tokens, kinds={"table": "rows"}),
     "weight norm": Model(lambda: Flat(parametrizations.weight_norm(nn.Linear(WIDTH, 3))), tokens),
+    "spectral norm": Model(lambda: Flat(parametrizations.spectral_norm(nn.Linear(WIDTH, 3))), tokens),
+    "biases put together": Model(
+        lambda: Applied(
+            lambda x, w, q, v: F.linear(x, w, torch.cat([q, torch.zeros_like(q), v])), w=(6, WIDTH), q=(2,), v=(2,)
+        ),
+        tokens,
+        kinds={"w": "kronecker", "q": "dense"},
+    ),
+    "positions of another length": Model(
+        lambda: Applied(lambda x, p: x + F.interpolate(p, size=LENGTH, mode="linear").transpose(1, 2), p=(1, WIDTH, 5)),
+        tokens,
+    ),
     "a scalar": Model(lambda: Applied(lambda x, s: x * s.exp() + s, s=()), vectors),
     "einsum": Model(
         lambda: Applied(lambda x, w: torch.einsum("ntd,de->nte", x, w), w=(WIDTH, 3)), tokens, frozenset({"w"})

@@ -53,12 +53,14 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "log_softmax": (-1,),
     "clamp": (0.6, 1.2),
     "cumsum": (0,),
+    "pad": ((1, 0),),
     "chunk": (2,),
     "split": (2,),
     "tensor_split": (2,),
     "__getitem__": ((slice(1, None), 2),),
 }
 FROM_TENSOR = {"view_as", "reshape_as", "type_as"}  # take a second tensor for its shape or dtype
+JOINING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack"}
 LOWERED = {"float", "half", "bfloat16"}
 
 
@@ -75,6 +77,10 @@ class Alone(nn.Module):
             made = self.function(self.weight, self.weight[:, :1], 0)
         elif self.name in ("permute", "view", "reshape") and resolve_name(self.function) != f"torch.Tensor.{self.name}":
             made = self.function(self.weight, ARGUMENTS[self.name])
+        elif self.name in JOINING:
+            made = self.function([self.weight, torch.ones(3, 4, dtype=x.dtype), self.weight.exp()])
+        elif self.name == "interpolate":
+            made = self.function(self.weight[None], size=6)
         elif self.name in FROM_TENSOR:
             made = self.function(self.weight, self.weight)
         else:

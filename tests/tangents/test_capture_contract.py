@@ -338,6 +338,15 @@ def test_works_without_gradients_and_leaves_the_model_as_it_was() -> None:
         assert not module._backward_hooks
 
 
+def test_works_in_inference_mode() -> None:
+    model, inputs = small(), vectors(4)
+    with torch.inference_mode():
+        captured = Capture(model, selected(model), example_inputs=inputs).run(inputs)
+        got = by_parameter(captured.tangents(torch.ones(1, 4, 2, dtype=torch.float64)))
+    for name, expected in oracle(model, inputs, torch.ones(1, 4, 2, dtype=torch.float64)).items():
+        torch.testing.assert_close(got[name], expected)
+
+
 def test_a_run_frees_its_graph() -> None:
     model = small()
     capture = Capture(model, selected(model), example_inputs=vectors(3))

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError, UncapturedParameterError
@@ -22,7 +21,7 @@ from whence.tangents.batches import Inputs, batch_size
 from whence.tangents.forms import Block, Dense, Tangent
 from whence.tangents.generic import Call, Run
 from whence.tangents.layout import Layout
-from whence.tangents.recorder import Record, Watch
+from whence.tangents.recorder import Record, Watch, differentiable
 from whence.tangents.settle import settle
 
 
@@ -91,6 +90,7 @@ class Capture:
         generic: Parameters differentiated example by example, and why.
 
     Example:
+        >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
         >>> x = torch.ones(5, 3)
         >>> capture = Capture(net, dict(net.named_parameters()), example_inputs=x)
@@ -120,7 +120,7 @@ class Capture:
         """Run the model on a batch and keep what its tangents need."""
         n = batch_size(inputs, "this batch")
         settled = self._settled
-        with torch.enable_grad(), Watch(settled.followed, n, settled.choices) as watch:
+        with differentiable(), Watch(settled.followed, n, settled.choices) as watch:
             outputs = self._call(inputs)
         if outputs.dim() != 2 or len(outputs) != n:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from whence.tangents.batches import Inputs, batch_size, take
+from whence.tangents.recorder import differentiable
 
 Call = Callable[[Inputs], Tensor]
 """Runs the user's model on a batch: outputs (n, k)."""
@@ -69,7 +70,7 @@ class Vectorized:
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
         # The fused attention kernels have no rule under vmap.
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with differentiable(), sdpa_kernel(SDPBackend.MATH):
             self.outputs: Tensor = torch.vmap(single, in_dims=(0, axes))(self._copies, inputs)
 
     def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
@@ -92,7 +93,7 @@ class OneByOne:
     def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
         """Run the model on every example."""
         self._parameters = parameters
-        with torch.enable_grad():
+        with differentiable():
             self._rows = [call(take(inputs, slice(at, at + 1))) for at in range(batch_size(inputs, "this batch"))]
         self.outputs = torch.cat([row.detach() for row in self._rows])
 

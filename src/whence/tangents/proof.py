@@ -23,7 +23,7 @@ from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Kronecker, Tangent
 from whence.tangents.generic import Call
 from whence.tangents.layout import Layout, candidates, halves, separates
-from whence.tangents.recorder import Record
+from whence.tangents.recorder import Record, differentiable
 
 PRIMES = (7, 5, 3, 2)
 """Sizes of the batch for the proof: a number that no width, head count or sequence length is likely to share."""
@@ -84,7 +84,7 @@ def gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evid
     """Run the model as it is on a few of the examples, and differentiate it."""
     inputs = _few(inputs)
     n = batch_size(inputs, "the first batch")
-    with torch.enable_grad():
+    with differentiable():
         outputs = call(inputs)
     if outputs.dim() != 2 or len(outputs) != n:
         raise ShapeError(f"expected outputs of shape ({n}, k) on the first batch, got {tuple(outputs.shape)}.")

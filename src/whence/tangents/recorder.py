@@ -18,6 +18,14 @@ from whence.tangents.layout import candidates
 from whence.tangents.rules import READERS
 from whence.tangents.rules.base import Followed, Root, Use, View
 
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Build graphs, whatever the caller has switched off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
 Event = tuple[str, tuple[str, ...], int]
 """A choice met on the way: its kind, the parameters behind it, and how many like it came before."""
 

@@ -19,7 +19,7 @@ from whence.tangents.generic import Call, OneByOne, Plain, Vectorized
 from whence.tangents.layout import Layout
 from whence.tangents.plan import make_blocks
 from whence.tangents.proof import Evidence, Mismatch, compare, find_layout, gather, same
-from whence.tangents.recorder import Choices, Record, Watch
+from whence.tangents.recorder import Choices, Record, Watch, differentiable
 from whence.tangents.rules import READERS
 
 Key = tuple[Any, ...]
@@ -80,7 +80,7 @@ def _gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evi
 
 def _attempt(call: Call, parameters: Mapping[str, Tensor], evidence: Evidence, found: Settled) -> bool:
     """One run under watch. True if all is proved; otherwise something has been learnt for the next one."""
-    with torch.enable_grad(), Watch(found.followed, len(evidence.outputs), found.choices) as watch:
+    with differentiable(), Watch(found.followed, len(evidence.outputs), found.choices) as watch:
         outputs = call(evidence.inputs)
     if not same(evidence, outputs):
         gap = float((outputs - evidence.outputs).abs().max())

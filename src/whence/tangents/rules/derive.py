@@ -30,6 +30,7 @@ UNARY = (
     *("relu", "clamp", "sum", "mean", "norm", "expm1", "log1p", "sin", "cos", "positive", "cumsum", "negative"),
 )
 ACTIVATIONS = ("softplus", "relu", "gelu", "silu", "elu", "normalize", "softmax", "log_softmax", "sigmoid", "tanh")
+RESIZED = ("interpolate", "pad")
 PARTS = ("chunk", "split", "unbind", "tensor_split")
 
 
@@ -91,12 +92,23 @@ def parts(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywo
     return out
 
 
+def joined(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`cat` and `stack` of followed tensors, constants between them (the zeros of a missing bias) allowed."""
+    out = function(*args, **kwargs)
+    tensors: Any = kwargs.get("tensors", args[0] if args else ())
+    sources = [source for source in map(recorder.source, tensors) if source is not None]
+    if sources and not any(tensor.requires_grad for tensor in tensors if not recorder.follows(tensor)):
+        recorder.derive(out, *sources)
+    return out
+
+
 READERS: dict[Function, Reader] = {
     **dict.fromkeys(functions(torch, *VIEWS, *UNARY, "_weight_norm"), alone),
     **dict.fromkeys(functions(Tensor, *VIEWS, *UNARY, "__neg__"), alone),
-    **dict.fromkeys(functions(F, *ACTIVATIONS), alone),
+    **dict.fromkeys(functions(F, *ACTIVATIONS, *RESIZED), alone),
     **dict.fromkeys([torch.t, Tensor.t, *(getattr(Tensor, name).__get__ for name in ("T", "mT"))], transpose),
     **dict.fromkeys(functions(torch, *PARTS), parts),
     **dict.fromkeys(functions(Tensor, *PARTS), parts),
+    **dict.fromkeys(functions(torch, "cat", "concat", "concatenate", "stack", "hstack", "vstack"), joined),
     Tensor.__getitem__: item,
 }
