@@ -96,7 +96,10 @@ class Tracer:
 
     def _predict_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         problem = self.problem
-        predicted = self.sandwich.predict(inputs)
+        try:
+            predicted = self.sandwich.predict(inputs)
+        except (InputError, ShapeError) as error:
+            raise type(error)(f"{error} This was {where}.") from error.__cause__
         mean = predicted.outputs
         check_finite(mean, "outputs of the model", where)
         if mean.shape[1] != problem.k:

@@ -34,6 +34,14 @@ def test_inputs_of_another_shape(tracer: whence.Tracer) -> None:
         tracer.predict(torch.zeros(2, 5, dtype=torch.float64))
 
 
+def test_the_batch_is_named(tracer: whence.Tracer, x: Tensor) -> None:
+    with pytest.raises(
+        whence.InputError, match=r"Check their shapes.* This was batch 2 of the inputs to predict\."
+    ) as caught:
+        tracer.predict([x, x, x[:, :2]])
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
 def test_inputs_of_another_dtype(tracer: whence.Tracer, x: Tensor) -> None:
     with pytest.raises(
         whence.InputError, match=r"with inputs \(8, 3\) float32: mat1 and mat2 must have the same dtype"
