@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
 
@@ -62,6 +64,7 @@ class TrainingRows:
         for batch in self.problem.read(label):
             for part, rows in self.features.rows(batch.inputs, self.problem.k):
                 where = slice(batch.start + part.start, batch.start + part.stop)
+                check_gradients(rows, where.start)
                 if self.kept is not None:
                     self.kept.append((where, rows))
                 yield where, rows
@@ -71,3 +74,14 @@ class TrainingRows:
         """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
         roots = self.problem.hessian_roots
         return rows if roots is None else roots[where].transpose(1, 2) @ rows
+
+
+def check_gradients(rows: Tensor, start: int) -> None:
+    """Raise when the features of an example, counted from `start`, are not finite."""
+    wrong = ~torch.isfinite(rows).flatten(1).all(1)
+    if bool(wrong.any()):
+        raise SingularCurvatureError(
+            "expected finite gradients of the outputs in the weights, got NaN or infinity for training example "
+            f"{start + int(wrong.int().argmax())}. Look for a square root, a logarithm or a norm at zero in the model; "
+            "gradients of a float16 model may overflow: use float32."
+        )
