@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy
@@ -16,6 +17,9 @@ from whence.tangents.forms import Block
 class Basis:
     """A basis U = U_out (x) U_in of one block; `None` stands for the identity.
 
+    A basis may have fewer columns than rows: then it spans a corner of the block's space, and what lies outside is
+    known by its squared length only.
+
     Attributes:
         block: what it is a basis of.
         inputs: (e, i, i) for kronecker blocks, (p, p) for dense ones; columns are the new coordinates.
@@ -25,6 +29,29 @@ class Basis:
     block: Block
     inputs: Tensor | None = None
     outputs: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the coordinates."""
+        full = self.block.matrix_shape
+        if self.block.kind == "kronecker":
+            o = full[1] if self.outputs is None else self.outputs.shape[-1]
+            i = full[2] if self.inputs is None else self.inputs.shape[-1]
+            return (full[0], o, i)
+        if self.block.kind == "rows":
+            return (full[0], full[1] if self.outputs is None else self.outputs.shape[-1])
+        return full if self.inputs is None else (self.inputs.shape[-1],)
+
+    @property
+    def outside(self) -> int:
+        """Number of directions that the basis does not span."""
+        return self.block.numel - math.prod(self.shape)
+
+    def corner(self, rows: Tensor, columns: Tensor) -> Basis:
+        """Keep some output and some input directions of a kronecker block."""
+        assert self.inputs is not None
+        assert self.outputs is not None
+        return Basis(self.block, self.inputs[:, :, columns].contiguous(), self.outputs[:, :, rows].contiguous())
 
     def into(self, matrix: Tensor) -> Tensor:
         """Coordinates U^T v of something shaped (..., *block.matrix_shape)."""

@@ -14,10 +14,10 @@ from whence.curvature.primal import PrimalBread
 from whence.tangents.linearization import Linearization
 
 from .basis import Basis
-from .moments import gather_factors, gather_squares
+from .moments import gather_squares
 from .projected import Projected, primal_bytes
 from .stream import LayerStream
-from .structures import LARGEST_EXACT, describe_blocks, working_precision
+from .structures import LARGEST_EXACT, eigenbases
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Core(Structure):
         size: r; chosen from `share`, `largest` and the memory limit when `None`.
         share: of EKFAC's effective degrees of freedom to capture.
         largest: most coordinates to take.
+        tolerance: as of EKFAC: coordinates outside the corner are never taken.
         largest_exact: blocks without a Kronecker form are rotated to their eigenvectors up to this size.
     """
 
@@ -37,20 +38,19 @@ class Core(Structure):
     size: int | None = None
     share: float = 0.99
     largest: int = 8192
+    tolerance: float = 1e-3
     largest_exact: int = LARGEST_EXACT
 
     def fit(self, problem: Linearization, ridge: float | None) -> PrimalBread:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerStream(problem)
         facts = list(stream.notes)
-        factors, _ = gather_factors(stream, self.largest_exact, residual_weighted=False)
-        bases = [one.basis(facts)[0].to(working_precision(problem)) for one in factors]
+        bases = eigenbases(stream, ridge or 0.0, self.tolerance, self.largest_exact, facts)[0]
         noise = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-        spectrum = gather_squares(stream, bases, noise).curvature
+        spectrum = [squares.inside for squares in gather_squares(stream, bases, noise).curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
         sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])
-        facts += describe_blocks(stream, self.largest_exact)
         facts.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
         features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, facts)
         return PrimalBread(problem, features, ridge)
@@ -83,9 +83,8 @@ def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     block = basis.block
     if not len(index) or block.kind != "kronecker" or basis.inputs is None or basis.outputs is None:
         return basis, index
-    _, o, i = block.matrix_shape
+    _, o, i = basis.shape
     group, row, column = index // (o * i), (index // i) % o, index % i
     rows, at_row = torch.unique(row, return_inverse=True)
     columns, at_column = torch.unique(column, return_inverse=True)
-    less = Basis(block, basis.inputs[:, :, columns].contiguous(), basis.outputs[:, :, rows].contiguous())
-    return less, (group * len(rows) + at_row) * len(columns) + at_column
+    return basis.corner(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column

@@ -1,4 +1,4 @@
-"""Sums over the training set in one pass each: Kronecker factors, and squares in a basis."""
+"""Sums over the training set in one pass each: squares of gradients in a basis, scores, weighted squares."""
 
 from __future__ import annotations
 
@@ -8,139 +8,68 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
+from whence.tangents.forms import Kronecker, Rows, Tangent
 
-from .basis import Basis, eigenvectors
-from .rotate import raised, rotate
+from .basis import Basis
+from .factors import combine
+from .rotate import energy, raised, rotate, settled
 from .rotated import Factored, Rotated
 from .stream import LayerStream
 
 
-@dataclass
-class Factors:
-    """Sums of a a^T and g g^T of one block, in float64.
+@dataclass(frozen=True)
+class Squares:
+    """Sums of squares of a block's gradients: of each coordinate of its basis, and the mean of all directions outside.
 
     Attributes:
-        inputs: (e, i, i) of a kronecker block, (p, p) of a dense one; `None` where there is none.
-        outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
-        positions: number of (example, position) pairs summed.
+        inside: shaped as the coordinates, float64.
+        outside: mean over the directions that the basis does not span; zero if it spans all.
     """
 
-    block: Block
-    inputs: Tensor | None
-    outputs: Tensor | None
-    positions: int = 0
-
-    @classmethod
-    def empty(cls, block: Block, largest_exact: int, device: torch.device) -> Factors:
-        """Zeros of the right sizes; dense blocks above `largest_exact` entries get no matrix."""
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64, device=device)
-
-        if block.kind == "kronecker":
-            e, o, i = block.matrix_shape
-            return cls(block, zeros(e, i, i), zeros(e, o, o))
-        if block.kind == "rows":
-            d = block.matrix_shape[1]
-            return cls(block, None, zeros(1, d, d))
-        exact = block.numel <= largest_exact
-        return cls(block, zeros(block.numel, block.numel) if exact else None, None)
-
-    def add(self, tangent: Tangent) -> None:
-        """Count one piece of the training set."""
-        if isinstance(tangent, Kronecker):
-            a, g = raised(tangent.inputs()), raised(tangent.grads())
-            self.positions += tangent.examples * tangent.positions
-            _add(self.inputs, _second_moment(a.transpose(0, 1).flatten(1, 2)))
-            _add(self.outputs, _second_moment(g.permute(2, 0, 1, 3, 4).flatten(1, 3)))
-        elif isinstance(tangent, Dense):
-            if self.inputs is not None:
-                _add(self.inputs, _second_moment(raised(tangent.values).flatten(0, 1)))
-        else:
-            values = raised(tangent.aggregate().values)
-            self.positions += tangent.index.numel()
-            _add(self.outputs, _second_moment(values.flatten(0, 1)).unsqueeze(0))
-
-    def add_weighted(self, tangent: Tangent) -> None:
-        """Count the matrices G of one piece by G^T G and G G^T: the factors that fit their own second moment best."""
-        if not isinstance(tangent, Kronecker):
-            self.add(tangent)
-            return
-        a, g = raised(tangent.inputs()), raised(tangent.grads())
-        alike_out = torch.einsum("nceto,nceso->nets", g, g)
-        alike_in = torch.einsum("neti,nesi->nets", a, a)
-        _add(self.inputs, torch.einsum("neti,netj->eij", a, alike_out @ a))
-        _add(self.outputs, torch.einsum("nceto,ncetp->eop", g, torch.einsum("nets,nceso->nceto", alike_in, g)))
-
-    def basis(self, facts: list[str]) -> tuple[Basis, Tensor | None]:
-        """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
-        name = self.block.name
-        inputs = outputs = spectrum = below = above = None
-        if self.inputs is not None:
-            below, inputs = eigenvectors(self.inputs, f"the input factor of {name}", facts)
-        if self.outputs is not None:
-            above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", facts)
-        if above is not None and below is not None:
-            spectrum = above.unsqueeze(-1) * below.unsqueeze(-2) / max(self.positions, 1)
-        elif below is not None:
-            spectrum = below
-        return Basis(self.block, inputs, outputs), spectrum
-
-
-def _second_moment(rows: Tensor) -> Tensor:
-    return rows.transpose(-1, -2) @ rows
-
-
-def _add(total: Tensor | None, value: Tensor) -> None:
-    """Sums of many batches are kept in float64, so that small eigenvalues survive a million examples."""
-    assert total is not None
-    total.add_(value)
-
-
-def combine(tangent: Tangent, weights: Tensor) -> Tangent:
-    """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
-    if isinstance(tangent, Kronecker):
-        grads = raised(tangent.grads())
-        mixed = torch.einsum("nceto,ncq->nqeto", grads, weights.to(grads.dtype))
-        return Kronecker(tangent.block, tangent.a, Whole(mixed))
-    if isinstance(tangent, Rows):
-        grads = raised(tangent.grads)
-        mixed = torch.einsum("nctd,ncq->nqtd", grads, weights.to(grads.dtype))
-        return Rows(tangent.block, tangent.index, mixed, tangent.weights)
-    values = raised(tangent.values)
-    return Dense(tangent.block, weights.transpose(1, 2).to(values.dtype) @ values)
-
-
-def gather_factors(
-    stream: LayerStream, largest_exact: int, residual_weighted: bool
-) -> tuple[list[Factors], list[Factors] | None]:
-    """One pass: factors of the curvature, and, where asked for, of the residual-weighted meat."""
-    problem = stream.problem
-    plain = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks]
-    weighted = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks]
-    for where, tangents in stream.read("Kronecker factors", stream.identity(), problem.k):
-        for at, tangent in enumerate(tangents):
-            roots = problem.hessian_roots
-            plain[at].add(tangent if roots is None else combine(tangent, roots[where]))
-            if residual_weighted:
-                weighted[at].add_weighted(combine(tangent, problem.residuals[where].unsqueeze(2)))
-    return plain, weighted if residual_weighted else None
+    inside: Tensor
+    outside: float
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Squares of the training gradients in a basis, one tensor a block, in float64.
+    """Squares of the training gradients in a basis, one entry a block.
 
     Attributes:
         curvature: s* = sum over examples and outputs of squared gradients.
         noise: the same with outputs weighted by the noise covariance; `None` where it must be computed apart.
-        score: sum_i J_i^T r_i.
+        score: sum_i J_i^T r_i, shaped as the block's matrix.
     """
 
-    curvature: list[Tensor]
-    noise: list[Tensor] | None
+    curvature: list[Squares]
+    noise: list[Squares] | None
     score: list[Tensor]
+
+
+class Sums:
+    """Accumulates weighted squares of one block."""
+
+    def __init__(self, basis: Basis, count: int, device: torch.device) -> None:
+        """Zeros for `count` sets of weights."""
+        self.basis = basis
+        self.inside = torch.zeros(count, *basis.shape, dtype=torch.float64, device=device)
+        self.length = torch.zeros(count, dtype=torch.float64, device=device)
+
+    def add(self, tangent: Tangent, weights: Tensor) -> None:
+        """Count one piece: weights (q, c) of the cotangents."""
+        for _, rotated in rotate(tangent, self.basis):
+            self.inside += rotated.squares(weights.to(dtype_of(rotated)))
+        if self.basis.outside:
+            lengths = torch.diagonal(energy(tangent), dim1=1, dim2=2).double().sum(0)  # (c,)
+            self.length += weights.double() @ lengths
+
+    def finish(self) -> list[Squares]:
+        """The sums, one for each set of weights."""
+        rest = self.basis.outside
+        found = []
+        for inside, length in zip(self.inside, self.length, strict=True):
+            outside = max(float(length - inside.sum()), 0.0) / rest if rest else 0.0
+            found.append(Squares(inside, outside))
+        return found
 
 
 def gather_squares(stream: LayerStream, bases: Sequence[Basis], noise: Tensor) -> Spectrum:
@@ -150,34 +79,28 @@ def gather_squares(stream: LayerStream, bases: Sequence[Basis], noise: Tensor) -
     set of gradients serves both sums.
     """
     problem = stream.problem
-    shared = problem.hessian_roots is None
+    roots = problem.hessian_roots
     frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-    sizes = frame.diagonal()
-    if shared:
+    weights = torch.ones(1, problem.k if roots is None else roots.shape[2], dtype=problem.dtype, device=problem.device)
+    if roots is None:
         sizes, frame = torch.linalg.eigh(noise)
-    weights = torch.stack([torch.ones_like(sizes), sizes.clamp_min(0.0)])
-    sums = [torch.zeros(2, *b.block.matrix_shape, dtype=torch.float64, device=problem.device) for b in bases]
+        weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
+    sums = [Sums(basis, len(weights), problem.device) for basis in bases]
     score = [torch.zeros(b.block.matrix_shape, dtype=torch.float64, device=problem.device) for b in bases]
     for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k):
-        residuals = problem.residuals[where] @ frame
-        for at, tangent in enumerate(tangents):
-            for part, rotated in rotate(tangent, bases[at]):
-                here = slice(where.start + part.start, where.start + part.stop)
-                dtype = dtype_of(rotated)
-                score[at] += rotated.total(residuals[part].to(dtype)).double()
-                if not shared:
-                    assert problem.hessian_roots is not None
-                    rotated = rotated.mix(problem.hessian_roots[here].to(dtype))
-                    sums[at][:1] += rotated.squares(ones_for(rotated)).double()
-                else:
-                    sums[at] += rotated.squares(weights.to(dtype)).double()
-    return Spectrum([one[0] for one in sums], [one[1] for one in sums] if shared else None, score)
+        residuals = (problem.residuals[where] @ frame).unsqueeze(2)
+        for at, lazy in enumerate(tangents):
+            tangent = settled(lazy, bases[at])
+            score[at] += total(combine(tangent, residuals))
+            sums[at].add(tangent if roots is None else combine(tangent, roots[where]), weights)
+    found = [one.finish() for one in sums]
+    return Spectrum([one[0] for one in found], [one[1] for one in found] if roots is None else None, score)
 
 
 def gather_meats(
-    stream: LayerStream, bases: Sequence[Basis], roots: Mapping[str, Tensor], total: Tensor
-) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
-    """One pass: squares of J_i^T W_i in the basis for each set of weights, and sum_i J_i^T u_i.
+    stream: LayerStream, bases: Sequence[Basis], roots: Mapping[str, Tensor]
+) -> tuple[dict[str, list[Squares]], list[Tensor]]:
+    """One pass: squares of J_i^T W_i in the basis for each set of weights, and sum_i J_i^T u_i (the columns of "hec3").
 
     Where the weights are fewer than the outputs, they are pulled back themselves; else outputs are pulled back and
     combined.
@@ -186,46 +109,57 @@ def gather_meats(
         stream: tangents of the training set.
         bases: coordinates of each block.
         roots: W (n, k, q) or (1, k, q) by name.
-        total: u (n, k).
     """
     problem = stream.problem
-    n, k = problem.n, problem.k
-    columns = [root.expand(n, -1, -1) for root in roots.values()]
-    columns.append(total.unsqueeze(2))
+    columns = [root.expand(problem.n, -1, -1) for root in roots.values()]
     joined = torch.cat(columns, dim=2)  # (n, k, Q)
-    directly = joined.shape[2] <= k
-    count = joined.shape[2] if directly else k
+    directly = joined.shape[2] <= problem.k
     cut = [column.shape[2] for column in columns]
-    sums = {
-        name: [torch.zeros(b.block.matrix_shape, dtype=torch.float64, device=problem.device) for b in bases]
-        for name in roots
-    }
-    sum_total = [torch.zeros(b.block.matrix_shape, dtype=torch.float64, device=problem.device) for b in bases]
+    rows = torch.eye(sum(cut), dtype=problem.dtype, device=problem.device)
+    masks = torch.stack([part.sum(0) for part in rows.split(cut)])  # (names, Q)
+    last = masks[list(roots).index("hec3")].unsqueeze(1)  # (Q, 1)
+    sums = [Sums(basis, len(roots), problem.device) for basis in bases]
+    centre = [torch.zeros(b.block.matrix_shape, dtype=torch.float64, device=problem.device) for b in bases]
 
     def pulled(where: slice, _: int) -> Tensor:
         return joined[where].permute(2, 0, 1)
 
-    for where, tangents in stream.read("meats", pulled if directly else stream.identity(), count):
-        for at, tangent in enumerate(tangents):
-            for part, rotated in rotate(tangent, bases[at]):
-                here = slice(where.start + part.start, where.start + part.stop)
-                dtype = dtype_of(rotated)
-                mixed = rotated if directly else rotated.mix(joined[here].to(dtype))
-                rows = torch.eye(sum(cut), dtype=dtype, device=problem.device)
-                masks = torch.stack([block.sum(0) for block in rows.split(cut)])[:-1]  # (names, Q)
-                for name, squares in zip(roots, mixed.squares(masks), strict=True):
-                    sums[name][at] += squares.double()
-                last = rows[-1].expand(here.stop - here.start, -1)
-                sum_total[at] += mixed.total(last).double()
-    return sums, sum_total
+    reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
+    for where, tangents in stream.read("meats", *reading):
+        for at, lazy in enumerate(tangents):
+            tangent = settled(lazy, bases[at])
+            mixed = tangent if directly else combine(tangent, joined[where])
+            sums[at].add(mixed, masks)
+            centre[at] += total(combine(mixed, last.expand(where.stop - where.start, -1, -1)))
+    found = [one.finish() for one in sums]
+    return {name: [one[at] for one in found] for at, name in enumerate(roots)}, centre
+
+
+def total(tangent: Tangent) -> Tensor:
+    """The gradients of all examples and cotangents together, shaped as the block's matrix."""
+    if isinstance(tangent, Kronecker):
+        a, g = raised(tangent.inputs()), raised(tangent.grads())
+        return torch.einsum("neto,neti->eoi", g.sum(1), a)
+    if isinstance(tangent, Rows):
+        rows, _, values = tangent.aggregate()
+        summed = raised(values).sum(1)
+        return summed.new_zeros(tangent.block.matrix_shape).index_add_(0, rows, summed)
+    return raised(tangent.values).sum((0, 1))
+
+
+def along(tangent: Tangent, direction: Tensor) -> Tensor:
+    """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
+    if isinstance(tangent, Kronecker):
+        a, g = raised(tangent.inputs()), raised(tangent.grads())
+        moved = (a @ direction.to(a.dtype).transpose(-1, -2)).unsqueeze(1)
+        return (g * moved).sum((2, 3, 4))
+    if isinstance(tangent, Rows):
+        at = direction[tangent.index].to(tangent.grads.dtype)  # (n, t, d)
+        found = (tangent.grads * at.unsqueeze(1)).sum(3)
+        return found.sum(2) if tangent.weights is None else (found * tangent.weights.unsqueeze(1)).sum(2)
+    return raised(tangent.values) @ direction.to(raised(tangent.values).dtype)
 
 
 def dtype_of(rotated: Rotated) -> torch.dtype:
     """The precision of the gradients."""
     return rotated.g.dtype if isinstance(rotated, Factored) else rotated.values.dtype
-
-
-def ones_for(rotated: Rotated) -> Tensor:
-    """Weight one for every cotangent: (1, c)."""
-    held = rotated.g if isinstance(rotated, Factored) else rotated.values
-    return torch.ones(1, held.shape[1], dtype=held.dtype, device=held.device)

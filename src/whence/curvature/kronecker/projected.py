@@ -77,23 +77,11 @@ class Projected:
         for basis, index, part in zip(
             self.bases, self.indices, step.split([len(index) for index in self.indices]), strict=True
         ):
-            flat = step.new_zeros(math.prod(coordinate_shape(basis)))
+            flat = step.new_zeros(math.prod(basis.shape))
             flat[index] = part
-            matrix = basis.to(step.dtype).out_of(flat.reshape(coordinate_shape(basis)))
+            matrix = basis.to(step.dtype).out_of(flat.reshape(basis.shape))
             tensors.update(basis.block.from_matrix(matrix))
         return problem.selection.flatten(tensors)
-
-
-def coordinate_shape(basis: Basis) -> tuple[int, ...]:
-    """Shape of a block's coordinates in a basis that may have fewer columns than rows."""
-    shape = basis.block.matrix_shape
-    if basis.block.kind == "kronecker":
-        o = shape[1] if basis.outputs is None else basis.outputs.shape[-1]
-        i = shape[2] if basis.inputs is None else basis.inputs.shape[-1]
-        return (shape[0], o, i)
-    if basis.block.kind == "rows":
-        return (shape[0], shape[1] if basis.outputs is None else basis.outputs.shape[-1])
-    return shape if basis.inputs is None else (basis.inputs.shape[-1],)
 
 
 def primal_bytes(r: int) -> float:

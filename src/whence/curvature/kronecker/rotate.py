@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from whence.tangents.forms import Dense, Factor, Kronecker, Rows, Tangent
+from whence.tangents.forms import Dense, Factor, Kronecker, Rows, Tangent, Whole
 
 from .basis import Basis
 from .rotated import Factored, Full, Rotated, Sparse
@@ -25,14 +25,14 @@ def rotate(tangent: Tangent, basis: Basis) -> Iterator[tuple[slice, Rotated]]:
     if isinstance(tangent, Dense):
         values = raised(tangent.values)
         moved = values if basis.inputs is None else values @ basis.inputs
-        yield slice(0, len(values)), Full(moved, tangent.block.matrix_shape)
+        yield slice(0, len(values)), Full(moved, basis.shape)
     elif isinstance(tangent, Rows):
         rows, examples, values = tangent.aggregate()
         values = raised(values)
         moved = values if basis.outputs is None else values @ basis.outputs[0]
         count = tangent.index.shape[0]
-        yield slice(0, count), Sparse(rows, examples, moved, count, tangent.block.matrix_shape)
-    elif stays_factored(tangent):
+        yield slice(0, count), Sparse(rows, examples, moved, count, basis.shape)
+    elif stays_factored(tangent, basis):
         yield (
             slice(0, tangent.examples),
             Factored(_project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)),
@@ -41,10 +41,17 @@ def rotate(tangent: Tangent, basis: Basis) -> Iterator[tuple[slice, Rotated]]:
         yield from _formed(tangent, basis)
 
 
-def stays_factored(tangent: Kronecker) -> bool:
+def settled(tangent: Tangent, basis: Basis) -> Tangent:
+    """Compute once what will be used several times: the factors of tangents that are rotated and measured."""
+    if not isinstance(tangent, Kronecker) or not (basis.outside or tangent.positions == 1):
+        return tangent
+    return Kronecker(tangent.block, Whole(raised(tangent.inputs())), Whole(raised(tangent.grads())))
+
+
+def stays_factored(tangent: Kronecker, basis: Basis) -> bool:
     """Whether the gradient matrices of this tangent need never be formed."""
     t = tangent.positions
-    _, o, i = tangent.block.matrix_shape
+    _, o, i = basis.shape
     return t == 1 or t * t * (o + i) < tangent.cotangents * o * i
 
 
@@ -61,19 +68,20 @@ def _project(factor: Factor, basis: Tensor | None) -> Tensor:
 
 def _formed(tangent: Kronecker, basis: Basis) -> Iterator[tuple[slice, Full]]:
     n, c, t = tangent.examples, tangent.cotangents, tangent.positions
-    e, o, i = tangent.block.matrix_shape
-    turn_factors = t * i * i + c * t * o * o
-    turn_matrices = c * (o * o * i + o * i * i)
+    _, o, i = tangent.block.matrix_shape
+    e, o_in, i_in = basis.shape
+    turn_factors = t * i * i_in + c * t * o * o_in + c * t * o_in * i_in
+    turn_matrices = c * t * o * i + c * (o_in * o * i + o_in * i * i_in)
     early = basis.inputs is not None and turn_factors <= turn_matrices
     a = _project(tangent.a, basis.inputs if early else None)
     g = _project(tangent.g, basis.outputs if early else None)
-    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * i))
+    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * (o_in * i_in if early else o * i)))
     for start in range(0, n, step):
         where = slice(start, min(start + step, n))
         matrices = _outer(a[where], g[where])
         if not early:
             matrices = basis.into(matrices)
-        yield where, Full(matrices.reshape(len(matrices), c, -1), tangent.block.matrix_shape)
+        yield where, Full(matrices.reshape(len(matrices), c, -1), basis.shape)
 
 
 def _outer(a: Tensor, g: Tensor) -> Tensor:
@@ -81,3 +89,17 @@ def _outer(a: Tensor, g: Tensor) -> Tensor:
     n, c, e, t, o = g.shape
     left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)
     return (left @ a).reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
+
+
+def energy(tangent: Tangent) -> Tensor:
+    """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
+    if not isinstance(tangent, Kronecker):
+        full = tangent.materialize().flatten(2)
+        return raised(full) @ raised(full).transpose(1, 2)
+    a, g = raised(tangent.inputs()), raised(tangent.grads())
+    n, c = g.shape[:2]
+    if tangent.positions == 1:
+        scaled = g * a.square().sum(-1, keepdim=True).unsqueeze(1)
+    else:
+        scaled = (a @ a.transpose(-1, -2)).unsqueeze(1) @ g
+    return scaled.reshape(n, c, -1) @ g.reshape(n, c, -1).transpose(1, 2)

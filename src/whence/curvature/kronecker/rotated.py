@@ -38,10 +38,8 @@ class Factored:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
         n, c, e, t, o = self.g.shape
         if t == 1:
-            g = self.g.squeeze(3)  # (n, c, e, o)
             scale = _times_inputs(self.a.squeeze(2).square(), weights)  # (w, n, e, o)
-            scaled = (g * scale.unsqueeze(2)).reshape(len(weights), n, c, e * o)
-            return scaled @ g.reshape(n, c, e * o).transpose(1, 2)
+            return scaled_grams(self.g.reshape(n, c, e * o), scale.reshape(len(weights), n, 1, e * o))
         first, second, _ = _pairs(t, self.a)
         pairs = self.a[:, :, first] * self.a[:, :, second]  # (n, e, P, i)
         scale = torch.einsum("nepi,weoi->wnepo", pairs, weights)
@@ -92,8 +90,7 @@ class Full:
 
     def grams(self, weights: Tensor) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
-        flipped = self.values.transpose(1, 2)
-        return torch.stack([(self.values * one.reshape(-1)) @ flipped for one in weights])
+        return scaled_grams(self.values, weights.reshape(len(weights), 1, 1, -1))
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
@@ -161,7 +158,29 @@ class Sparse:
         return values.new_zeros(self.count, *values.shape[1:]).index_add_(0, self.examples, values)
 
 
+CACHE_NUMBERS = 2**17
+"""Numbers that a core's cache holds with room to spare."""
+
 Rotated: TypeAlias = Factored | Full | Sparse
+
+
+def scaled_grams(values: Tensor, scales: Tensor) -> Tensor:
+    """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c), a cacheful at a time."""
+    n, c, p = values.shape
+    if c == 1:
+        squares = values.squeeze(1).square()
+        flat = scales.reshape(len(scales), -1, p)
+        one = squares @ flat.squeeze(1).T if flat.shape[1] == 1 else torch.einsum("np,wnp->nw", squares, flat)
+        return one.T.reshape(len(scales), n, 1, 1)
+    found = values.new_empty(len(scales), n, c, c)
+    step = n if values.is_cuda else max(1, CACHE_NUMBERS // (c * p))
+    for low in range(0, n, step):
+        part = values[low : low + step]
+        flipped = part.transpose(1, 2)
+        for at, scale in enumerate(scales):
+            here = scale if len(scale) == 1 else scale[low : low + step]
+            torch.bmm(part * here, flipped, out=found[at, low : low + step])
+    return found
 
 
 def _times_inputs(inputs: Tensor, weights: Tensor) -> Tensor:

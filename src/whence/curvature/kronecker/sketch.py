@@ -16,9 +16,8 @@ from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
 
 from .basis import Basis
-from .projected import Projected, coordinate_shape, primal_bytes
-from .stream import LayerStream
-from .structures import working_precision
+from .projected import Projected, primal_bytes
+from .stream import LayerStream, working_precision
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Sketch(Structure):
         shares = allot([block.numel for block in stream.blocks], self.size)
         bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
         moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
-        indices = [torch.arange(math.prod(coordinate_shape(basis)), device=problem.device) for basis in moved]
+        indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
         r = sum(len(index) for index in indices)
         problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
         facts = [*stream.notes, f"random sketch of {r} features for {problem.selection.size} weights"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,11 +12,12 @@ from torch import Tensor
 from whence.curvature.base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
 from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs
+from whence.tangents.forms import Tangent
 
 from .basis import Basis
-from .moments import Spectrum, dtype_of, gather_meats
-from .rotate import rotate
-from .stream import LayerStream
+from .moments import Spectrum, Squares, along, gather_meats
+from .rotate import energy, rotate, settled
+from .stream import LayerStream, working_precision
 
 
 class SpectralBread(Bread):
@@ -47,41 +48,50 @@ class SpectralBread(Bread):
         self.noise = noise
         self.path: RidgePath | None = None
         self.facts = facts
-        self.damped = [s + ridge for s in spectrum.curvature]
-        empty = sum(int((s <= 0).sum()) for s in self.damped)
-        if empty:
-            raise SingularCurvatureError(
-                f"expected an invertible curvature, got {empty} directions without information at ridge={ridge:g}. "
-                "Raise `ridge` (for example to n times the weight decay)."
-            )
+        self._check_invertible()
         self.degrees_of_freedom = sum(
-            float((s / d).sum()) for s, d in zip(spectrum.curvature, self.damped, strict=True)
+            float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
+            for s, basis in zip(spectrum.curvature, bases, strict=True)
         )
-        self._step = self._solve_newton()
+        parameters = {name: p.detach().double() for name, p in self.problem.selection.parameters.items()}
+        self._step = [
+            self.solve(at, score - ridge * basis.block.to_matrix(parameters))
+            for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True))
+        ]
         self.hats, self._change = self._leverage()
+
+    def solve(self, at: int, matrix: Tensor) -> Tensor:
+        """F_lam^-1 times something shaped as the matrix of block `at`."""
+        basis = self.bases[at].to(torch.float64)
+        squares = self.spectrum.curvature[at]
+        inside = basis.into(matrix)
+        solved = basis.out_of(inside / (squares.inside + self.ridge))
+        if not basis.outside:
+            return solved
+        return solved + (matrix - basis.out_of(inside)) / (squares.outside + self.ridge)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
-        size = float(sum(float(step.square().sum()) for step in self._step)) ** 0.5
+        size = sum(float(step.square().sum()) for step in self._step) ** 0.5
         weights = self.problem.weights()
         relative = size / max(float(weights.norm()), torch.finfo(torch.float64).tiny)
         direction = None
         if with_direction:
             tensors: dict[str, Tensor] = {}
             for basis, step in zip(self.bases, self._step, strict=True):
-                tensors.update(basis.block.from_matrix(basis.to(step.dtype).out_of(step)))
+                tensors.update(basis.block.from_matrix(step))
             direction = self.problem.selection.flatten(tensors).to(self.problem.dtype)
         return NewtonStep(self._change, relative, direction)
 
     def sandwich(self, meats: Meats) -> SpectralSandwich:
         """Squares of the weighted gradients in the same basis."""
         roots = dict(meats.roots)
-        ready: dict[str, list[Tensor]] = {}
+        ready: dict[str, list[Squares]] = {}
         scale = self._noise_scale(roots.get("ho"))
         if scale is not None and self.spectrum.noise is not None:
-            ready["ho"] = [scale * one for one in self.spectrum.noise]
+            ready["ho"] = [Squares(scale * one.inside, scale * one.outside) for one in self.spectrum.noise]
             del roots["ho"]
-        squares, total = gather_meats(self.stream, self.bases, roots, meats.total)
+        squares, total = gather_meats(self.stream, self.bases, roots)
         ready.update(squares)
         return SpectralSandwich.make(self, ready, total)
 
@@ -94,27 +104,63 @@ class SpectralBread(Bread):
         scale = float(wanted.diagonal().sum()) / size if size > 0 else 1.0
         return scale if torch.allclose(wanted, scale * self.noise, rtol=1e-9, atol=1e-12 * size) else None
 
-    def _solve_newton(self) -> list[Tensor]:
-        parameters = {name: p.detach() for name, p in self.problem.selection.parameters.items()}
-        steps = []
-        for basis, score, damped in zip(self.bases, self.spectrum.score, self.damped, strict=True):
-            weights = basis.to(torch.float64).into(basis.block.to_matrix(parameters).double())
-            steps.append((score - self.ridge * weights) / damped)
-        return steps
+    def _check_invertible(self) -> None:
+        if self.ridge > 0:
+            return
+        empty = sum(
+            int((s.inside <= 0).sum()) + (basis.outside if s.outside <= 0 else 0)
+            for s, basis in zip(self.spectrum.curvature, self.bases, strict=True)
+        )
+        if empty:
+            raise SingularCurvatureError(
+                f"expected an invertible curvature, got {empty} directions without information at "
+                f"ridge={self.ridge:g}. Raise `ridge` (for example to n times the weight decay)."
+            )
 
     def _leverage(self) -> tuple[Tensor, Tensor]:
         problem = self.problem
         hats = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
-        weights = [(1.0 / damped).unsqueeze(0) for damped in self.damped]
+        precision = working_precision(problem)
+        weights = [
+            Weights.of(basis, [(1.0 / (s.inside + self.ridge), 1.0 / (s.outside + self.ridge or 1.0))], precision)
+            for basis, s in zip(self.bases, self.spectrum.curvature, strict=True)
+        ]
+        steps = [step.to(precision) for step in self._step]
         for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k):
-            for at, tangent in enumerate(tangents):
-                for part, rotated in rotate(tangent, self.bases[at]):
-                    here = slice(where.start + part.start, where.start + part.stop)
-                    dtype = dtype_of(rotated)
-                    hats[here] += rotated.grams(weights[at].to(dtype))[0].to(problem.dtype)
-                    change[here] += rotated.along(self._step[at].to(dtype)).to(problem.dtype)
+            for at, lazy in enumerate(tangents):
+                tangent = settled(lazy, self.bases[at])
+                hats[where] += weights[at].grams(tangent)[0]
+                change[where] += along(tangent, steps[at])
         return hats, change
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a block's directions in sums of squares.
+
+    Attributes:
+        basis: of the block.
+        inside: (w, *shape) for each estimator and coordinate, less the weight outside.
+        outside: (w, 1, 1, 1) for the squared length, which adds the weight outside everywhere.
+    """
+
+    basis: Basis
+    inside: Tensor
+    outside: Tensor
+
+    @classmethod
+    def of(cls, basis: Basis, pairs: Sequence[tuple[Tensor, float]], dtype: torch.dtype) -> Weights:
+        """One set of weights for each estimator, inside and outside."""
+        shift = [outside if basis.outside else 0.0 for _, outside in pairs]
+        inside = torch.stack([inside - less for (inside, _), less in zip(pairs, shift, strict=True)]).to(dtype)
+        return cls(basis, inside, torch.tensor(shift, dtype=dtype, device=inside.device).reshape(-1, 1, 1, 1))
+
+    def grams(self, tangent: Tangent) -> Tensor:
+        """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
+        parts = [rotated.grams(self.inside) for _, rotated in rotate(tangent, self.basis)]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return found.add_(self.outside * energy(tangent)) if self.basis.outside else found
 
 
 @dataclass(frozen=True)
@@ -123,24 +169,25 @@ class SpectralSandwich(Sandwich):
 
     Attributes:
         names: estimators, in the order of the weights.
-        weights: (w, *shape) of each block: d / (s + lambda)^2 for each meat, 1 / (s + lambda) for Laplace.
-        centre: sum_i J_i^T u_i / (s + lambda) of each block.
+        weights: of each block: d / (s + lambda)^2 for each meat, 1 / (s + lambda) for Laplace.
+        centre: F_lam^-1 sum_i J_i^T u_i, shaped as each block's matrix.
     """
 
     bread: SpectralBread
     names: tuple[str, ...]
-    weights: list[Tensor]
+    weights: list[Weights]
     centre: list[Tensor]
 
     @classmethod
-    def make(cls, bread: SpectralBread, meats: dict[str, list[Tensor]], total: list[Tensor]) -> SpectralSandwich:
+    def make(cls, bread: SpectralBread, meats: dict[str, list[Squares]], total: list[Tensor]) -> SpectralSandwich:
         """Divide by the bread on both sides."""
-        precision = bread.bases[0].outputs.dtype if bread.bases[0].outputs is not None else torch.float32
+        precision = working_precision(bread.problem)
         weights, centre = [], []
-        for at, damped in enumerate(bread.damped):
-            stacked = [meats[name][at] / damped.square() for name in meats]
-            weights.append(torch.stack([*stacked, 1.0 / damped]).to(precision))
-            centre.append((total[at] / damped).to(precision))
+        for at, curvature in enumerate(bread.spectrum.curvature):
+            inside, outside = curvature.inside + bread.ridge, curvature.outside + bread.ridge or 1.0
+            pairs = [(one[at].inside / inside.square(), one[at].outside / outside**2) for one in meats.values()]
+            weights.append(Weights.of(bread.bases[at], [*pairs, (1.0 / inside, 1.0 / outside)], precision))
+            centre.append(bread.solve(at, total[at]).to(precision))
         return cls(bread, (*meats, "laplace"), weights, centre)
 
     def predict(self, inputs: Inputs) -> Predicted:
@@ -148,16 +195,17 @@ class SpectralSandwich(Sandwich):
         problem, stream = self.bread.problem, self.bread.stream
         outputs, grams, shifts = [], [], []
         for _, tangents, out in stream.of(inputs, 0, stream.identity(), problem.k):
-            n = len(out)
-            gram = torch.zeros(len(self.names), n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-            shift = torch.zeros(n, problem.k, dtype=problem.dtype, device=problem.device)
-            for at, tangent in enumerate(tangents):
-                for part, rotated in rotate(tangent, self.bread.bases[at]):
-                    dtype = dtype_of(rotated)
-                    gram[:, part] += rotated.grams(self.weights[at].to(dtype)).to(problem.dtype)
-                    shift[part] += rotated.along(self.centre[at].to(dtype)).to(problem.dtype)
-            outputs.append(out.to(problem.dtype))
-            grams.append(gram)
-            shifts.append(shift)
-        covariances = dict(zip(self.names, torch.cat(grams, dim=1), strict=True))
-        return Predicted(torch.cat(outputs), covariances, torch.cat(shifts))
+            ready = [settled(lazy, basis) for lazy, basis in zip(tangents, self.bread.bases, strict=True)]
+            grams.append(sum_of(weights.grams(one) for weights, one in zip(self.weights, ready, strict=True)))
+            shifts.append(sum_of(along(one, centre) for one, centre in zip(ready, self.centre, strict=True)))
+            outputs.append(out)
+        covariances = dict(zip(self.names, torch.cat(grams, dim=1).to(problem.dtype), strict=True))
+        return Predicted(torch.cat(outputs).to(problem.dtype), covariances, torch.cat(shifts).to(problem.dtype))
+
+
+def sum_of(parts: Iterable[Tensor]) -> Tensor:
+    """Add tensors up, the first one in place."""
+    first, *rest = parts
+    for part in rest:
+        first += part
+    return first

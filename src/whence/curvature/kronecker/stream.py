@@ -101,3 +101,9 @@ def _numel(shape: tuple[int, ...]) -> int:
     for length in shape:
         size *= length
     return size
+
+
+def working_precision(problem: Linearization) -> torch.dtype:
+    """float64 for float64 models, float32 for all others."""
+    widest = max((p.dtype for p in problem.selection.parameters.values()), key=lambda d: torch.finfo(d).bits)
+    return torch.float64 if widest == torch.float64 else torch.float32

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from whence.curvature.base import Structure
 from whence.errors import InputError
@@ -13,9 +14,11 @@ from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
 
 from .basis import Basis
-from .moments import Spectrum, gather_factors, gather_squares
+from .corner import cut
+from .factors import gather_factors
+from .moments import Spectrum, Squares, gather_squares
 from .spectral import SpectralBread
-from .stream import LayerStream
+from .stream import LayerStream, working_precision
 
 LARGEST_EXACT = 1024
 """Blocks without a Kronecker form (norms, biases, bare parameters) up to this size get an exact block."""
@@ -26,21 +29,21 @@ class EKFAC(Structure):
     """Kronecker eigenbasis with corrected eigenvalues: the paper's scaling to deep networks.
 
     Args:
+        tolerance: share of the homoscedastic variance that may lie outside the corner of the eigenbasis in which
+            eigenvalues are kept one by one; outside, they are replaced by their mean. Zero keeps all of them.
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
     """
 
     name: ClassVar[str] = "ekfac"
+    tolerance: float = 1e-3
     largest_exact: int = LARGEST_EXACT
 
     def fit(self, problem: Linearization, ridge: float | None) -> SpectralBread:
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
-        factors, _ = gather_factors(stream, self.largest_exact, residual_weighted=False)
-        precision = working_precision(problem)
-        bases = [one.basis(facts)[0].to(precision) for one in factors]
-        facts += describe_blocks(stream, self.largest_exact)
-        noise = problem.likelihood.noise(problem.residuals, problem.outputs, None)[0]
+        bases = eigenbases(stream, lam, self.tolerance, self.largest_exact, facts)[0]
+        noise = noise_covariance(problem)
         return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts)
 
 
@@ -59,15 +62,13 @@ class KFAC(Structure):
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
-        factors, _ = gather_factors(stream, self.largest_exact, residual_weighted=False)
-        pairs = [one.basis(facts) for one in factors]
-        bases = [basis.to(working_precision(problem)) for basis, _ in pairs]
-        noise = problem.likelihood.noise(problem.residuals, problem.outputs, None)[0]
+        bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts)
+        noise = noise_covariance(problem)
         measured = gather_squares(stream, bases, noise)
         curvature = [
-            s if product is None else product for s, (_, product) in zip(measured.curvature, pairs, strict=True)
+            squares if product is None else Squares(product, 0.0)
+            for squares, product in zip(measured.curvature, products, strict=True)
         ]
-        facts += describe_blocks(stream, self.largest_exact)
         return SpectralBread(stream, bases, Spectrum(curvature, measured.noise, measured.score), lam, noise, facts)
 
 
@@ -82,7 +83,7 @@ class Diagonal(Structure):
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
         bases = [Basis(block) for block in stream.blocks]
-        noise = problem.likelihood.noise(problem.residuals, problem.outputs, None)[0]
+        noise = noise_covariance(problem)
         facts.append("the curvature is taken as diagonal in the weights")
         return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts)
 
@@ -93,6 +94,32 @@ def open_stream(problem: Linearization) -> tuple[LayerStream, list[str]]:
     return stream, list(stream.notes)
 
 
+def noise_covariance(problem: Linearization) -> Tensor:
+    """(k, k) covariance of the residuals."""
+    return problem.likelihood.noise(problem.residuals, problem.outputs, None)[0]
+
+
+def eigenbases(
+    stream: LayerStream, ridge: float, tolerance: float, largest_exact: int, facts: list[str]
+) -> tuple[list[Basis], list[Tensor | None]]:
+    """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in the whole of it."""
+    factors, _ = gather_factors(stream, largest_exact, residual_weighted=False)
+    precision = working_precision(stream.problem)
+    bases, products = [], []
+    for one in factors:
+        basis, product = one.basis(facts)
+        bases.append(cut(basis, product, one.positions / stream.problem.n, ridge, tolerance).to(precision))
+        products.append(product)
+    facts += describe_blocks(stream, largest_exact)
+    kept = sum(math.prod(basis.shape) for basis in bases)
+    if kept < stream.problem.selection.size:
+        facts.append(
+            f"eigenvalues kept one by one for {kept} of {stream.problem.selection.size} directions; outside, at most "
+            f"{tolerance:g} of the homoscedastic variance, their mean serves"
+        )
+    return bases, products
+
+
 def needs_ridge(ridge: float | None, name: str) -> float:
     """The ridge, which this structure cannot choose by itself."""
     if ridge is None:
@@ -101,12 +128,6 @@ def needs_ridge(ridge: float | None, name: str) -> float:
             'Use structure="core" or "exact" with ridge="loo", or whence.ridge_from_weight_decay.'
         )
     return ridge
-
-
-def working_precision(problem: Linearization) -> torch.dtype:
-    """float64 for float64 models, float32 for all others."""
-    widest = max((p.dtype for p in problem.selection.parameters.values()), key=lambda d: torch.finfo(d).bits)
-    return torch.float64 if widest == torch.float64 else torch.float32
 
 
 def describe_blocks(stream: LayerStream, largest_exact: int) -> list[str]:

@@ -1,0 +1,54 @@
+"""The top corner of a Kronecker eigenbasis: where the curvature stands above the ridge.
+
+The weights s / (s + lambda)^2 of the estimators live among the largest eigenvalues. Outside of them every direction has
+about the same weight, so that the squared length of a gradient outside the corner is all one needs to know there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .basis import Basis
+
+WORTH_IT = 0.7
+"""A corner is cut only if it holds less than this share of the block's directions."""
+
+
+def cut(basis: Basis, spectrum: Tensor | None, positions: float, ridge: float, tolerance: float) -> Basis:
+    """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
+
+    Args:
+        basis: complete.
+        spectrum: estimated eigenvalues, KFAC's (e, o, i) or those of a dense block (p,); `None` leaves the basis
+            complete.
+        positions: at which the layer is seen, for one example; with many, squared lengths cost more than a corner
+            saves.
+        ridge: lambda.
+        tolerance: share of sum s^2 / (s + lambda)^2, the mean of Ho over the training set, that may lie outside.
+    """
+    if spectrum is None or tolerance <= 0 or ridge <= 0:
+        return basis
+    if basis.block.kind == "dense":
+        kept = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
+        assert basis.inputs is not None
+        worth = len(kept) <= WORTH_IT * len(spectrum)
+        return Basis(basis.block, basis.inputs[:, kept].contiguous()) if worth else basis
+    if len(spectrum) != 1:  # groups have corners of their own
+        return basis
+    if positions > 1 and 4 * positions > spectrum.shape[2]:
+        return basis
+    weight = (spectrum[0] / (spectrum[0] + ridge)).square()
+    rows = _largest(weight.sum(1), tolerance / 2)
+    columns = _largest(weight.sum(0), tolerance / 2)
+    if len(rows) * len(columns) > WORTH_IT * weight.numel():
+        return basis
+    return basis.corner(rows, columns)
+
+
+def _largest(weights: Tensor, leave: float) -> Tensor:
+    """Positions of the largest weights that together leave out at most the given share, in order of position."""
+    ordered, order = weights.sort(descending=True)
+    gathered = ordered.cumsum(0)
+    needed = int(torch.searchsorted(gathered, (1.0 - leave) * gathered[-1])) + 1
+    return order[: min(needed, len(order))].sort().values

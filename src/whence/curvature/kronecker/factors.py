@@ -1,0 +1,126 @@
+"""Kronecker factors of every block, in one pass over the training set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
+
+from .basis import Basis, eigenvectors
+from .rotate import raised
+from .stream import LayerStream
+
+
+@dataclass
+class Factors:
+    """Sums of a a^T and g g^T of one block, in float64.
+
+    Attributes:
+        inputs: (e, i, i) of a kronecker block, (p, p) of a dense one; `None` where there is none.
+        outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
+        positions: number of (example, position) pairs summed.
+    """
+
+    block: Block
+    inputs: Tensor | None
+    outputs: Tensor | None
+    positions: int = 0
+
+    @classmethod
+    def empty(cls, block: Block, largest_exact: int, device: torch.device) -> Factors:
+        """Zeros of the right sizes; dense blocks above `largest_exact` entries get no matrix."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.float64, device=device)
+
+        if block.kind == "kronecker":
+            e, o, i = block.matrix_shape
+            return cls(block, zeros(e, i, i), zeros(e, o, o))
+        if block.kind == "rows":
+            d = block.matrix_shape[1]
+            return cls(block, None, zeros(1, d, d))
+        exact = block.numel <= largest_exact
+        return cls(block, zeros(block.numel, block.numel) if exact else None, None)
+
+    def add(self, tangent: Tangent) -> None:
+        """Count one piece of the training set."""
+        if isinstance(tangent, Kronecker):
+            a, g = raised(tangent.inputs()), raised(tangent.grads())
+            self.positions += tangent.examples * tangent.positions
+            _add(self.inputs, _second_moment(a.transpose(0, 1).flatten(1, 2)))
+            _add(self.outputs, _second_moment(g.permute(2, 0, 1, 3, 4).flatten(1, 3)))
+        elif isinstance(tangent, Dense):
+            if self.inputs is not None:
+                _add(self.inputs, _second_moment(raised(tangent.values).flatten(0, 1)))
+        else:
+            values = raised(tangent.aggregate().values)
+            self.positions += tangent.index.numel()
+            _add(self.outputs, _second_moment(values.flatten(0, 1)).unsqueeze(0))
+
+    def add_weighted(self, tangent: Tangent) -> None:
+        """Count the matrices G of one piece by G^T G and G G^T: the factors that fit their own second moment best."""
+        if not isinstance(tangent, Kronecker):
+            self.add(tangent)
+            return
+        a, g = raised(tangent.inputs()), raised(tangent.grads())
+        alike_out = torch.einsum("nceto,nceso->nets", g, g)
+        alike_in = torch.einsum("neti,nesi->nets", a, a)
+        _add(self.inputs, torch.einsum("neti,netj->eij", a, alike_out @ a))
+        _add(self.outputs, torch.einsum("nceto,ncetp->eop", g, torch.einsum("nets,nceso->nceto", alike_in, g)))
+
+    def basis(self, facts: list[str]) -> tuple[Basis, Tensor | None]:
+        """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
+        name = self.block.name
+        inputs = outputs = spectrum = below = above = None
+        if self.inputs is not None:
+            below, inputs = eigenvectors(self.inputs, f"the input factor of {name}", facts)
+        if self.outputs is not None:
+            above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", facts)
+        if above is not None and below is not None:
+            spectrum = above.unsqueeze(-1) * below.unsqueeze(-2) / max(self.positions, 1)
+        elif below is not None:
+            spectrum = below
+        return Basis(self.block, inputs, outputs), spectrum
+
+
+def _second_moment(rows: Tensor) -> Tensor:
+    return rows.transpose(-1, -2) @ rows
+
+
+def _add(total: Tensor | None, value: Tensor) -> None:
+    """Sums of many batches are kept in float64, so that small eigenvalues survive a million examples."""
+    assert total is not None
+    total.add_(value)
+
+
+def combine(tangent: Tangent, weights: Tensor) -> Tangent:
+    """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
+    if isinstance(tangent, Kronecker):
+        grads = raised(tangent.grads())
+        mixed = torch.einsum("nceto,ncq->nqeto", grads, weights.to(grads.dtype))
+        return Kronecker(tangent.block, tangent.a, Whole(mixed))
+    if isinstance(tangent, Rows):
+        grads = raised(tangent.grads)
+        mixed = torch.einsum("nctd,ncq->nqtd", grads, weights.to(grads.dtype))
+        return Rows(tangent.block, tangent.index, mixed, tangent.weights)
+    values = raised(tangent.values)
+    return Dense(tangent.block, weights.transpose(1, 2).to(values.dtype) @ values)
+
+
+def gather_factors(
+    stream: LayerStream, largest_exact: int, residual_weighted: bool
+) -> tuple[list[Factors], list[Factors] | None]:
+    """One pass: factors of the curvature, and, where asked for, of the residual-weighted meat."""
+    problem = stream.problem
+    plain = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks]
+    weighted = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks]
+    for where, tangents in stream.read("Kronecker factors", stream.identity(), problem.k):
+        for at, tangent in enumerate(tangents):
+            roots = problem.hessian_roots
+            plain[at].add(tangent if roots is None else combine(tangent, roots[where]))
+            if residual_weighted:
+                weighted[at].add_weighted(combine(tangent, problem.residuals[where].unsqueeze(2)))
+    return plain, weighted if residual_weighted else None
