@@ -71,12 +71,13 @@ class Predicted:
     Attributes:
         outputs: (m, k) of the network.
         covariances: (m, k, k) for each estimator of the meats, and "laplace".
-        shift: (m, k) J F_lam^-1 sum_i J_i^T u_i, which centres the full jackknife.
+        shift: (m, k) J F_lam^-1 sum_i J_i^T u_i, which centres the full jackknife; `None` where the covariances hold
+            the jackknife already.
     """
 
     outputs: Tensor
     covariances: dict[str, Tensor]
-    shift: Tensor
+    shift: Tensor | None
 
 
 class Sandwich(ABC):

@@ -42,18 +42,17 @@ def make_meats(residuals: Tensor, noise_root: Tensor, left_out: LeftOut, by_outp
     return Meats(roots, left_out.hec3)
 
 
-def finish(covariances: dict[str, Tensor], shift: Tensor, n: int, hc1: float) -> dict[str, Tensor]:
+def finish(covariances: dict[str, Tensor], shift: Tensor | None, n: int, hc1: float) -> dict[str, Tensor]:
     """Add the estimators that follow from others.
 
     Args:
         covariances: (m, k, k) by name.
-        shift: (m, k) sum_i a_i u_i.
+        shift: (m, k) sum_i a_i u_i; `None` where the covariances hold the jackknife already.
         n: number of training examples.
         hc1: n k / (n k - dof).
     """
-    centre = shift.unsqueeze(2) * shift.unsqueeze(1) / n
-    return {
-        **covariances,
-        "hec1": covariances["hec0"] * hc1,
-        "jackknife": (covariances["hec3"] - centre) * ((n - 1) / n),
-    }
+    found = {**covariances, "hec1": covariances["hec0"] * hc1}
+    if shift is not None:
+        centre = shift.unsqueeze(2) * shift.unsqueeze(1) / n
+        found["jackknife"] = (covariances["hec3"] - centre) * ((n - 1) / n)
+    return found

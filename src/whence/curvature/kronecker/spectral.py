@@ -92,8 +92,10 @@ class SpectralBread(Bread):
             ready["ho"] = [Squares(scale * one.inside, scale * one.outside) for one in self.spectrum.noise]
             del roots["ho"]
         squares, total = gather_meats(self.stream, self.bases, roots)
-        ready.update(squares)
-        return SpectralSandwich.make(self, ready, total)
+        deletions = self.problem.n * roots["hec3"].shape[2]  # whole examples, or their outputs one by one
+        triples = zip(self.bases, squares["hec3"], total, strict=True)
+        centred = [centre(basis, one, sums, deletions) for basis, one, sums in triples]
+        return SpectralSandwich.make(self, {**ready, **squares, "jackknife": centred})
 
     def _noise_scale(self, root: Tensor | None) -> float | None:
         """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
@@ -170,37 +172,50 @@ class SpectralSandwich(Sandwich):
     Attributes:
         names: estimators, in the order of the weights.
         weights: of each block: d / (s + lambda)^2 for each meat, 1 / (s + lambda) for Laplace.
-        centre: F_lam^-1 sum_i J_i^T u_i, shaped as each block's matrix.
     """
 
     bread: SpectralBread
     names: tuple[str, ...]
     weights: list[Weights]
-    centre: list[Tensor]
 
     @classmethod
-    def make(cls, bread: SpectralBread, meats: dict[str, list[Squares]], total: list[Tensor]) -> SpectralSandwich:
+    def make(cls, bread: SpectralBread, meats: dict[str, list[Squares]]) -> SpectralSandwich:
         """Divide by the bread on both sides."""
         precision = working_precision(bread.problem)
-        weights, centre = [], []
+        weights = []
         for at, curvature in enumerate(bread.spectrum.curvature):
             inside, outside = curvature.inside + bread.ridge, curvature.outside + bread.ridge or 1.0
             pairs = [(one[at].inside / inside.square(), one[at].outside / outside**2) for one in meats.values()]
             weights.append(Weights.of(bread.bases[at], [*pairs, (1.0 / inside, 1.0 / outside)], precision))
-            centre.append(bread.solve(at, total[at]).to(precision))
-        return cls(bread, (*meats, "laplace"), weights, centre)
+        return cls(bread, (*meats, "laplace"), weights)
 
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
         problem, stream = self.bread.problem, self.bread.stream
-        outputs, grams, shifts = [], [], []
+        outputs, grams = [], []
         for _, tangents, out in stream.of(inputs, 0, stream.identity(), problem.k):
             ready = [settled(lazy, basis) for lazy, basis in zip(tangents, self.bread.bases, strict=True)]
             grams.append(sum_of(weights.grams(one) for weights, one in zip(self.weights, ready, strict=True)))
-            shifts.append(sum_of(along(one, centre) for one, centre in zip(ready, self.centre, strict=True)))
             outputs.append(out)
         covariances = dict(zip(self.names, torch.cat(grams, dim=1).to(problem.dtype), strict=True))
-        return Predicted(torch.cat(outputs).to(problem.dtype), covariances, torch.cat(shifts).to(problem.dtype))
+        return Predicted(torch.cat(outputs).to(problem.dtype), covariances, None)
+
+
+def centre(basis: Basis, squares: Squares, total: Tensor, n: int) -> Squares:
+    """Squares of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction.
+
+    Centred in the basis, so that the variance stays above zero however the meat is approximated.
+
+    Args:
+        basis: of the block.
+        squares: sum_i v_i^2 of v_i = J_i^T u_i.
+        total: sum_i v_i, shaped as the block's matrix.
+        n: how many are left out, one after the other.
+    """
+    means = basis.to(torch.float64).into(total).square() / n
+    rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
+    share = (n - 1) / n
+    return Squares((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)
 
 
 def sum_of(parts: Iterable[Tensor]) -> Tensor:
