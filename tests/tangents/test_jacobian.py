@@ -42,15 +42,16 @@ def check(model: nn.Module, inputs: Any, tolerance: float = 1e-9, chunk_size: in
     n, k, d = expected.shape
     directions = torch.randn(3, d, dtype=torch.float64)
     cotangents = torch.randn(3, n, k, dtype=torch.float64)
+    with device:  # where the models make masks and positions
+        found = all_rows(jacobian, inputs, k).cpu()
+        moved = jacobian.jvp(inputs, directions.to(device)).cpu()
+        pulled = jacobian.vjp(inputs, cotangents.to(device)).cpu()
     scale = {"rtol": 0, "atol": tolerance * max(1.0, float(np.abs(expected).max()))}
-    found = all_rows(jacobian, inputs, k)
     rows = torch.from_numpy(expected)
     assert jacobian.size == d
     torch.testing.assert_close(jacobian.weights().cpu(), torch.from_numpy(weights))
-    torch.testing.assert_close(found.cpu(), rows, **scale)
-    moved = jacobian.jvp(inputs, directions.to(device)).cpu()
+    torch.testing.assert_close(found, rows, **scale)
     torch.testing.assert_close(moved, torch.einsum("nkp,qp->qnk", rows, directions), rtol=0, atol=10 * scale["atol"])
-    pulled = jacobian.vjp(inputs, cotangents.to(device)).cpu()
     torch.testing.assert_close(pulled, torch.einsum("nkp,qnk->qp", rows, cotangents), rtol=0, atol=10 * scale["atol"])
     assert not found.requires_grad
     assert not moved.requires_grad
@@ -59,10 +60,12 @@ def check(model: nn.Module, inputs: Any, tolerance: float = 1e-9, chunk_size: in
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
-def test_any_layer(case: Model, device: torch.device) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_any_layer(name: str, device: torch.device) -> None:
+    case: Model = MODELS[name]
+    coarse = name == "weight norm" and device.type == "cuda"  # torch's kernel takes the norm in single precision
     model, inputs = prepared(case).to(device), to_device(case.inputs(4), device)
-    check(model, inputs, chunk_size=3)
+    check(model, inputs, 1e-6 if coarse else 1e-9, chunk_size=3)
 
 
 class Branching(nn.Module):

@@ -77,5 +77,5 @@ def one_hot(labels: Tensor, classes: int, *, on: float = 1.0, off: float = -1.0)
             f"expected labels between 0 and {classes - 1}, got {int(labels.min())} to {int(labels.max())}. "
             "Raise `classes` or fix the labels."
         )
-    encoded = torch.full((len(labels), classes), off)
-    return encoded.to(labels.device).scatter_(1, labels.long().unsqueeze(1), on)
+    encoded = torch.full((len(labels), classes), off, device=labels.device)
+    return encoded.scatter_(1, labels.long().unsqueeze(1), on)

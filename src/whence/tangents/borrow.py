@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,19 @@ def borrowed(model: nn.Module) -> Iterator[None]:
     """Restore what a forward pass may change on the way out, errors and interrupts included.
 
     That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
-    and counters among them), and the random states of torch, numpy and Python. Inside, tensors are normal ones even
-    where the caller is in inference mode, and no graph is built unless asked for.
+    and counters among them), and the random states of torch, numpy and Python. Inside, the caller's inference mode and
+    autocast are off, so that numbers do not depend on where a call stands, and no graph is built unless asked for.
     """
     modules = [_Attributes(module) for module in model.modules()]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     states = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.no_grad():
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        for kind in {"cpu", *(p.device.type for p in model.parameters())}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
             yield

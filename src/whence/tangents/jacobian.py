@@ -144,10 +144,10 @@ class Jacobian:
 
     def _prove(self, way: Callable[[Inputs, Tensor], Tensor], inputs: Inputs) -> None:
         """<u, J v> must be <J^T u, v>: torch's two modes differ, for example, on the padding row of an embedding."""
-        generator = torch.Generator().manual_seed(0)
-        v = torch.randn(1, self.size, generator=generator, dtype=torch.float64).to(self.network.device, self.dtype)
+        cpu = torch.Generator("cpu").manual_seed(0)
+        v = torch.randn(1, self.size, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)
         moved = way(inputs, v).to(self.dtype)
-        u = torch.randn(moved.shape, generator=generator, dtype=torch.float64).to(moved)
+        u = torch.randn(moved.shape, generator=cpu, dtype=self.dtype, device="cpu").to(moved)
         pulled = self.vjp(inputs, u)
         gap = float(((u * moved).sum() - (pulled * v).sum()).abs())
         scale = float(u.norm() * moved.norm() + pulled.norm() * v.norm())
