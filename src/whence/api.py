@@ -96,7 +96,7 @@ def fit(
         bar = Progress(progress)
         batches = Batches(train_loader, network.device, bar)
         first = next(batches.read(None))
-        network.check_repeatable(first.inputs)
+        batches.notes.extend(network.check_repeatable(first.inputs))
         selection = select(model, parameters, lambda: network.last_module(first.inputs))
         unused = network.check_connected(selection.parameters, first.inputs)
         if unused:
@@ -111,8 +111,10 @@ def fit(
             progress=bar,
             chunk_size=chunk_size,
         )
-        bread = chosen.fit(problem, lam)
-        return _assemble(problem, bread, marks, recenter, noise, loo == "output", leverage)
+        policy = chosen.policy if leverage == "auto" else leverage
+        weights = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, loo == "output")
+        bread = chosen.fit(problem, lam, weights.of)
+        return _assemble(problem, bread, weights, noise, marks)
 
 
 def _assemble(
