@@ -1,0 +1,75 @@
+"""What a measurement needs to be read later: versions, hardware, the commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import whence
+
+
+def surroundings(commit: str | None = None) -> dict[str, Any]:
+    """Versions, hardware, threads, commit, and the command line."""
+    found: dict[str, Any] = {
+        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).stem, *sys.argv[1:]]),
+        "commit": commit or _commit(),
+        "whence": whence.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def _commit() -> str:
+    """The commit, marked when the package or the benchmarks have changes that are not in it."""
+    root = Path(__file__).parent.parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "src/whence", "benchmarks"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + (", with changes" if changed.stdout.strip() else "")
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partly = path.with_suffix(".part")
+    partly.write_text(json.dumps(content, indent=1) + "\n")
+    partly.replace(path)
+
+
+def say(*words: Any) -> None:
+    """Print at once."""
+    print(*words, flush=True)

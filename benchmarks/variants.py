@@ -1,0 +1,64 @@
+"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `core:tf32=1`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import whence
+
+KINDS = {
+    "exact": whence.Exact,
+    "ekfac": whence.EKFAC,
+    "kfac": whence.KFAC,
+    "diagonal": whence.Diagonal,
+    "core": whence.Core,
+    "sketch": whence.Sketch,
+}
+OPTIONS = ("leverage", "loo", "noise", "recenter", "chunk_size", "parameters")
+"""What goes to `whence.fit` instead of the structure."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A structure with its options, those of `fit`, and whether products may use TF32."""
+
+    name: str
+    structure: whence.Structure
+    options: dict[str, Any] = field(default_factory=dict)
+    tf32: bool = False
+
+
+def parse(text: str) -> Variant:
+    """From `name` or `name:option=value,option=value`."""
+    kind, _, rest = text.partition(":")
+    if kind not in KINDS:
+        raise SystemExit(f"expected one of {', '.join(KINDS)} before the colon, got {text!r}.")
+    given = dict(part.split("=", 1) for part in rest.split(",") if part)
+    values = {key: _literal(value) for key, value in given.items()}
+    tf32 = bool(values.pop("tf32", False))
+    options = {key: values.pop(key) for key in OPTIONS if key in values}
+    return Variant(text, KINDS[kind](**values), options, tf32)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+@contextmanager
+def precision(tf32: bool) -> Iterator[None]:
+    """Let products and convolutions use TF32, or not."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
