@@ -126,7 +126,7 @@ def covariances(
         result["hec1"].append(result["hec0"][-1] * n * k / (n * k - degrees_of_freedom(leverage)))
         result["jackknife"].append(_meat(pull, inflate(residuals, leverage, 1.0), apart=apart, centred=True))
     damped = damped_curvature(tangents, ridge)
-    laplace = [test @ np.linalg.solve(damped, test.T) for test in test_tangents]  # noise of variance one
+    laplace = [np.trace(sigma) / k * test @ np.linalg.solve(damped, test.T) for test in test_tangents]
     return {name: np.stack(values) for name, values in result.items()} | {"laplace": np.stack(laplace)}
 
 

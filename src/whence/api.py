@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .curvature import EKFAC, KFAC, Bread, Core, Diagonal, Exact, NewtonStep, Sketch, Structure
+from .curvature import EKFAC, KFAC, Bread, Core, Diagonal, Exact, Meats, NewtonStep, Sketch, Structure
 from .errors import InputError
-from .estimators import LeftOut, Policy, leave_one_out, make_meats
+from .estimators import LeftOut, Weighing
 from .likelihoods import Gaussian, Likelihood
 from .memory import Budget
 from .progress import Progress
@@ -113,43 +113,40 @@ def fit(
         )
         policy = chosen.policy if leverage == "auto" else leverage
         weights = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, loo == "output")
-        bread = chosen.fit(problem, lam, weights.of)
+        bread = chosen.fit(problem, lam, weights.columns)
         return _assemble(problem, bread, weights, noise, marks)
 
 
 def _assemble(
     problem: Linearization,
     bread: Bread,
-    marks: dict[str, int],
-    recenter: bool,
+    weighing: Weighing,
     noise: str,
-    by_output: bool,
-    leverage: str,
+    marks: dict[str, int],
 ) -> Tracer:
-    step = bread.newton_step(with_direction=recenter)
-    residuals = problem.residuals - step.change if recenter else problem.residuals
-    policy: Policy = "exact" if bread.exact_leverage else "one_plus_q"
-    if leverage != "auto":
-        policy = leverage  # type: ignore[assignment]  # checked against the literals at the door
-    left_out = leave_one_out(residuals, bread.hats, problem.hessian_roots, policy, by_output)
+    step = bread.newton_step(with_direction=weighing.recenter)
+    everything = slice(0, problem.n)
+    residuals = weighing.residuals(everything, step.change)
+    left_out = weighing.left_out(everything, bread.hats, step.change)
     freedom = bread.degrees_of_freedom if noise == "unbiased" else None
     sigma, noise_root = problem.likelihood.noise(residuals, problem.outputs, freedom)
-    sandwich = bread.sandwich(make_meats(residuals, noise_root, left_out, by_output))
+    roots = {"ho": noise_root, **weighing.roots_of(residuals, left_out)}
+    sandwich = bread.sandwich(Meats(roots, left_out.hec3))
     return Tracer(
         problem=problem,
         bread=bread,
         sandwich=sandwich,
         left_out=left_out,
         step=step,
-        recentered=recenter,
+        weighing=weighing,
         sigma=sigma,
-        diagnostics=_diagnose(problem, bread, step, left_out, policy, recenter),
+        diagnostics=_diagnose(problem, bread, step, left_out, weighing),
         marks=marks,
     )
 
 
 def _diagnose(
-    problem: Linearization, bread: Bread, step: NewtonStep, left_out: LeftOut, policy: Policy, recenter: bool
+    problem: Linearization, bread: Bread, step: NewtonStep, left_out: LeftOut, weighing: Weighing
 ) -> Diagnostics:
     numbers = problem.n * problem.k
     scale = float(problem.residuals.square().mean().sqrt())
@@ -168,15 +165,15 @@ def _diagnose(
             "Newton step",
             step.relative,
             "size of the step to the optimum of the linearized model, over the size of the weights"
-            + ("; taken" if recenter else ""),
+            + ("; taken" if weighing.recenter else ""),
         ),
         Finding(
             "Newton change",
             moved,
             "how far that step would move the training outputs, over the residuals' size (root mean squares)"
-            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not recenter)),
+            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not weighing.recenter)),
         ),
-        Finding("leverage policy", policy, ""),
+        Finding("leverage policy", weighing.policy, ""),
         Finding(
             "largest leverage", float(left_out.leverage.max()), "one means: the example decides its own prediction"
         ),

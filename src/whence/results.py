@@ -67,7 +67,7 @@ class Uncertainty:
 
     @property
     def laplace(self) -> Tensor:
-        """(m, k) variances of the Bayesian reading, with noise of variance one."""
+        """(m, k) variances of the Bayesian reading: a Laplace posterior with the mean noise variance of the residuals."""
         return self.variance("laplace")
 
     @property

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from .curvature import Bread, NewtonStep, RidgePath, Sandwich
 from .errors import InputError, ShapeError, StaleModelError
-from .estimators import LeftOut, finish
+from .estimators import LeftOut, Weighing, finish
 from .results import Diagnostics, Uncertainty
 from .tangents.batches import Inputs, batch_size, check_finite, to_device, without_targets
 from .tangents.borrow import borrowed, check_calm, fingerprint
@@ -36,7 +36,7 @@ class Tracer:
     sandwich: Sandwich
     left_out: LeftOut
     step: NewtonStep
-    recentered: bool
+    weighing: Weighing
     sigma: Tensor
     diagnostics: Diagnostics
     marks: Mapping[str, int]
@@ -59,7 +59,7 @@ class Tracer:
     @property
     def residuals(self) -> Tensor:
         """(n, k) residuals of the training examples; of the recentered model if it was asked for."""
-        return self.problem.residuals - self.step.change if self.recentered else self.problem.residuals
+        return self.weighing.residuals(slice(0, self.problem.n), self.step.change)
 
     @property
     def leverage(self) -> Tensor:
@@ -104,13 +104,16 @@ class Tracer:
         check_finite(mean, "outputs of the model", where)
         if mean.shape[1] != problem.k:
             raise ShapeError(f"expected {problem.k} outputs as in training, got {mean.shape[1]} in {where}.")
-        if self.recentered:
+        if self.weighing.recenter:
             assert self.step.direction is not None
             mean = mean + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
         numbers = problem.n * problem.k
         left = numbers - self.bread.degrees_of_freedom
         hc1 = numbers / left if left > 0 else float("inf")
-        return mean, finish(predicted.covariances, predicted.shift, problem.n, hc1)
+        deletions = numbers if self.weighing.by_output else problem.n
+        finished = finish(predicted.covariances, predicted.shift, deletions, hc1)
+        finished["laplace"] = finished["laplace"] * problem.likelihood.noise_scale(self.sigma)
+        return mean, finished
 
     def _inputs(self, x: Any) -> Iterator[Inputs]:
         positional = self.problem.batches.positional

@@ -78,14 +78,12 @@ def test_order_does_not_matter(road: str) -> None:
 
 @pytest.mark.parametrize("road", ROADS)
 def test_scaled_outputs_scale_variances_by_the_square(road: str) -> None:
-    # J -> s J and e -> s e: with the ridge times s^2 alignments stay, and every variance is multiplied by s^2, except
-    # Laplace's, which supposes noise of variance one.
+    # J -> s J and e -> s e: with the ridge times s^2 alignments stay, and every variance is multiplied by s^2.
     case, s = networks.build("mlp"), 7.0
     scaled = Mixed(case.model, s * torch.eye(2, dtype=torch.float64)).eval()
     other = networks.Case(scaled, case.inputs, s * case.targets, case.test_inputs)
     one, two = fit(case, road), fit(other, road, ridge=0.6 * s**2)
     wanted = {name: s**2 * value for name, value in covariances(one, case.test_inputs).items()}
-    wanted["laplace"] /= s**2
     assert_same(covariances(two, case.test_inputs), wanted)
     np.testing.assert_allclose(two.leverage, one.leverage, rtol=1e-9)
     ratios = (tracer.predict(case.test_inputs).ratio for tracer in (two, one))

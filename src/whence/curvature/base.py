@@ -7,9 +7,9 @@ the training examples' weights make a *sandwich*, which turns test inputs into c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -80,6 +80,12 @@ class Predicted:
     shift: Tensor | None
 
 
+Weigh = Callable[[slice, Tensor, Tensor], Mapping[str, Tensor]]
+"""From a place among the training examples, their leverage blocks (n, k, k) and the Newton step's change of their
+outputs (n, k) to their weights W (n, k, q) in each heteroscedastic estimator. Weights are local to examples, so that a
+structure can take leverages and meats in one pass."""
+
+
 class Sandwich(ABC):
     """Bread, meats, bread."""
 
@@ -104,7 +110,6 @@ class Bread(ABC):
     degrees_of_freedom: float
     path: RidgePath | None
     facts: list[str]
-    exact_leverage: ClassVar[bool] = True
 
     @abstractmethod
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -116,15 +121,21 @@ class Bread(ABC):
 
 
 class Structure(ABC):
-    """Options of a curvature, not fitted yet."""
+    """Options of a curvature, not fitted yet.
+
+    Attributes:
+        policy: how leave-one-out residuals follow from this structure's leverages, unless told otherwise.
+    """
 
     name: ClassVar[str]
+    policy: ClassVar[Literal["exact", "one_plus_q"]] = "exact"
 
     @abstractmethod
-    def fit(self, problem: Linearization, ridge: float | None) -> Bread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:
         """Fit the curvature.
 
         Args:
             problem: the linearized training problem.
             ridge: lambda on the sum scale, or `None` to choose it by leave-one-out.
+            weigh: tells the weights that `sandwich` will be asked for, to structures that can make use of it.
         """

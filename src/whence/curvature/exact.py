@@ -10,7 +10,7 @@ from whence.errors import InputError, SingularCurvatureError
 from whence.memory import Budget, readable
 from whence.tangents.linearization import Linearization
 
-from .base import Bread, Structure
+from .base import Bread, Structure, Weigh
 from .dual import DualBread
 from .matrix_free import MatrixFreeBread
 from .primal import PrimalBread, singular
@@ -47,7 +47,7 @@ class Exact(Structure):
                 f"expected tolerance > 0 and at least one of iterations, got {self.tolerance} and {self.iterations}."
             )
 
-    def fit(self, problem: Linearization, ridge: float | None) -> Bread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:
         """Choose the road, check that it fits in memory, and take it."""
         numbers, size = problem.n * problem.k, problem.selection.size
         road = self.road

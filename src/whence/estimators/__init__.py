@@ -1,6 +1,7 @@
 """Estimators: from residuals and leverages to the weights of training examples."""
 
 from .leave_one_out import LeftOut, Policy, leave_one_out
-from .meats import ESTIMATORS, finish, make_meats
+from .meats import ESTIMATORS, finish
+from .weighing import Weighing
 
-__all__ = ["ESTIMATORS", "LeftOut", "Policy", "finish", "leave_one_out", "make_meats"]
+__all__ = ["ESTIMATORS", "LeftOut", "Policy", "Weighing", "finish", "leave_one_out"]

@@ -13,33 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from whence.curvature.base import Meats
-
-from .leave_one_out import LeftOut
-
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
-
-
-def make_meats(residuals: Tensor, noise_root: Tensor, left_out: LeftOut, by_output: bool) -> Meats:
-    """Weights of the training examples for every estimator.
-
-    Args:
-        residuals: e (n, k).
-        noise_root: root of the noise covariance, (1, k, q) or (n, k, q).
-        left_out: leave-one-out residuals.
-        by_output: treat outputs apart (the paper's stacked diag(u^2)).
-    """
-
-    def column(vectors: Tensor) -> Tensor:
-        return vectors.diag_embed() if by_output else vectors.unsqueeze(-1)
-
-    roots = {
-        "ho": noise_root,
-        "hec0": column(residuals),
-        "hec2": column(left_out.hec2),
-        "hec3": column(left_out.hec3),
-    }
-    return Meats(roots, left_out.hec3)
 
 
 def finish(covariances: dict[str, Tensor], shift: Tensor | None, n: int, hc1: float) -> dict[str, Tensor]:
@@ -48,7 +22,7 @@ def finish(covariances: dict[str, Tensor], shift: Tensor | None, n: int, hc1: fl
     Args:
         covariances: (m, k, k) by name.
         shift: (m, k) sum_i a_i u_i; `None` where the covariances hold the jackknife already.
-        n: number of training examples.
+        n: how many are left out one after the other: examples, or their outputs.
         hc1: n k / (n k - dof).
     """
     found = {**covariances, "hec1": covariances["hec0"] * hc1}

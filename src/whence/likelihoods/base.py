@@ -34,6 +34,10 @@ class Likelihood(ABC):
         """A root R (n, k, q) of the loss's Hessian in the outputs, L = R R^T; `None` means the identity."""
         return None
 
+    def noise_scale(self, sigma: Tensor) -> float:
+        """What F_lam^-1 is multiplied by to be the covariance of a posterior: one, unless the noise has a size."""
+        return 1.0
+
     @abstractmethod
     def noise(self, residuals: Tensor, outputs: Tensor, degrees_of_freedom: float | None) -> tuple[Tensor, Tensor]:
         """The model-based covariance of the residuals.

@@ -43,6 +43,10 @@ class Gaussian(Likelihood):
         """E = y - f(x)."""
         return targets - outputs
 
+    def noise_scale(self, sigma: Tensor) -> float:
+        """The mean noise variance: with a prior of precision lambda / sigma^2 the posterior is sigma^2 F_lam^-1."""
+        return float(sigma.diagonal().mean())
+
     def noise(self, residuals: Tensor, outputs: Tensor, degrees_of_freedom: float | None) -> tuple[Tensor, Tensor]:
         """Sigma = E^T E / n, or its unbiased version E^T E / (n - dof / k)."""
         n, k = residuals.shape

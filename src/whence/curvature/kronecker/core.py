@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Structure
+from whence.curvature.base import Structure, Weigh
 from whence.curvature.primal import PrimalBread
 from whence.tangents.linearization import Linearization
 
@@ -41,7 +41,7 @@ class Core(Structure):
     tolerance: float = 1e-3
     largest_exact: int = LARGEST_EXACT
 
-    def fit(self, problem: Linearization, ridge: float | None) -> PrimalBread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerStream(problem)
         facts = list(stream.notes)

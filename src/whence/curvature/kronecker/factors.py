@@ -100,14 +100,19 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
     if isinstance(tangent, Kronecker):
         grads = raised(tangent.grads())
-        mixed = torch.einsum("nceto,ncq->nqeto", grads, weights.to(grads.dtype))
+        weights = weights.to(grads.dtype)
+        if grads.shape[1] == 1:
+            mixed = grads * weights.reshape(len(grads), -1, 1, 1, 1)
+        else:
+            mixed = torch.einsum("nceto,ncq->nqeto", grads, weights)
         return Kronecker(tangent.block, tangent.a, Whole(mixed))
     if isinstance(tangent, Rows):
         grads = raised(tangent.grads)
         mixed = torch.einsum("nctd,ncq->nqtd", grads, weights.to(grads.dtype))
         return Rows(tangent.block, tangent.index, mixed, tangent.weights)
     values = raised(tangent.values)
-    return Dense(tangent.block, weights.transpose(1, 2).to(values.dtype) @ values)
+    turned = weights.transpose(1, 2).to(values.dtype)  # (n, q, c)
+    return Dense(tangent.block, turned * values if values.shape[1] == 1 else turned @ values)
 
 
 def gather_factors(

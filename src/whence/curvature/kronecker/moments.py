@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.tangents.forms import Kronecker, Rows, Tangent
+from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
 
 from .basis import Basis
 from .factors import combine
 from .rotate import energy, raised, rotate, settled
-from .rotated import Factored, Rotated
+from .rotated import Factored, Rotated, Sparse
 from .stream import LayerStream
 
 
@@ -62,6 +62,18 @@ class Sums:
             lengths = torch.diagonal(energy(tangent), dim1=1, dim2=2).double().sum(0)  # (c,)
             self.length += weights.double() @ lengths
 
+    def add_single(self, tangent: Tangent, weights: Tensor) -> bool:
+        """Count one piece with a single cotangent, weighted by example (n, q); false where this form does not serve."""
+        one_position = isinstance(tangent, Kronecker) and tangent.positions == 1 and tangent.block.groups == 1
+        if not (one_position or isinstance(tangent, Dense)):
+            return False
+        for part, rotated in rotate(tangent, self.basis):
+            assert not isinstance(rotated, Sparse)
+            self.inside += rotated.single(weights[part].to(dtype_of(rotated)))
+        if self.basis.outside:
+            self.length += weights.double().T @ energy(tangent).double().reshape(-1)
+        return True
+
     def finish(self) -> list[Squares]:
         """The sums, one for each set of weights."""
         rest = self.basis.outside
@@ -97,42 +109,68 @@ def gather_squares(stream: LayerStream, bases: Sequence[Basis], noise: Tensor) -
     return Spectrum([one[0] for one in found], [one[1] for one in found] if roots is None else None, score)
 
 
-def gather_meats(
-    stream: LayerStream, bases: Sequence[Basis], roots: Mapping[str, Tensor]
-) -> tuple[dict[str, list[Squares]], list[Tensor]]:
-    """One pass: squares of J_i^T W_i in the basis for each set of weights, and sum_i J_i^T u_i (the columns of "hec3").
-
-    Where the weights are fewer than the outputs, they are pulled back themselves; else outputs are pulled back and
-    combined.
+class MeatSums:
+    """Squares of J_i^T W_i in the basis for each set of weights, and sum_i J_i^T u_i, the columns of "hec3".
 
     Args:
-        stream: tangents of the training set.
         bases: coordinates of each block.
-        roots: W (n, k, q) or (1, k, q) by name.
+        roots: weights W (n, k, q) by name, of which names and sizes are kept.
+        device: where to sum.
     """
+
+    def __init__(self, bases: Sequence[Basis], roots: Mapping[str, Tensor], device: torch.device) -> None:
+        """Zeros."""
+        self.bases = bases
+        self.names = list(roots)
+        sizes = [root.shape[2] for root in roots.values()]
+        eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
+        self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
+        self.sums = [Sums(basis, len(roots), device) for basis in bases]
+        self.centre = [torch.zeros(b.block.matrix_shape, dtype=torch.float64, device=device) for b in bases]
+
+    def add(self, tangents: Sequence[Tangent], roots: Mapping[str, Tensor]) -> None:
+        """Count one piece, with the outputs pulled back: they are combined by the weights."""
+        joined = torch.cat(list(roots.values()), dim=2).double()  # (n, k, Q)
+        for at, tangent in enumerate(tangents):
+            if joined.shape[1] == 1 and self.sums[at].add_single(tangent, joined[:, 0].square() @ self.masks.T):
+                if "hec3" in roots:
+                    self.centre[at] += total(combine(tangent, roots["hec3"].sum(2, keepdim=True)))
+            else:
+                self.add_pulled(at, combine(tangent, joined))
+
+    def add_pulled(self, at: int, mixed: Tangent) -> None:
+        """Count one piece of one block, with the weights themselves pulled back."""
+        self.sums[at].add(mixed, self.masks)
+        if "hec3" in self.names:
+            last = self.masks[self.names.index("hec3")].unsqueeze(1)  # (Q, 1)
+            self.centre[at] += total(combine(mixed, last.expand(examples_of(mixed), -1, -1)))
+
+    def finish(self) -> tuple[dict[str, list[Squares]], list[Tensor]]:
+        """The squares by name, and the totals."""
+        found = [one.finish() for one in self.sums]
+        return {name: [one[at] for one in found] for at, name in enumerate(self.names)}, self.centre
+
+
+def gather_meats(stream: LayerStream, bases: Sequence[Basis], roots: Mapping[str, Tensor]) -> MeatSums:
+    """One pass for weights W (n, k, q) or (1, k, q); fewer of them than outputs are pulled back themselves."""
     problem = stream.problem
-    columns = [root.expand(problem.n, -1, -1) for root in roots.values()]
-    joined = torch.cat(columns, dim=2)  # (n, k, Q)
-    directly = joined.shape[2] <= problem.k
-    cut = [column.shape[2] for column in columns]
-    rows = torch.eye(sum(cut), dtype=problem.dtype, device=problem.device)
-    masks = torch.stack([part.sum(0) for part in rows.split(cut)])  # (names, Q)
-    last = masks[list(roots).index("hec3")].unsqueeze(1)  # (Q, 1)
-    sums = [Sums(basis, len(roots), problem.device) for basis in bases]
-    centre = [torch.zeros(b.block.matrix_shape, dtype=torch.float64, device=problem.device) for b in bases]
+    whole = {name: root.expand(problem.n, -1, -1) for name, root in roots.items()}
+    joined = torch.cat(list(whole.values()), dim=2)  # (n, k, Q)
+    sums = MeatSums(bases, whole, problem.device)
 
     def pulled(where: slice, _: int) -> Tensor:
         return joined[where].permute(2, 0, 1)
 
+    directly = joined.shape[2] <= problem.k
     reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
     for where, tangents in stream.read("meats", *reading):
-        for at, lazy in enumerate(tangents):
-            tangent = settled(lazy, bases[at])
-            mixed = tangent if directly else combine(tangent, joined[where])
-            sums[at].add(mixed, masks)
-            centre[at] += total(combine(mixed, last.expand(where.stop - where.start, -1, -1)))
-    found = [one.finish() for one in sums]
-    return {name: [one[at] for one in found] for at, name in enumerate(roots)}, centre
+        ready = [settled(lazy, basis) for lazy, basis in zip(tangents, bases, strict=True)]
+        if directly:
+            for at, tangent in enumerate(ready):
+                sums.add_pulled(at, tangent)
+        else:
+            sums.add(ready, {name: root[where] for name, root in whole.items()})
+    return sums
 
 
 def total(tangent: Tangent) -> Tensor:
@@ -151,13 +189,21 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
     if isinstance(tangent, Kronecker):
         a, g = raised(tangent.inputs()), raised(tangent.grads())
-        moved = (a @ direction.to(a.dtype).transpose(-1, -2)).unsqueeze(1)
-        return (g * moved).sum((2, 3, 4))
+        turned = direction.to(a.dtype).transpose(-1, -2)
+        moved = (a.squeeze(1) @ turned[0]).unsqueeze(1) if len(turned) == 1 else a @ turned
+        return (g * moved.unsqueeze(1)).sum((2, 3, 4))
     if isinstance(tangent, Rows):
         at = direction[tangent.index].to(tangent.grads.dtype)  # (n, t, d)
         found = (tangent.grads * at.unsqueeze(1)).sum(3)
         return found.sum(2) if tangent.weights is None else (found * tangent.weights.unsqueeze(1)).sum(2)
     return raised(tangent.values) @ direction.to(raised(tangent.values).dtype)
+
+
+def examples_of(tangent: Tangent) -> int:
+    """Number of examples."""
+    if isinstance(tangent, Kronecker):
+        return tangent.examples
+    return len(tangent.index) if isinstance(tangent, Rows) else len(tangent.values)
 
 
 def dtype_of(rotated: Rotated) -> torch.dtype:

@@ -93,6 +93,8 @@ def _outer(a: Tensor, g: Tensor) -> Tensor:
 
 def energy(tangent: Tangent) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
+    if isinstance(tangent, Dense) and tangent.values.shape[1] == 1:
+        return raised(tangent.values).square().sum(2, keepdim=True)
     if not isinstance(tangent, Kronecker):
         full = tangent.materialize().flatten(2)
         return raised(full) @ raised(full).transpose(1, 2)
@@ -102,4 +104,6 @@ def energy(tangent: Tangent) -> Tensor:
         scaled = g * a.square().sum(-1, keepdim=True).unsqueeze(1)
     else:
         scaled = (a @ a.transpose(-1, -2)).unsqueeze(1) @ g
+    if c == 1:
+        return (scaled * g).flatten(1).sum(1).reshape(n, 1, 1)
     return scaled.reshape(n, c, -1) @ g.reshape(n, c, -1).transpose(1, 2)

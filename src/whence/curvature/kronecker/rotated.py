@@ -34,6 +34,11 @@ class Factored:
         inner = self.a[:, :, first] * self.a[:, :, second] * twice
         return torch.einsum("qnepo,nepi->qeoi", outer, inner)
 
+    def single(self, weights: Tensor) -> Tensor:
+        """sum_n weights[n, q] phi^2 for one cotangent seen at one position: (q, e, o, i)."""
+        outer, inner = self.g.flatten(1).square(), self.a.flatten(1).square()  # (n, o) and (n, i), with one group
+        return torch.stack([(outer * one.unsqueeze(1)).T @ inner for one in weights.T]).unsqueeze(1)
+
     def grams(self, weights: Tensor) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
         n, c, e, t, o = self.g.shape
@@ -87,6 +92,10 @@ class Full:
         n, c, p = self.values.shape
         repeated = weights.repeat(1, n)  # (q, n c)
         return (repeated @ self.values.square().reshape(n * c, p)).reshape(-1, *self.shape)
+
+    def single(self, weights: Tensor) -> Tensor:
+        """sum_n weights[n, q] phi^2 for one cotangent: (q, *shape)."""
+        return (weights.T @ self.values.squeeze(1).square()).reshape(-1, *self.shape)
 
     def grams(self, weights: Tensor) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""

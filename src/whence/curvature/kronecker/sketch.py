@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Structure
+from whence.curvature.base import Structure, Weigh
 from whence.curvature.primal import PrimalBread
 from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
@@ -33,7 +33,7 @@ class Sketch(Structure):
     size: int = 6144
     seed: int = 0
 
-    def fit(self, problem: Linearization, ridge: float | None) -> PrimalBread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Draw the projections, then the primal algebra."""
         stream = LayerStream(problem)
         generator = torch.Generator().manual_seed(self.seed)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from whence.curvature.base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs
 from whence.tangents.forms import Tangent
 
 from .basis import Basis
-from .moments import Spectrum, Squares, along, gather_meats
+from .moments import MeatSums, Spectrum, Squares, along, gather_meats
 from .rotate import energy, rotate, settled
 from .stream import LayerStream, working_precision
 
@@ -28,8 +27,6 @@ class SpectralBread(Bread):
         spectrum: s of each block, and what was summed along with it.
     """
 
-    exact_leverage: ClassVar[bool] = False
-
     def __init__(
         self,
         stream: LayerStream,
@@ -38,8 +35,9 @@ class SpectralBread(Bread):
         ridge: float,
         noise: Tensor,
         facts: list[str],
+        weigh: Weigh | None,
     ) -> None:
-        """Take leverage blocks and the Newton step's effect in one pass."""
+        """Take leverage blocks, the Newton step's effect and, where the weights are known, the meats in one pass."""
         self.stream = stream
         self.problem = stream.problem
         self.bases = bases
@@ -58,7 +56,8 @@ class SpectralBread(Bread):
             self.solve(at, score - ridge * basis.block.to_matrix(parameters))
             for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True))
         ]
-        self.hats, self._change = self._leverage()
+        self._meats: MeatSums | None = None
+        self.hats, self._change = self._leverage(weigh)
 
     def solve(self, at: int, matrix: Tensor) -> Tensor:
         """F_lam^-1 times something shaped as the matrix of block `at`."""
@@ -91,7 +90,13 @@ class SpectralBread(Bread):
         if scale is not None and self.spectrum.noise is not None:
             ready["ho"] = [Squares(scale * one.inside, scale * one.outside) for one in self.spectrum.noise]
             del roots["ho"]
-        squares, total = gather_meats(self.stream, self.bases, roots)
+        if self._meats is not None:
+            squares, total = self._meats.finish()
+            rest = {name: root for name, root in roots.items() if name not in squares}
+            if rest:
+                squares.update(gather_meats(self.stream, self.bases, rest).finish()[0])
+        else:
+            squares, total = gather_meats(self.stream, self.bases, roots).finish()
         deletions = self.problem.n * roots["hec3"].shape[2]  # whole examples, or their outputs one by one
         triples = zip(self.bases, squares["hec3"], total, strict=True)
         centred = [centre(basis, one, sums, deletions) for basis, one, sums in triples]
@@ -119,7 +124,7 @@ class SpectralBread(Bread):
                 f"ridge={self.ridge:g}. Raise `ridge` (for example to n times the weight decay)."
             )
 
-    def _leverage(self) -> tuple[Tensor, Tensor]:
+    def _leverage(self, weigh: Weigh | None) -> tuple[Tensor, Tensor]:
         problem = self.problem
         hats = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
@@ -130,10 +135,15 @@ class SpectralBread(Bread):
         ]
         steps = [step.to(precision) for step in self._step]
         for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k):
-            for at, lazy in enumerate(tangents):
-                tangent = settled(lazy, self.bases[at])
+            ready = [settled(lazy, basis) for lazy, basis in zip(tangents, self.bases, strict=True)]
+            for at, tangent in enumerate(ready):
                 hats[where] += weights[at].grams(tangent)[0]
                 change[where] += along(tangent, steps[at])
+            if weigh is not None:
+                roots = weigh(where, hats[where], change[where])
+                if self._meats is None:
+                    self._meats = MeatSums(self.bases, roots, problem.device)
+                self._meats.add(ready, roots)
         return hats, change
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from whence.curvature.base import Structure
+from whence.curvature.base import Structure, Weigh
 from whence.errors import InputError
 from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
@@ -35,16 +35,17 @@ class EKFAC(Structure):
     """
 
     name: ClassVar[str] = "ekfac"
+    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
     tolerance: float = 1e-3
     largest_exact: int = LARGEST_EXACT
 
-    def fit(self, problem: Linearization, ridge: float | None) -> SpectralBread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
         bases = eigenbases(stream, lam, self.tolerance, self.largest_exact, facts)[0]
         noise = noise_covariance(problem)
-        return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts)
+        return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ class KFAC(Structure):
     """
 
     name: ClassVar[str] = "kfac"
+    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
     largest_exact: int = LARGEST_EXACT
 
-    def fit(self, problem: Linearization, ridge: float | None) -> SpectralBread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
@@ -69,7 +71,9 @@ class KFAC(Structure):
             squares if product is None else Squares(product, 0.0)
             for squares, product in zip(measured.curvature, products, strict=True)
         ]
-        return SpectralBread(stream, bases, Spectrum(curvature, measured.noise, measured.score), lam, noise, facts)
+        return SpectralBread(
+            stream, bases, Spectrum(curvature, measured.noise, measured.score), lam, noise, facts, weigh
+        )
 
 
 @dataclass(frozen=True)
@@ -77,15 +81,16 @@ class Diagonal(Structure):
     """The diagonal of the curvature in the coordinates of the weights themselves. Crude, and one pass cheaper."""
 
     name: ClassVar[str] = "diagonal"
+    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
 
-    def fit(self, problem: Linearization, ridge: float | None) -> SpectralBread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """As EKFAC, without any rotation."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
         bases = [Basis(block) for block in stream.blocks]
         noise = noise_covariance(problem)
         facts.append("the curvature is taken as diagonal in the weights")
-        return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts)
+        return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
 
 
 def open_stream(problem: Linearization) -> tuple[LayerStream, list[str]]:

@@ -1,0 +1,57 @@
+"""How training examples are weighed, given their leverages: the choices of a fit, applied to any part of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .leave_one_out import LeftOut, Policy, leave_one_out
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """Residuals and what to do with them.
+
+    Attributes:
+        given: (n, k) residuals of the network.
+        roots: (n, k, q) roots of the loss's Hessian in the outputs; `None` for the identity.
+        policy: what to do with leverages.
+        recenter: use the residuals at the optimum of the linearized model.
+        by_output: leave out single outputs instead of whole examples.
+    """
+
+    given: Tensor
+    roots: Tensor | None
+    policy: Policy
+    recenter: bool
+    by_output: bool
+
+    def residuals(self, where: slice, change: Tensor) -> Tensor:
+        """(n, k) residuals after the outputs moved by `change`, if they are to move."""
+        given = self.given[where]
+        if not self.recenter:
+            return given
+        if self.roots is None:
+            return given - change
+        roots = self.roots[where]
+        return given - torch.einsum("nkq,nq->nk", roots, torch.einsum("nkq,nk->nq", roots, change))
+
+    def left_out(self, where: slice, hats: Tensor, change: Tensor) -> LeftOut:
+        """Leave-one-out residuals."""
+        roots = None if self.roots is None else self.roots[where]
+        return leave_one_out(self.residuals(where, change), hats, roots, self.policy, self.by_output)
+
+    def columns(self, where: slice, hats: Tensor, change: Tensor) -> Mapping[str, Tensor]:
+        """Weights W (n, k, q) of the examples in each heteroscedastic estimator."""
+        return self.roots_of(self.residuals(where, change), self.left_out(where, hats, change))
+
+    def roots_of(self, residuals: Tensor, left_out: LeftOut) -> dict[str, Tensor]:
+        """The same from residuals and leave-one-out residuals at hand."""
+
+        def column(vectors: Tensor) -> Tensor:
+            return vectors.diag_embed() if self.by_output else vectors.unsqueeze(-1)
+
+        return {"hec0": column(residuals), "hec2": column(left_out.hec2), "hec3": column(left_out.hec3)}
