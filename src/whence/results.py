@@ -67,14 +67,14 @@ class Uncertainty:
 
     @property
     def laplace(self) -> Tensor:
-        """(m, k) variances of the Bayesian reading: a Laplace posterior with the mean noise variance of the residuals."""
+        """(m, k) variances of the Bayesian reading: a Laplace posterior with the residuals' mean noise variance."""
         return self.variance("laplace")
 
     @property
     def ratio(self) -> Tensor:
         """(m,) trace HeC3 / trace Ho: above one where leave-one-out residuals nearby are larger than average."""
         ho, hec3 = self.ho.sum(1), self.hec3.sum(1)
-        return torch.where(ho > 0, hec3 / ho.clamp_min(torch.finfo(ho.dtype).tiny), torch.ones_like(ho))
+        return torch.where(ho == 0, torch.ones_like(ho), hec3 / ho)
 
     def variance(self, estimator: str) -> Tensor:
         """(m, k) variance of each output, by the name of the estimator."""

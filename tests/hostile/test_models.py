@@ -242,3 +242,37 @@ def test_an_error_of_the_models_own_kind_comes_through() -> None:
 
     with pytest.raises(OutOfPatienceError):
         fit(Breaking(3, OutOfPatienceError()), batches())
+
+
+class Norm(Wrapped):
+    """The square root has no slope at zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + (self.net[2].bias * x.clamp_min(0.0)[:, :2]).square().sum(1, keepdim=True).sqrt()
+
+
+@pytest.mark.parametrize("road", ["primal", "dual", "matrix_free"])
+def test_gradients_that_are_not_finite(road: Any) -> None:
+    x, y = inputs_and_targets()
+    x[5, :2] = -1.0
+    x[:5, 0], x[6:, 0] = 1.0, 1.0
+    message = (
+        r"finite gradients of the outputs in the weights, got NaN or infinity for training example 5\. Look for a sq"
+    )
+    with pytest.raises(whence.SingularCurvatureError, match=message):
+        fit(Norm(), [(x[:4], y[:4]), (x[4:], y[4:])], structure=whence.Exact(road=road))
+
+
+@pytest.mark.parametrize("road", ["primal", "dual"])
+def test_a_prediction_without_a_gradient_is_not_a_number_and_spoils_no_other(road: Any) -> None:
+    x, y = inputs_and_targets()
+    x[:, 0] = 1.0
+    tracer = fit(Norm(), [(x, y)], structure=whence.Exact(road=road))
+    expected = tracer.predict(x)
+    bad = x.clone()
+    bad[5, :2] = -1.0
+    found = tracer.predict(bad)
+    assert torch.isnan(found.hec3[5]).all()
+    assert torch.isnan(found.ratio[5])
+    others = [0, 1, 2, 3, 4, 6, 7]
+    torch.testing.assert_close(found.hec3[others], expected.hec3[others])

@@ -61,14 +61,16 @@ class TrainingRows:
         if self.kept is not None and self._full:
             yield from self.kept
             return
+        seen: list[tuple[slice, Tensor]] = []
         for batch in self.problem.read(label):
             for part, rows in self.features.rows(batch.inputs, self.problem.k):
                 where = slice(batch.start + part.start, batch.start + part.stop)
                 check_gradients(rows, where.start)
                 if self.kept is not None:
-                    self.kept.append((where, rows))
+                    seen.append((where, rows))
                 yield where, rows
-        self._full = self.kept is not None
+        if self.kept is not None:  # a reader that stops early keeps nothing
+            self.kept, self._full = seen, True
 
     def curved(self, where: slice, rows: Tensor) -> Tensor:
         """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""

@@ -6,6 +6,7 @@ solves, so a fit is dear; a prediction needs k solves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,8 @@ from whence.tangents.jacobian import Jacobian
 from whence.tangents.linearization import Linearization
 
 from .alignment import covariances_from_alignments
-from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .features import check_gradients
 
 
 class MatrixFreeBread(Bread):
@@ -103,6 +105,16 @@ class MatrixFreeBread(Bread):
         parts = [self.jacobian.jvp(batch.inputs, solved) for batch in self.problem.batches]
         return torch.cat(parts, dim=1)
 
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """K solves a test point, then products with the Jacobian of the training examples."""
+        for where, rows in self.jacobian.rows(inputs, self.problem.k):
+            yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
+
+    def _align(self, solved: Tensor, m: int) -> Iterator[tuple[slice, Tensor]]:
+        for batch in self.problem.read("alignments"):
+            along = self.jacobian.jvp(batch.inputs, solved)  # (m k, n, k)
+            yield batch.rows, along.reshape(m, self.problem.k, batch.size, self.problem.k)
+
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
         problem = self.problem
@@ -124,6 +136,7 @@ class MatrixFreeBread(Bread):
         hats = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         for batch in problem.read("leverage"):
             for part, rows in self.jacobian.rows(batch.inputs, problem.k):
+                check_gradients(rows, batch.start + part.start)
                 solved = self.solve(rows.flatten(0, 1)).reshape(rows.shape)
                 hats[batch.start + part.start : batch.start + part.stop] = rows @ solved.transpose(1, 2)
         roots = problem.hessian_roots

@@ -12,7 +12,7 @@ from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
 
-from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
 from .features import Features, TrainingRows
 from .loo import path_from_eigenvectors
 
@@ -69,6 +69,19 @@ class PrimalBread(Bread):
             total += torch.einsum("nkp,nk->p", white, meats.total[where].to(white.dtype)).to(total.dtype)
         return PrimalSandwich(self, matrices, total)
 
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """z F_lam^-1 of the inputs, times the features of the training examples."""
+        for where, rows in self.features.rows(inputs, self.problem.k):
+            scaled = self.whiten(rows.to(self.inverse.dtype)) @ self.inverse  # F_lam^-1 z is this over the scale
+            yield where, self._align(scaled)
+
+    def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        m, k = scaled.shape[:2]
+        flat = scaled.flatten(0, 1)
+        for where, rows in self.rows.read("alignments"):
+            trained = (rows.to(flat.dtype) / self.scale).flatten(0, 1)  # (n k, r)
+            yield where, (flat @ trained.T).reshape(m, k, -1, k)
+
     def _accumulate(self, prescale: Tensor) -> tuple[Tensor, Tensor]:
         """The curvature of prescaled features, and the score."""
         size = self.features.size
@@ -106,11 +119,14 @@ class PrimalBread(Bread):
         return prescale * inner, inverse
 
     def _factor_by_qr(self, scale: Tensor, ridge: float) -> Tensor:
-        kept = self.rows.read("curvature")
-        flat = [(self.rows.curved(where, rows) / scale).reshape(-1, len(scale)) for where, rows in kept]
-        if ridge > 0:
-            flat.append(torch.diag(ridge**0.5 / scale))
-        stacked = torch.cat(flat).to(scale.dtype)
+        roots = self.problem.hessian_roots
+        each = self.problem.k if roots is None else roots.shape[2]
+        numbers = self.problem.n * each
+        stacked = scale.new_zeros(numbers + (len(scale) if ridge > 0 else 0), len(scale))  # large: filled in place
+        for where, rows in self.rows.read("curvature"):
+            part = self.rows.curved(where, rows) / scale
+            stacked[where.start * each : where.stop * each] = part.reshape(-1, len(scale))
+        stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[: len(stacked) - numbers])
         if len(stacked) < len(scale):
             raise singular(ridge, len(scale) - len(stacked), len(scale))
         upper: Tensor = torch.linalg.qr(stacked, mode="r").R
