@@ -14,6 +14,10 @@ from .basis import Basis
 WORTH_IT = 0.7
 """A corner is cut only if it holds less than this share of the block's directions."""
 
+LARGEST_RATIO = 1e5
+"""No corner is cut from eigenvalues above so many ridges: the squared length outside is a difference, and what float32
+leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at 1e8."""
+
 
 def cut(basis: Basis, spectrum: Tensor | None, positions: float, ridge: float, tolerance: float) -> Basis:
     """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
@@ -27,7 +31,7 @@ def cut(basis: Basis, spectrum: Tensor | None, positions: float, ridge: float, t
         ridge: lambda.
         tolerance: share of sum s^2 / (s + lambda)^2, the mean of Ho over the training set, that may lie outside.
     """
-    if spectrum is None or tolerance <= 0 or ridge <= 0:
+    if spectrum is None or tolerance <= 0 or ridge <= 0 or float(spectrum.max()) > LARGEST_RATIO * ridge:
         return basis
     if basis.block.kind == "dense":
         kept = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
