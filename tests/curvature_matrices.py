@@ -1,0 +1,94 @@
+"""Approximate curvatures as dense matrices, to be held against the dense truth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import oracles
+from whence.tangents.forms import Block
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One block of a spectral curvature: directions V (d, r) among all weights, and the block's own weights."""
+
+    block: Block
+    directions: Array  # (d, r): columns are the basis vectors of the block
+    owned: Array  # (d,): which weights belong to it
+    outside: int  # directions that the columns do not span
+
+    def spread(self, inside: Array, outside: float) -> Array:
+        """V diag(inside) V^T + outside (I - V V^T), on the block's own weights."""
+        V = self.directions
+        rest = np.diag(self.owned.astype(float)) - V @ V.T
+        return (V * inside) @ V.T + outside * rest
+
+    def squares(self, rows: Array) -> tuple[Array, float]:
+        """Sums of squares of rows (m, d): along each direction, and the mean of those outside."""
+        inside = ((rows @ self.directions) ** 2).sum(0)
+        length = (rows[:, self.owned] ** 2).sum()
+        return inside, (length - inside.sum()) / self.outside if self.outside else 0.0
+
+
+def blocks_of(bread: Any) -> list[Dense]:
+    """The bases of a spectral bread, as vectors among the selected weights."""
+    selection = bread.problem.selection
+    offsets, start = {}, 0
+    for name, parameter in selection.parameters.items():
+        offsets[name] = start
+        start += parameter.numel()
+    found = []
+    for basis in bread.bases:
+        size = math.prod(basis.shape)
+        eye = torch.eye(size, dtype=torch.float64).reshape(size, *basis.shape)
+        moved = basis.block.from_matrix(basis.to(torch.float64).out_of(eye))
+        directions, owned = np.zeros((start, size)), np.zeros(start, dtype=bool)
+        for name, tensor in moved.items():
+            here = slice(offsets[name], offsets[name] + tensor[0].numel())
+            directions[here] = tensor.reshape(size, -1).T
+            owned[here] = True
+        found.append(Dense(basis.block, directions, owned, int(owned.sum()) - size))
+    return found
+
+
+def curvature_of(bread: Any) -> Array:
+    """The curvature that a spectral bread stands for, (d, d), without the ridge."""
+    pairs = zip(blocks_of(bread), bread.spectrum.curvature, strict=True)
+    return sum(block.spread(one.inside.numpy().reshape(-1), one.outside) for block, one in pairs)
+
+
+def diagonal_in_basis(bread: Any, rows: Array) -> Array:
+    """The diagonal of sum_m row row^T in the bases of a spectral bread, as a matrix (d, d); rows (m, d)."""
+    return sum(block.spread(*block.squares(rows)) for block in blocks_of(bread))
+
+
+def block_diagonal(bread: Any, matrix: Array) -> Array:
+    """What is left of a matrix (d, d) without the terms between blocks."""
+    return sum(matrix * np.outer(block.owned, block.owned) for block in blocks_of(bread))
+
+
+def covariances(bread: Any, meats: dict[str, Array], tangents: Array, ridge: float) -> dict[str, Array]:
+    """J F_lam^-1 M F_lam^-1 J^T for rows M^1/2 (m, d) of each meat, and Laplace's; tangents (m, k, d)."""
+    curved = curvature_of(bread)
+    damped = curved + ridge * np.eye(len(curved))
+    solved = np.stack([np.linalg.solve(damped, one.T).T for one in tangents])
+    found = {name: solved @ diagonal_in_basis(bread, rows) @ solved.transpose(0, 2, 1) for name, rows in meats.items()}
+    return found | {"laplace": tangents @ solved.transpose(0, 2, 1)}
+
+
+def meats_of(tracer: Any, tangents: Array) -> dict[str, Array]:
+    """Rows J_i^T W_i of each estimator's meat, (m, d)."""
+    residuals, left_out = np.asarray(tracer.residuals), np.asarray(tracer.loo_residuals)
+    root = np.linalg.cholesky(oracles.noise_covariance(residuals) + 1e-14 * np.eye(residuals.shape[1]))
+    return {
+        "ho": np.einsum("ncp,cq->nqp", tangents, root).reshape(-1, tangents.shape[2]),
+        "hec0": np.einsum("ncp,nc->np", tangents, residuals),
+        "hec3": np.einsum("ncp,nc->np", tangents, left_out),
+    }
