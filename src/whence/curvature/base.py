@@ -7,7 +7,7 @@ the training examples' weights make a *sandwich*, which turns test inputs into c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -86,6 +86,10 @@ outputs (n, k) to their weights W (n, k, q) in each heteroscedastic estimator. W
 structure can take leverages and meats in one pass."""
 
 
+Alignments = Iterator[tuple[slice, Iterator[tuple[slice, Tensor]]]]
+"""(which inputs, (which training examples, a (m, k, n, k)) chunk by chunk) for some inputs after the other."""
+
+
 class Sandwich(ABC):
     """Bread, meats, bread."""
 
@@ -118,6 +122,15 @@ class Bread(ABC):
     @abstractmethod
     def sandwich(self, meats: Meats) -> Sandwich:
         """Put the training examples' weights between the breads."""
+
+    @abstractmethod
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """a_i = J F_lam^-1 J_i^T of one batch with every training example.
+
+        Yields (which inputs, chunks) for as many inputs as memory allows at once; chunks yield (which training
+        examples, a (m, k, n, k)) in order, and must be read before the next inputs are asked for. Nothing of size n
+        times the number of parameters is ever held.
+        """
 
 
 class Structure(ABC):

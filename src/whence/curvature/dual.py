@@ -12,7 +12,7 @@ from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
 
 from .alignment import covariances_from_alignments
-from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
 from .features import Features, TrainingRows
 from .loo import path_from_kernel
 from .primal import singular
@@ -71,6 +71,31 @@ class DualBread(Bread):
     def sandwich(self, meats: Meats) -> DualSandwich:
         """Keep the weights; the kernel does the rest."""
         return DualSandwich(self, meats)
+
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """Products with all training rows, times (lambda + L K)^-1: all training examples at once."""
+        problem, start = self.problem, 0
+        everything = slice(0, problem.n)
+        for rows in self.blocks(inputs):
+            cross = self.cross_kernel(rows.flatten(0, 1)).reshape(len(rows), problem.k, -1)
+            step = max(1, int(0.1 * problem.budget.limit) // (problem.k * cross.shape[2] * cross.element_size()))
+            for part in cross.split(step):
+                aligned = self.project(part.flatten(0, 1)).reshape(len(part), problem.k, problem.n, problem.k)
+                yield slice(start, start + len(part)), iter([(everything, aligned)])
+                start += len(part)
+
+    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Rows (m, k, d) of a batch, as many at once as fit: each block costs a pass over the training rows."""
+        problem = self.problem
+        row = problem.k * self.features.size * problem.outputs.element_size()
+        most = max(1, int(0.1 * problem.budget.limit) // row)
+        pending: list[Tensor] = []
+        for _, rows in self.features.rows(inputs, problem.k):
+            if pending and sum(map(len, pending)) + len(rows) > most:
+                yield torch.cat(pending)
+                pending = []
+            pending.append(rows)
+        yield torch.cat(pending)
 
     def _assemble(self) -> tuple[Tensor, Tensor]:
         """K and J w. Rows that do not fit in memory are recomputed for each block of columns."""
@@ -171,7 +196,7 @@ class DualSandwich(Sandwich):
         k = problem.k
         found: dict[str, list[Tensor]] = {}
         shifts = []
-        for rows in self._blocks(inputs):  # (m, k, d)
+        for rows in bread.blocks(inputs):  # (m, k, d)
             cross = bread.cross_kernel(rows.flatten(0, 1)).reshape(len(rows), k, -1)
             step = max(1, int(0.1 * problem.budget.limit) // (k * cross.shape[2] * cross.element_size()))
             for part_rows, part in zip(rows.split(step), cross.split(step), strict=True):
@@ -180,19 +205,6 @@ class DualSandwich(Sandwich):
                     found.setdefault(name, []).append(value)
                 shifts.append(shift)
         return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in found.items()}, torch.cat(shifts))
-
-    def _blocks(self, inputs: Inputs) -> Iterator[Tensor]:
-        """Rows of the test points, as many at once as memory allows: each block costs a pass over the training rows."""
-        problem = self.bread.problem
-        row = problem.k * self.bread.features.size * problem.outputs.element_size()
-        most = max(1, int(0.1 * problem.budget.limit) // row)
-        pending: list[Tensor] = []
-        for _, rows in self.bread.features.rows(inputs, problem.k):
-            if pending and sum(map(len, pending)) + len(rows) > most:
-                yield torch.cat(pending)
-                pending = []
-            pending.append(rows)
-        yield torch.cat(pending)
 
     def _covariances(self, rows: Tensor, cross: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """From rows (m, k, d) and their products with all training rows (m, k, n k)."""

@@ -70,7 +70,7 @@ class PrimalBread(Bread):
         return PrimalSandwich(self, matrices, total)
 
     def alignments(self, inputs: Inputs) -> Alignments:
-        """z F_lam^-1 of the inputs, times the features of the training examples."""
+        """Solve for the rows of the inputs, and multiply by those of the training examples."""
         for where, rows in self.features.rows(inputs, self.problem.k):
             scaled = self.whiten(rows.to(self.inverse.dtype)) @ self.inverse  # F_lam^-1 z is this over the scale
             yield where, self._align(scaled)

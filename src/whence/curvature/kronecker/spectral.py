@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
+from whence.curvature.base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from whence.errors import SingularCurvatureError
-from whence.tangents.batches import Inputs
+from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Tangent
 
+from .align import align
 from .basis import Basis
 from .moments import MeatSums, Spectrum, Squares, along, gather_meats
 from .rotate import energy, rotate, settled
@@ -61,10 +62,10 @@ class SpectralBread(Bread):
 
     def solve(self, at: int, matrix: Tensor) -> Tensor:
         """F_lam^-1 times something shaped as the matrix of block `at`."""
-        basis = self.bases[at].to(torch.float64)
+        basis = self.bases[at].to(matrix.dtype)
         squares = self.spectrum.curvature[at]
         inside = basis.into(matrix)
-        solved = basis.out_of(inside / (squares.inside + self.ridge))
+        solved = basis.out_of(inside / (squares.inside + self.ridge).to(matrix.dtype))
         if not basis.outside:
             return solved
         return solved + (matrix - basis.out_of(inside)) / (squares.outside + self.ridge)
@@ -101,6 +102,27 @@ class SpectralBread(Bread):
         triples = zip(self.bases, squares["hec3"], total, strict=True)
         centred = [centre(basis, one, sums, deletions) for basis, one, sums in triples]
         return SpectralSandwich.make(self, {**ready, **squares, "jackknife": centred})
+
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """Precondition the gradients of the inputs, then contract them with the layers of the training examples."""
+        problem, precision = self.problem, working_precision(self.problem)
+        row = problem.k * problem.selection.size * torch.finfo(precision).bits // 8
+        most = max(1, int(0.05 * problem.budget.limit) // row)  # the gradients, and what is solved on the way
+        size = batch_size(inputs, "this batch")
+        for low in range(0, size, most):
+            where = slice(low, min(low + most, size))
+            pieces: list[list[Tensor]] = [[] for _ in self.bases]
+            for _, tangents, _ in self.stream.of(take(inputs, where), 0, self.stream.identity(), problem.k):
+                for at, tangent in enumerate(tangents):
+                    pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
+            yield where, self._align([torch.cat(piece) for piece in pieces])
+
+    def _align(self, directions: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        k = self.problem.k
+        for where, tangents in self.stream.read("alignments", self.stream.identity(), k):
+            parts = (align(tangent, one) for tangent, one in zip(tangents, directions, strict=True))
+            summed = sum_of(parts)  # (n, k, m k)
+            yield where, summed.reshape(len(summed), k, -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
 
     def _noise_scale(self, root: Tensor | None) -> float | None:
         """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
