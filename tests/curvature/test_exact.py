@@ -178,7 +178,7 @@ def test_blocks_of_a_prediction_stay_within_their_share() -> None:
     x, _ = inputs_and_targets(n=40)
     tracer = fit(mlp(), batches(), structure=whence.Exact(road="dual"), max_memory=60_000)
     left = tracer.bread.problem.budget.limit  # type: ignore[attr-defined]
-    blocks = list(tracer.sandwich._blocks(x))  # type: ignore[attr-defined]
+    blocks = list(tracer.bread.blocks(x))  # type: ignore[attr-defined]
     assert len(blocks) > 1
     assert all(block.numel() * 8 <= max(0.1 * left, 2 * 26 * 8) for block in blocks)
     assert sum(len(block) for block in blocks) == 40
