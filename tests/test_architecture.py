@@ -23,8 +23,9 @@ LAYERS = (
     ("cli",),
     ("report", "plots"),
     ("whence",),
-    ("tracing", "persist"),
+    ("persist",),
     ("tracer", "api"),
+    ("tracing",),  # below the tracer, which offers it as methods
     ("estimators", "results"),
     ("curvature",),
     ("tangents",),

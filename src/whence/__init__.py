@@ -21,10 +21,12 @@ from .likelihoods import Gaussian, Likelihood, one_hot
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
+from .tracing import Attribution, Shares
 
 __all__ = [
     "EKFAC",
     "KFAC",
+    "Attribution",
     "Core",
     "CorruptArtifactError",
     "Diagnostics",
@@ -38,6 +40,7 @@ __all__ = [
     "NotDeterministicError",
     "RidgePath",
     "ShapeError",
+    "Shares",
     "SingularCurvatureError",
     "Sketch",
     "StaleModelError",

@@ -136,6 +136,7 @@ def _assemble(
         problem=problem,
         bread=bread,
         sandwich=sandwich,
+        meats=Meats(roots, left_out.hec3),
         left_out=left_out,
         step=step,
         weighing=weighing,

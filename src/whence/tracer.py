@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .curvature import Bread, NewtonStep, RidgePath, Sandwich
+from .curvature import Bread, Meats, NewtonStep, RidgePath, Sandwich
 from .errors import InputError, ShapeError, StaleModelError
 from .estimators import LeftOut, Weighing, finish
 from .results import Diagnostics, Uncertainty
@@ -20,6 +20,9 @@ from .tangents.borrow import borrowed, check_calm, fingerprint
 from .tangents.forward import Network
 from .tangents.linearization import Linearization
 from .tangents.loaders import length
+from .tracing import Attribution, attribute, check_count, join
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +37,7 @@ class Tracer:
     problem: Linearization
     bread: Bread
     sandwich: Sandwich
+    meats: Meats
     left_out: LeftOut
     step: NewtonStep
     weighing: Weighing
@@ -78,8 +82,36 @@ class Tracer:
             x: a batch as in training (a tensor, a tuple of positional inputs, a dict of keyword inputs), or a loader
                 or list of batches. Targets that come with the inputs are ignored.
         """
+        means, parts = zip(*self._each(x, self._predict_batch), strict=True)
+        return Uncertainty(torch.cat(means), {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    def attribute(self, x: Any, top: int = 10, *, matrix: bool = False) -> Attribution:
+        """The training examples that carry the variance of each prediction.
+
+        HeC3 and Ho are sums over training examples, so each term is that example's share. Costs about one forward and
+        k backward passes over the training set for as many predictions as memory allows at once, and k forward
+        passes a prediction.
+
+        Args:
+            x: as for `predict`.
+            top: how many examples to list for each prediction.
+            matrix: also keep the shares of all training examples, m x n numbers for each estimator.
+
+        Examples:
+            >>> import torch, whence
+            >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+            >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+            >>> found = whence.fit(net, [(x, 2 * x + 1)], ridge=0.1).attribute(x[:3], top=2)
+            >>> found.hec3.index.shape, found.hec3.share.shape
+            (torch.Size([3, 2]), torch.Size([3, 2]))
+        """
+        check_count(top, "top")
+        return join(self._each(x, lambda inputs, where: attribute(self, inputs, top, matrix)))
+
+    def _each(self, x: Any, work: Callable[[Inputs, str], T]) -> list[T]:
+        """Do something with every batch, checked and on the model's device; the model is left as found."""
         self._check_fresh()
-        means, parts = [], []
+        found = []
         with borrowed(self.problem.network.model):
             for number, inputs in enumerate(self._inputs(x)):
                 where = f"batch {number} of the inputs to predict"
@@ -87,12 +119,10 @@ class Tracer:
                 if batch_size(moved, where) == 0:
                     raise InputError(f"expected at least one input, got an empty {where}.")
                 check_finite(moved, "inputs", where)
-                mean, covariances = self._predict_batch(moved, where)
-                means.append(mean)
-                parts.append(covariances)
-        if not means:
+                found.append(work(moved, where))
+        if not found:
             raise InputError("expected at least one batch to predict, got an empty loader.")
-        return Uncertainty(torch.cat(means), {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        return found
 
     def _predict_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         problem = self.problem

@@ -1,0 +1,176 @@
+"""Which training examples carry the variance of a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError
+from whence.tangents.batches import Inputs
+
+from .fitted import Fitted
+from .tables import frame
+from .terms import Terms, terms_of
+
+if TYPE_CHECKING:
+    import pandas
+
+ESTIMATORS = ("hec3", "ho")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The training examples with the largest shares of one estimator's variance, largest first.
+
+    Attributes:
+        variance: (m,) trace of the estimator's covariance, as `Tracer.predict` gives it.
+        total: (m,) sum over all training examples. It is the variance itself for exact structures, the core and the
+            sketch; EKFAC, KFAC and the diagonal approximate the meat too, and `gap` tells by how much.
+        index: (m, t) position of the example in the training set.
+        share: (m, t) of the total.
+        alignment: (m, t) Frobenius norm of a_i = J F_lam^-1 J_i^T.
+        pull: (m, t, k) f(x) - f_(-i)(x), how far the example holds the prediction from where it would be without it.
+        effective: (m,) effective number of examples, 1 / sum of squared shares of all examples.
+        matrix: (m, n) shares of all examples, if asked for.
+    """
+
+    variance: Tensor
+    total: Tensor
+    index: Tensor
+    share: Tensor
+    alignment: Tensor
+    pull: Tensor
+    effective: Tensor
+    matrix: Tensor | None
+
+    @property
+    def explained(self) -> Tensor:
+        """(m,) share of the total that the listed examples carry together."""
+        return self.share.sum(1)
+
+    @property
+    def gap(self) -> Tensor:
+        """(m,) total / variance - 1: what the structure's quadratic form and the sum over examples disagree by."""
+        return torch.where(self.variance > 0, self.total / self.variance.clamp_min(_tiny(self.variance)) - 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """For each prediction, the training examples that carry its variance.
+
+    Attributes:
+        hec3: by leave-one-out variance: examples whose absence would move the prediction.
+        ho: by homoscedastic variance: examples the prediction rests on, whatever their labels.
+        residuals: (n, k) residuals of the training examples.
+        loo_residuals: (n, k) the same after leaving each out.
+        leverage: (n, k) leverages.
+    """
+
+    hec3: Shares
+    ho: Shares
+    residuals: Tensor
+    loo_residuals: Tensor
+    leverage: Tensor
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.hec3.index)
+
+    def shares(self, estimator: str = "hec3") -> Shares:
+        """By the name of the estimator, "hec3" or "ho"."""
+        if estimator not in ESTIMATORS:
+            raise InputError(f"expected one of {', '.join(ESTIMATORS)}, got {estimator!r}.")
+        return self.hec3 if estimator == "hec3" else self.ho
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each prediction, estimator and listed example; residuals and leverages as norms and traces."""
+        columns: dict[str, list[Tensor | list[str]]] = {}
+        for name in ESTIMATORS:
+            shares = self.shares(name)
+            m, t = shares.index.shape
+            at = shares.index.reshape(-1)
+            device = at.device
+            rows: dict[str, Tensor | list[str]] = {
+                "prediction": torch.arange(m, device=device).repeat_interleave(t),
+                "estimator": [name] * (m * t),
+                "rank": torch.arange(1, t + 1, device=device).repeat(m),
+                "index": at,
+                "share": shares.share.reshape(-1),
+                "alignment": shares.alignment.reshape(-1),
+                "pull": shares.pull.norm(dim=2).reshape(-1),
+                "residual": self.residuals.norm(dim=1)[at],
+                "loo_residual": self.loo_residuals.norm(dim=1)[at],
+                "leverage": self.leverage.sum(1)[at],
+            }
+            for key, value in rows.items():
+                columns.setdefault(key, []).append(value)
+        return frame(columns)
+
+    def __repr__(self) -> str:
+        """Sizes and medians."""
+        m, t = self.hec3.index.shape
+        explained, effective, gap = (
+            float(values.median()) for values in (self.hec3.explained, self.hec3.effective, self.hec3.gap.abs())
+        )
+        return (
+            f"Attribution({m} predictions, {t} of {len(self.residuals)} training examples each; the listed carry "
+            f"{explained:.0%} of HeC3, effective number {effective:.3g}, gap {gap:.2g}; medians)"
+        )
+
+
+def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool) -> Attribution:
+    """Attribute the variances of one batch; see `Tracer.attribute`."""
+    covariances = fitted.sandwich.predict(inputs).covariances
+    variances = {name: torch.diagonal(covariances[name], dim1=1, dim2=2).sum(1) for name in ESTIMATORS}
+    parts: dict[str, list[Shares]] = {name: [] for name in ESTIMATORS}
+    for where, terms in terms_of(fitted, inputs):
+        for name in ESTIMATORS:
+            parts[name].append(_largest(terms, name, variances[name][where], top, matrix))
+    joined = {name: _join(parts[name]) for name in ESTIMATORS}
+    left_out = fitted.left_out
+    return Attribution(joined["hec3"], joined["ho"], fitted.residuals, left_out.hec3, left_out.leverage)
+
+
+def join(parts: Sequence[Attribution]) -> Attribution:
+    """Several batches as one."""
+    first = parts[0]
+    hec3, ho = _join([part.hec3 for part in parts]), _join([part.ho for part in parts])
+    return Attribution(hec3, ho, first.residuals, first.loo_residuals, first.leverage)
+
+
+def _largest(terms: Terms, name: str, variance: Tensor, top: int, matrix: bool) -> Shares:
+    values: Tensor = getattr(terms, name)
+    total = values.sum(1)
+    shares = values / total.clamp_min(_tiny(total)).unsqueeze(1)
+    share, index = shares.topk(min(top, shares.shape[1]), dim=1)
+    squares = shares.square().sum(1)
+    return Shares(
+        variance=variance,
+        total=total,
+        index=index,
+        share=share,
+        alignment=terms.size.gather(1, index),
+        pull=terms.pull.gather(1, index.unsqueeze(2).expand(-1, -1, terms.pull.shape[2])),
+        effective=torch.where(squares > 0, 1.0 / squares.clamp_min(_tiny(squares)), 0.0),
+        matrix=shares if matrix else None,
+    )
+
+
+def _join(parts: Sequence[Shares]) -> Shares:
+    if len(parts) == 1:
+        return parts[0]
+
+    def cat(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    names = ("variance", "total", "index", "share", "alignment", "pull", "effective")
+    joined = {name: cat(name) for name in names}
+    return Shares(**joined, matrix=None if parts[0].matrix is None else cat("matrix"))
+
+
+def _tiny(values: Tensor) -> float:
+    return torch.finfo(values.dtype).tiny

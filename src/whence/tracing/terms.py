@@ -1,0 +1,71 @@
+"""Variances, example by example: the terms that Ho and HeC3 are sums of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.tangents.batches import Inputs, batch_size, take
+
+from .fitted import Fitted
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every training example adds to the variance of each prediction.
+
+    With alignments a_i = J F_lam^-1 J_i^T, noise covariance Sigma and leave-one-out residuals u_i:
+
+    Attributes:
+        ho: (m, n) trace of a_i Sigma a_i^T.
+        hec3: (m, n) |a_i u_i|^2.
+        size: (m, n) Frobenius norm of a_i.
+        pull: (m, n, k) a_i u_i, which is f(x) - f_(-i)(x): how far the example holds the prediction from where it
+            would be without it.
+    """
+
+    ho: Tensor
+    hec3: Tensor
+    size: Tensor
+    pull: Tensor
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.ho)
+
+
+def terms_of(fitted: Fitted, inputs: Inputs) -> Iterator[tuple[slice, Terms]]:
+    """Yield (which inputs, their terms) for as many inputs of a batch as memory allows at once."""
+    problem = fitted.problem
+    row = 8 * problem.n * (problem.k + 3)
+    most = max(1, int(0.1 * problem.budget.limit) // row)
+    size = batch_size(inputs, "this batch")
+    for low in range(0, size, most):
+        some = take(inputs, slice(low, min(low + most, size)))
+        for where, chunks in fitted.bread.alignments(some):
+            yield slice(low + where.start, low + where.stop), _gather(fitted, chunks, where.stop - where.start)
+
+
+def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int) -> Terms:
+    problem = fitted.problem
+    n, k = problem.n, problem.k
+    ho, hec3, size = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
+    pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
+    noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
+    for where, aligned in chunks:  # (m, k, n, k)
+        size[:, where] = aligned.square().sum((1, 3)).sqrt()
+        shared = noise[0] if len(noise) == 1 else None
+        spread = aligned @ shared if shared is not None else _weighted(aligned, noise[where])
+        ho[:, where] = spread.square().sum((1, 3))
+        moved = _weighted(aligned, left_out[where])
+        hec3[:, where] = moved.square().sum((1, 3))
+        pull[:, where] = moved.sum(3).transpose(1, 2)
+    return Terms(ho, hec3, size, pull)
+
+
+def _weighted(aligned: Tensor, roots: Tensor) -> Tensor:
+    """a_i W_i: (m, k, n, k) with (n, k, q) to (m, k, n, q)."""
+    return torch.einsum("mkni,niq->mknq", aligned, roots)
