@@ -24,7 +24,7 @@ LAYERS = (
     ("report", "plots"),
     ("whence",),
     ("persist",),
-    ("tracer", "api"),
+    ("tracer", "api", "options"),
     ("tracing",),  # below the tracer, which offers it as methods
     ("estimators", "results"),
     ("curvature",),

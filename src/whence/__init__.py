@@ -17,7 +17,7 @@ from .errors import (
     UnsupportedLayerError,
     WhenceError,
 )
-from .likelihoods import Gaussian, Likelihood, one_hot
+from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, one_hot
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
@@ -27,6 +27,8 @@ __all__ = [
     "EKFAC",
     "KFAC",
     "Attribution",
+    "Bernoulli",
+    "Categorical",
     "Core",
     "CorruptArtifactError",
     "Diagnostics",
@@ -37,6 +39,7 @@ __all__ = [
     "InputError",
     "Likelihood",
     "LoaderError",
+    "Noise",
     "NotDeterministicError",
     "RidgePath",
     "ShapeError",

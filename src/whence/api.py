@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -13,8 +11,9 @@ from torch import nn
 from .curvature import EKFAC, KFAC, Bread, Core, Diagonal, Exact, Meats, NewtonStep, Sketch, Structure
 from .errors import InputError
 from .estimators import LeftOut, Weighing
-from .likelihoods import Gaussian, Likelihood
+from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from .memory import Budget
+from .options import check_apart, check_choices, check_path, check_ridge, check_sizes, named
 from .progress import Progress
 from .results import Diagnostics, Finding
 from .tangents.batches import Batches
@@ -24,7 +23,7 @@ from .tangents.linearization import Linearization, linearize
 from .tangents.select import Choice, select
 from .tracer import Tracer
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {"gaussian": Gaussian}
+LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
 STRUCTURES: dict[str, type[Structure]] = {kind.name: kind for kind in (Exact, EKFAC, Core, Sketch, KFAC, Diagonal)}
 
 
@@ -51,15 +50,18 @@ def fit(
 
     Args:
         model: trained network, in evaluation mode, on any device and of any floating dtype.
-        train_loader: gives (inputs, targets), or dicts with the targets under "labels"; can be read again and again.
-        likelihood: the loss it was trained with: "gaussian" (squared error), or a `Likelihood`.
+        train_loader: gives (inputs, targets), (inputs, targets, sample weights), or dicts with the targets under
+            "labels" and perhaps weights under "sample_weight"; can be read again and again.
+        likelihood: the loss it was trained with: "gaussian" (squared error), "categorical" (softmax cross-entropy),
+            "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its own.
         structure: "exact" for small networks; "core" (dense algebra where it matters, honest scale), "ekfac" (the
             paper's, cheapest), "sketch", "kfac" or "diagonal" for large ones; or a `Structure` with options of its own
             such as `whence.Exact(road="dual")`.
         parameters: "all", "last_layer", names or patterns, or a function of name and parameter. What has
             `requires_grad=False` is left out.
-        ridge: lambda on the sum scale, as in "sum of squared errors + lambda ||w||^2"; see
-            `whence.ridge_from_weight_decay`. "loo" takes the one with the smallest leave-one-out error.
+        ridge: lambda on the sum scale, as in "sum of squared errors + lambda ||w||^2" or "sum of cross-entropies +
+            lambda / 2 ||w||^2"; see `whence.ridge_from_weight_decay`. "loo" takes the one with the smallest
+            leave-one-out error (squared error only).
         progress: show a progress line with the time left on anything over a second.
         recenter: use the residuals and predictions of the optimum of the linearized model (the paper's Delta w),
             for networks that were stopped before they converged.
@@ -81,12 +83,13 @@ def fit(
         >>> tracer.predict(x[:3]).hec3.shape
         torch.Size([3, 1])
     """
-    lam = _check_ridge(ridge)
-    loss: Likelihood = _named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
-    chosen: Structure = _named(structure, STRUCTURES, Structure, "structure")
-    _check_choices(noise=(noise, ("mle", "unbiased")), loo=(loo, ("example", "output")))
-    _check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
-    _check_sizes(chunk_size, max_memory)
+    lam = check_ridge(ridge)
+    loss: Likelihood = named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
+    chosen: Structure = named(structure, STRUCTURES, Structure, "structure")
+    check_choices(noise=(noise, ("mle", "unbiased")), loo=(loo, ("example", "output")))
+    check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
+    check_sizes(chunk_size, max_memory)
+    check_apart(loss, loo)
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
     check_model(model)
@@ -111,6 +114,7 @@ def fit(
             progress=bar,
             chunk_size=chunk_size,
         )
+        check_path(problem, lam)
         policy = chosen.policy if leverage == "auto" else leverage
         weights = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, loo == "output")
         bread = chosen.fit(problem, lam, weights.columns)
@@ -129,8 +133,8 @@ def _assemble(
     residuals = weighing.residuals(everything, step.change)
     left_out = weighing.left_out(everything, bread.hats, step.change)
     freedom = bread.degrees_of_freedom if noise == "unbiased" else None
-    sigma, noise_root = problem.likelihood.noise(residuals, problem.outputs, freedom)
-    roots = {"ho": noise_root, **weighing.roots_of(residuals, left_out)}
+    found = problem.noise(residuals, freedom)
+    roots = {"ho": found.roots, **weighing.roots_of(residuals, left_out)}
     sandwich = bread.sandwich(Meats(roots, left_out.hec3))
     return Tracer(
         problem=problem,
@@ -140,7 +144,8 @@ def _assemble(
         left_out=left_out,
         step=step,
         weighing=weighing,
-        sigma=sigma,
+        sigma=found.covariance,
+        noise_scale=found.scale,
         diagnostics=_diagnose(problem, bread, step, left_out, weighing),
         marks=marks,
     )
@@ -149,9 +154,10 @@ def _assemble(
 def _diagnose(
     problem: Linearization, bread: Bread, step: NewtonStep, left_out: LeftOut, weighing: Weighing
 ) -> Diagnostics:
-    numbers = problem.n * problem.k
+    numbers = problem.numbers
     scale = float(problem.residuals.square().mean().sqrt())
-    moved = float(step.change.square().mean().sqrt()) / scale if scale > 0 else 0.0
+    lost = weighing.lost(slice(0, problem.n), step.change)
+    moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
@@ -171,7 +177,7 @@ def _diagnose(
         Finding(
             "Newton change",
             moved,
-            "how far that step would move the training outputs, over the residuals' size (root mean squares)"
+            "how far that step would move the training residuals, over their size (root mean squares)"
             + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not weighing.recenter)),
         ),
         Finding("leverage policy", weighing.policy, ""),
@@ -187,44 +193,3 @@ def _diagnose(
 def _listing(names: Iterable[str], most: int = 6) -> str:
     shown = list(names)
     return ", ".join(shown[:most]) + (f", ... ({len(shown)} tensors)" if len(shown) > most else "")
-
-
-def _check_ridge(ridge: float | str) -> float | None:
-    if isinstance(ridge, str) and ridge == "loo":
-        return None
-    try:
-        value = float(ridge) if not isinstance(ridge, str) else None
-    except (TypeError, ValueError):
-        value = None
-    if value is None:
-        raise InputError(
-            f'expected ridge to be a number or "loo", got {ridge!r}. It is lambda in sum of squared errors + lambda '
-            "||w||^2; see whence.ridge_from_weight_decay."
-        )
-    if not math.isfinite(value) or value < 0:
-        raise InputError(
-            f"expected ridge >= 0 and finite, got {ridge}. It is lambda in sum of squared errors + lambda ||w||^2; "
-            "see whence.ridge_from_weight_decay."
-        )
-    return value
-
-
-def _check_sizes(chunk_size: Any, max_memory: Any) -> None:
-    if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
-        raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
-    if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
-        raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {max_memory!r}.")
-
-
-def _check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
-    for name, (given, allowed) in choices.items():
-        if given not in allowed:
-            raise InputError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {given!r}.")
-
-
-def _named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
-    if isinstance(given, kind):
-        return given
-    if isinstance(given, str) and given in known:
-        return known[given]()
-    raise InputError(f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.")

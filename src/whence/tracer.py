@@ -30,7 +30,8 @@ class Tracer:
     """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.
 
     Attributes:
-        sigma: (k, k) covariance of the residuals.
+        sigma: (k, k) covariance of the residuals, as the likelihood has it.
+        noise_scale: what the inverse curvature is multiplied by in Laplace's reading: noise variance, or dispersion.
         diagnostics: what was approximated, guarded or repaired.
     """
 
@@ -42,6 +43,7 @@ class Tracer:
     step: NewtonStep
     weighing: Weighing
     sigma: Tensor
+    noise_scale: float
     diagnostics: Diagnostics
     marks: Mapping[str, int]
 
@@ -62,8 +64,12 @@ class Tracer:
 
     @property
     def residuals(self) -> Tensor:
-        """(n, k) residuals of the training examples; of the recentered model if it was asked for."""
-        return self.weighing.residuals(slice(0, self.problem.n), self.step.change)
+        """(n, k) residuals of the training examples; of the recentered model if it was asked for.
+
+        Minus the gradient of the loss in the outputs: y - f(x) for squared error, y - p for classes. Sample weights are
+        not in them; an example of weight zero has none.
+        """
+        return self.problem.unweighted(self.weighing.residuals(slice(0, self.problem.n), self.step.change))
 
     @property
     def leverage(self) -> Tensor:
@@ -73,7 +79,7 @@ class Tracer:
     @property
     def loo_residuals(self) -> Tensor:
         """(n, k) residuals each training example would have, had it been left out."""
-        return self.left_out.hec3
+        return self.problem.unweighted(self.left_out.hec3)
 
     def predict(self, x: Any) -> Uncertainty:
         """Predictions with variances, for one batch or for all batches of a loader.
@@ -137,12 +143,11 @@ class Tracer:
         if self.weighing.recenter:
             assert self.step.direction is not None
             mean = mean + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
-        numbers = problem.n * problem.k
-        left = numbers - self.bread.degrees_of_freedom
-        hc1 = numbers / left if left > 0 else float("inf")
-        deletions = numbers if self.weighing.by_output else problem.n
+        left = problem.numbers - self.bread.degrees_of_freedom
+        hc1 = problem.numbers / left if left > 0 else float("inf")
+        deletions = problem.numbers if self.weighing.by_output else problem.counted
         finished = finish(predicted.covariances, predicted.shift, deletions, hc1)
-        finished["laplace"] = finished["laplace"] * problem.likelihood.noise_scale(self.sigma)
+        finished["laplace"] = finished["laplace"] * self.noise_scale
         return mean, finished
 
     def _inputs(self, x: Any) -> Iterator[Inputs]:

@@ -77,12 +77,20 @@ def test_a_data_set_in_place_of_a_loader() -> None:
         fit(mlp(), TensorDataset(*inputs_and_targets()))
 
 
-def test_batches_of_three_parts() -> None:
+def test_two_inputs_and_targets_without_a_tuple() -> None:
     x, y = inputs_and_targets()
     with pytest.raises(
-        whence.InputError, match=r"in batch 0, got tuple of 3\. Several inputs go into a tuple: \(\(a, b\)"
+        whence.ShapeError, match=r"sample weights of shape \(8,\) in batch 0, got \(8, 2\)\..*several inputs go into a"
     ):
         fit(mlp(), [(x, x, y)])
+
+
+def test_batches_of_four_parts() -> None:
+    x, y = inputs_and_targets()
+    with pytest.raises(
+        whence.InputError, match=r"in batch 0, got tuple of 4\. Several inputs go into a tuple: \(\(a, b\)"
+    ):
+        fit(mlp(), [(x, x, x, y)])
 
 
 @pytest.mark.parametrize("change", ["noise", "flip", "order", "targets"])

@@ -32,12 +32,14 @@ class Weighing:
     def residuals(self, where: slice, change: Tensor) -> Tensor:
         """(n, k) residuals after the outputs moved by `change`, if they are to move."""
         given = self.given[where]
-        if not self.recenter:
-            return given
+        return given - self.lost(where, change) if self.recenter else given
+
+    def lost(self, where: slice, change: Tensor) -> Tensor:
+        """L_i times the change of the outputs (n, k): what residuals lose by it, to first order."""
         if self.roots is None:
-            return given - change
+            return change
         roots = self.roots[where]
-        return given - torch.einsum("nkq,nq->nk", roots, torch.einsum("nkq,nk->nq", roots, change))
+        return torch.einsum("nkq,nq->nk", roots, torch.einsum("nkq,nk->nq", roots, change))
 
     def left_out(self, where: slice, hats: Tensor, change: Tensor) -> LeftOut:
         """Leave-one-out residuals."""

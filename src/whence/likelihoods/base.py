@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
+
+from whence.errors import InputError
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The covariance that the model itself gives to the residuals.
+
+    Attributes:
+        covariance: (k, k) mean over the examples.
+        roots: a root of each example's covariance, (n, k, q), or (1, k, q) when all share it.
+        scale: what F_lam^-1 is multiplied by to be the covariance of a posterior: the noise variance of squared error,
+            the dispersion elsewhere.
+    """
+
+    covariance: Tensor
+    roots: Tensor
+    scale: float = 1.0
 
 
 class Likelihood(ABC):
     """The loss a network was trained with, seen from its outputs.
 
-    A likelihood is a small object without state. Subclass it to teach `whence` another loss.
+    A likelihood is a small object without state. Subclass it to teach `whence` another loss: `check_targets`,
+    `residuals` and `hessian_root` are enough for any loss whose noise the model itself fixes, as for counts or classes.
+
+    The loss is a sum over examples, and the objective is loss + lambda / 2 ||w||^2 (for squared error, half of the
+    "sum of squared errors + lambda ||w||^2"). Sample weights are multiplied in by `whence`: no method here sees them.
+
+    Attributes:
+        couples_outputs: whether the loss's Hessian ties the outputs of an example to each other, so that single
+            outputs cannot be left out.
     """
 
     name: ClassVar[str]
+    couples_outputs: ClassVar[bool] = False
 
     @abstractmethod
     def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
@@ -30,23 +59,43 @@ class Likelihood(ABC):
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Minus the gradient of the loss in the outputs, (n, k)."""
 
-    def hessian_root(self, outputs: Tensor) -> Tensor | None:
+    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """A root R (n, k, q) of the loss's Hessian in the outputs, L = R R^T; `None` means the identity."""
         return None
 
-    def noise_scale(self, sigma: Tensor) -> float:
-        """What F_lam^-1 is multiplied by to be the covariance of a posterior: one, unless the noise has a size."""
-        return 1.0
+    def counted(self, targets: Tensor) -> Tensor | None:
+        """(n,) which examples the loss counts, where it leaves some out; `None` for all."""
+        return None
 
-    @abstractmethod
-    def noise(self, residuals: Tensor, outputs: Tensor, degrees_of_freedom: float | None) -> tuple[Tensor, Tensor]:
-        """The model-based covariance of the residuals.
+    def numbers(self, outputs: int) -> int:
+        """How many of an example's k residuals can vary freely."""
+        return outputs
+
+    def noise(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
+    ) -> Noise:
+        """The model-based covariance of the residuals: L_i, as for any likelihood with its natural link.
 
         Args:
-            residuals: (n, k).
+            residuals: (n, k) of the examples that count.
             outputs: (n, k).
+            roots: (n, k, q) roots R_i of the loss's Hessian; `None` for the identity.
             degrees_of_freedom: what the fit used up, for an unbiased estimate; `None` for maximum likelihood.
-
-        Returns:
-            The noise covariance (k, k) and a root of each example's, (n, k, q) or (1, k, q) when all share it.
         """
+        if roots is None:
+            roots = torch.eye(residuals.shape[1], dtype=residuals.dtype, device=residuals.device).unsqueeze(0)
+        return Noise((roots @ roots.transpose(1, 2)).mean(0), roots)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(m, k) probabilities of the classes, where there are classes."""
+        raise InputError(
+            f"expected a likelihood with classes for probabilities, got {self.name!r}. Fit with "
+            'likelihood="categorical" or "bernoulli" if the network was trained with cross-entropy.'
+        )
+
+    def contrasts(self, outputs: Tensor) -> Tensor:
+        """(m, c, k) the difference of outputs that decides for the predicted class, for each of c decisions."""
+        raise InputError(
+            f"expected a likelihood with classes for a margin, got {self.name!r}. Fit with "
+            'likelihood="categorical" or "bernoulli" if the network was trained with cross-entropy.'
+        )

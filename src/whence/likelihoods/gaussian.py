@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whence.errors import InputError, ShapeError, TargetError
 
-from .base import Likelihood
+from .base import Likelihood, Noise
 
 
 class Gaussian(Likelihood):
@@ -43,12 +43,13 @@ class Gaussian(Likelihood):
         """E = y - f(x)."""
         return targets - outputs
 
-    def noise_scale(self, sigma: Tensor) -> float:
-        """The mean noise variance: with a prior of precision lambda / sigma^2 the posterior is sigma^2 F_lam^-1."""
-        return float(sigma.diagonal().mean())
+    def noise(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
+    ) -> Noise:
+        """Sigma = E^T E / n, or its unbiased version E^T E / (n - dof / k).
 
-    def noise(self, residuals: Tensor, outputs: Tensor, degrees_of_freedom: float | None) -> tuple[Tensor, Tensor]:
-        """Sigma = E^T E / n, or its unbiased version E^T E / (n - dof / k)."""
+        The scale is the mean variance: with a prior of precision lambda / sigma^2 the posterior is sigma^2 F_lam^-1.
+        """
         n, k = residuals.shape
         left = n if degrees_of_freedom is None else n - degrees_of_freedom / k
         if left <= 1e-9 * n:
@@ -59,7 +60,7 @@ class Gaussian(Likelihood):
         sigma = residuals.T @ residuals / left
         values, vectors = torch.linalg.eigh(sigma)
         root = vectors * values.clamp_min(0.0).sqrt()
-        return sigma, root.unsqueeze(0)
+        return Noise(sigma, root.unsqueeze(0), float(sigma.diagonal().mean()))
 
 
 def one_hot(labels: Tensor, classes: int, *, on: float = 1.0, off: float = -1.0) -> Tensor:

@@ -15,6 +15,7 @@ from whence.progress import Progress
 
 from .loaders import check_loader, in_order, length
 from .marks import mark
+from .weights import WEIGHT_KEY, check_weights, weights_in
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -30,6 +31,7 @@ class Batch:
     targets: Tensor
     start: int
     size: int
+    weights: Tensor | None = None  # (n,), how much each example counts
 
     @property
     def rows(self) -> slice:
@@ -39,7 +41,7 @@ class Batch:
 
 @dataclass
 class Batches:
-    """Re-iterable batches of (inputs, targets), checked and moved to the model's device.
+    """Re-iterable batches of inputs, targets and perhaps weights, checked and moved to the model's device.
 
     Every pass must give the same examples in the same order, since leverages, residuals and shares are told by
     index; a pass that differs from what was read before raises `LoaderError`.
@@ -84,10 +86,13 @@ class Batches:
                 )
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
-            self._remember(number, tuple(mark(leaf) for leaf in (*tensors_of(inputs), targets)))
+            weights = to_device(weights_in(raw), self.device)
+            if weights is not None:
+                check_weights(weights, size, where)
+            self._remember(number, tuple(mark(leaf) for leaf in (*tensors_of((inputs, weights)), targets)))
             count = number + 1
             if size:
-                yield Batch(inputs, targets, start, size)
+                yield Batch(inputs, targets, start, size, weights)
             start += size
         self._finish(count, start)
 
@@ -128,7 +133,7 @@ class Batches:
 
 
 def split(raw: Any, where: str) -> tuple[Inputs, Any]:
-    """Cut a batch into inputs and targets.
+    """Cut a batch into inputs and targets; weights are left aside.
 
     Examples:
         >>> split({"input_ids": [1], "labels": [0]}, "batch 0")
@@ -141,12 +146,12 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any]:
                 f"expected exactly one of the keys {', '.join(TARGET_KEYS)} in {where}, got the keys "
                 f"{', '.join(sorted(map(str, raw)))}. Rename the key of the targets to 'labels'."
             )
-        return {key: value for key, value in raw.items() if key != keys[0]}, raw[keys[0]]
-    if isinstance(raw, (tuple, list)) and len(raw) == 2:
+        return {key: value for key, value in raw.items() if key not in (keys[0], WEIGHT_KEY)}, raw[keys[0]]
+    if isinstance(raw, (tuple, list)) and len(raw) in (2, 3):
         return _plain(raw[0]), raw[1]
     got = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, (tuple, list)) else type(raw).__name__
     raise InputError(
-        f"expected (inputs, targets) or a dict with labels in {where}, got {got}. "
+        f"expected (inputs, targets), (inputs, targets, weights) or a dict with labels in {where}, got {got}. "
         "Several inputs go into a tuple: ((a, b), targets)."
     )
 
@@ -155,7 +160,7 @@ def without_targets(raw: Any, positional: int = 1) -> Inputs:
     """The inputs of a batch to predict on, whether or not targets came with them.
 
     Args:
-        raw: a tensor, a mapping, a tuple of inputs, or any of them with targets in a pair.
+        raw: a tensor, a mapping, a tuple of inputs, or any of them with targets in a pair, or with weights too.
         positional: how many positional arguments the model takes.
 
     Examples:
@@ -163,10 +168,11 @@ def without_targets(raw: Any, positional: int = 1) -> Inputs:
         ('inputs', ('left', 'right'))
     """
     if isinstance(raw, Mapping):
-        return {key: value for key, value in raw.items() if key not in TARGET_KEYS}
+        return {key: value for key, value in raw.items() if key not in (*TARGET_KEYS, WEIGHT_KEY)}
     if isinstance(raw, (tuple, list)):
         nested = any(isinstance(item, (tuple, list, Mapping)) for item in raw)
-        if len(raw) == 2 and (nested or positional == 1):
+        weighted = len(raw) == 3 and positional != 3
+        if (len(raw) == 2 or weighted) and (nested or positional == 1):
             return _plain(raw[0])
         return tuple(raw)
     return raw

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from whence.errors import ShapeError
-from whence.likelihoods import Likelihood
+from whence.likelihoods import Likelihood, Noise
 from whence.memory import Budget
 from whence.progress import Progress
 
 from .batches import Batch, Batches, check_finite
 from .forward import Network
 from .jacobian import CHUNK_BYTES, Jacobian
+from .losses import Rows, join
 from .select import Selection
 
 CHUNK_SHARE = 0.05
@@ -28,8 +29,10 @@ class Linearization:
 
     Attributes:
         outputs: (n, k) what the network says about the training examples.
-        residuals: (n, k) minus the gradient of the loss in the outputs; y - f(x) for squared error.
-        hessian_roots: (n, k, q) roots of the loss's Hessian in the outputs; `None` for squared error (identity).
+        residuals: (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error.
+        hessian_roots: (n, k, q) roots of the weighted loss's Hessian in the outputs; `None` for squared error
+            (identity).
+        sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
     """
 
     network: Network
@@ -39,6 +42,7 @@ class Linearization:
     outputs: Tensor
     residuals: Tensor
     hessian_roots: Tensor | None
+    sample_weights: Tensor | None
     dtype: torch.dtype
     budget: Budget
     progress: Progress
@@ -53,6 +57,16 @@ class Linearization:
     def k(self) -> int:
         """Number of outputs."""
         return self.outputs.shape[1]
+
+    @property
+    def counted(self) -> int:
+        """Number of training examples that count: those of weight above zero."""
+        return self.n if self.sample_weights is None else int((self.sample_weights > 0).sum())
+
+    @property
+    def numbers(self) -> int:
+        """How many residuals there are that can vary freely: n k for squared error."""
+        return self.counted * self.likelihood.numbers(self.k)
 
     @property
     def device(self) -> torch.device:
@@ -72,6 +86,31 @@ class Linearization:
         """The selected weights, (d,)."""
         return self.selection.weights(self.dtype)
 
+    def unweighted(self, vectors: Tensor) -> Tensor:
+        """(n, k) vectors that hold the sample weights, without them; zero for examples that do not count."""
+        weights = self.sample_weights
+        if weights is None:
+            return vectors
+        return torch.where(weights > 0, 1.0 / weights, 0.0).unsqueeze(1) * vectors
+
+    def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
+        """The noise of the likelihood for weighted residuals (n, k): of each example, its weight times its noise.
+
+        An example of weight w counts as a residual of variance 1 / w, as in weighted least squares.
+        """
+        weights, roots = self.sample_weights, self.hessian_roots
+        if weights is None:
+            return self.likelihood.noise(residuals, self.outputs, roots, degrees_of_freedom)
+        assert roots is not None
+        seen = weights > 0
+        size = weights[seen].sqrt()
+        plain = roots[seen] / size.reshape(-1, 1, 1)
+        scaled = residuals[seen] / size.unsqueeze(1)
+        found = self.likelihood.noise(scaled, self.outputs[seen], plain, degrees_of_freedom)
+        each = residuals.new_zeros(self.n, *found.roots.shape[1:])
+        each[seen] = size.reshape(-1, 1, 1) * found.roots
+        return Noise(found.covariance, each, found.scale)
+
 
 def linearize(
     network: Network,
@@ -85,35 +124,19 @@ def linearize(
     chunk_size: int | None,
 ) -> Linearization:
     """Run the network once over its training data and check everything on the way."""
-    outputs: list[Tensor] = []
-    residuals, roots = [], []
+    rows: list[Rows] = []
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
         with torch.no_grad():
             out = network(batch.inputs, where)
-        if outputs and out.shape[1] != outputs[0].shape[1]:
+        if rows and out.shape[1] != rows[0].outputs.shape[1]:
             raise ShapeError(
-                f"expected {outputs[0].shape[1]} outputs as in batch 0, got {out.shape[1]} in {where}. "
+                f"expected {rows[0].outputs.shape[1]} outputs as in batch 0, got {out.shape[1]} in {where}. "
                 "Wrap the model in a module that returns the same number of outputs for every batch."
             )
         check_finite(out, "outputs of the model", where)
-        out = out.detach().to(dtype)
-        targets = likelihood.check_targets(batch.targets, out, where)
-        outputs.append(out)
-        residuals.append(likelihood.residuals(out, targets))
-        root = likelihood.hessian_root(out)
-        if root is not None:
-            roots.append(root)
+        rows.append(Rows.of(likelihood, out.detach().to(dtype), batch, where))
+    outputs, residuals, roots, weights = join(rows)
     return Linearization(
-        network,
-        selection,
-        batches,
-        likelihood,
-        torch.cat(outputs),
-        torch.cat(residuals),
-        torch.cat(roots) if roots else None,
-        dtype,
-        budget,
-        progress,
-        chunk_size,
+        network, selection, batches, likelihood, outputs, residuals, roots, weights, dtype, budget, progress, chunk_size
     )

@@ -98,7 +98,7 @@ class SpectralBread(Bread):
                 squares.update(gather_meats(self.stream, self.bases, rest).finish()[0])
         else:
             squares, total = gather_meats(self.stream, self.bases, roots).finish()
-        deletions = self.problem.n * roots["hec3"].shape[2]  # whole examples, or their outputs one by one
+        deletions = self.problem.counted * roots["hec3"].shape[2]  # whole examples, or their outputs one by one
         triples = zip(self.bases, squares["hec3"], total, strict=True)
         centred = [centre(basis, one, sums, deletions) for basis, one, sums in triples]
         return SpectralSandwich.make(self, {**ready, **squares, "jackknife": centred})

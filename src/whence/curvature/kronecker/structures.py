@@ -101,7 +101,7 @@ def open_stream(problem: Linearization) -> tuple[LayerStream, list[str]]:
 
 def noise_covariance(problem: Linearization) -> Tensor:
     """(k, k) covariance of the residuals."""
-    return problem.likelihood.noise(problem.residuals, problem.outputs, None)[0]
+    return problem.noise(problem.residuals, None).covariance
 
 
 def eigenbases(

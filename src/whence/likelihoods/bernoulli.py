@@ -1,0 +1,106 @@
+"""Cross-entropy of yes-or-no outputs: one logit, or many that do not exclude each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from whence.errors import ShapeError, TargetError
+
+from .base import Likelihood, Noise
+from .categorical import class_weights
+from .dispersion import Dispersion, check_dispersion, dispersed
+
+
+@dataclass(frozen=True)
+class Bernoulli(Likelihood):
+    """Cross-entropy of sigmoid(f), with the option of `torch.nn.BCEWithLogitsLoss`; sum over outputs.
+
+    With p = sigmoid(f) and targets y the residual is y - p and the Hessian L = diag(p (1 - p)). A weight c of the
+    positive class turns them into c y (1 - p) - (1 - y) p and (c y + 1 - y) p (1 - p).
+
+    Targets are 0 and 1, or probabilities, in the shape of the outputs (or (n,) for a single output).
+
+    Args:
+        pos_weight: of the positive class, one number or one for each output.
+        dispersion: "fixed" takes the model-based variance of the residuals as it is; "pearson" multiplies it by
+            Pearson's estimate, the mean of (y - p)^2 / (p (1 - p)).
+
+    Examples:
+        >>> import torch
+        >>> Bernoulli().residuals(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
+        tensor([[ 0.5000, -0.5000]])
+    """
+
+    name: ClassVar[str] = "bernoulli"
+    pos_weight: float | Sequence[float] | Tensor | None = None
+    dispersion: Dispersion = "fixed"
+
+    def __post_init__(self) -> None:
+        """Refuse options that no data could use; weights become plain numbers."""
+        check_dispersion(self.dispersion)
+        if self.pos_weight is not None:
+            given = [self.pos_weight] if isinstance(self.pos_weight, (int, float)) else self.pos_weight
+            object.__setattr__(self, "pos_weight", class_weights(given, "pos_weight"))
+
+    def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
+        """Targets as floats in the shape of the outputs."""
+        weight = self._positive(outputs)
+        if len(weight) not in (1, outputs.shape[1]):
+            raise ShapeError(
+                f"expected one pos_weight, or one for each of the {outputs.shape[1]} outputs, got {len(weight)} in "
+                "Bernoulli(pos_weight=...)."
+            )
+        flat = targets.unsqueeze(-1) if targets.ndim == 1 and outputs.shape[1] == 1 else targets
+        if flat.shape != outputs.shape:
+            advice = (
+                'For one class an example out of many use likelihood="categorical".'
+                if targets.ndim == 1
+                else "Make the loader, or the model, give the other shape."
+            )
+            raise ShapeError(
+                f"expected targets of shape {tuple(outputs.shape)}, as the model's outputs, got "
+                f"{tuple(targets.shape)} in {where}. {advice}"
+            )
+        wrong = ((flat < 0) | (flat > 1)).any(1)
+        if bool(wrong.any()):
+            at = int(wrong.int().argmax())
+            raise TargetError(
+                f"expected targets between 0 and 1, got {flat[at].tolist()} in {where} (example {at} of the batch). "
+                "Labels -1 and +1 become (labels + 1) / 2."
+            )
+        return flat.to(outputs.dtype)
+
+    def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """C y (1 - p) - (1 - y) p."""
+        return self._positive(outputs) * targets * (-outputs).sigmoid() - (1.0 - targets) * outputs.sigmoid()
+
+    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The square root of (c y + 1 - y) p (1 - p), on the diagonal."""
+        size = self._positive(outputs) * targets + 1.0 - targets
+        return (size * outputs.sigmoid() * (-outputs).sigmoid()).sqrt().diag_embed()
+
+    def noise(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
+    ) -> Noise:
+        """L_i times the dispersion; Pearson's statistic is the sum of r^2 / L."""
+        assert roots is not None
+        terms = (residuals / torch.diagonal(roots, dim1=1, dim2=2)).square()
+        statistic = torch.where(residuals == 0, 0.0, terms).sum()
+        return dispersed(self.dispersion, roots, statistic, residuals.numel(), degrees_of_freedom)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """sigmoid(f)."""
+        return outputs.sigmoid()
+
+    def contrasts(self, outputs: Tensor) -> Tensor:
+        """Each output is a decision of its own, by its distance from zero: (m, k, k)."""
+        return torch.where(outputs < 0, -1.0, 1.0).to(outputs.dtype).diag_embed()
+
+    def _positive(self, outputs: Tensor) -> Tensor:
+        given = (1.0,) if self.pos_weight is None else self.pos_weight
+        return torch.as_tensor(given, dtype=outputs.dtype, device=outputs.device)

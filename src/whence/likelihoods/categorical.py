@@ -1,0 +1,189 @@
+"""Cross-entropy over classes that exclude each other: softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from whence.errors import InputError, ShapeError, TargetError
+
+from .base import Likelihood, Noise
+from .dispersion import Dispersion, check_dispersion, dispersed
+
+NEAR_ONE = 1e-4
+"""Probabilities may miss a sum of one by this much, or by the precision of their dtype."""
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    """Cross-entropy of softmax(f), with the options of `torch.nn.CrossEntropyLoss`.
+
+    With p = softmax(f) and targets y the residual is y - p and the Hessian L = diag(p) - p p^T. Class weights c and
+    smoothed or soft targets turn them into s (y' - p) and s L, with s = sum_c c_c y_c and y' = c y / s.
+
+    Targets are class indices (n,), or probabilities (n, k) that sum to one.
+
+    Args:
+        weight: of each class, as `CrossEntropyLoss(weight=...)`.
+        ignore_index: examples with this class index do not count.
+        label_smoothing: share of the target that is spread evenly over the classes.
+        dispersion: "fixed" takes the model-based variance of the residuals as it is, L_i; "pearson" multiplies it by
+            Pearson's estimate, the mean of (y - p)^2 / p over n (k - 1) numbers.
+
+    Examples:
+        >>> import torch
+        >>> loss = Categorical()
+        >>> targets = loss.check_targets(torch.tensor([1]), torch.zeros(1, 2), "batch 0")
+        >>> loss.residuals(torch.zeros(1, 2), targets)
+        tensor([[-0.5000,  0.5000]])
+    """
+
+    name: ClassVar[str] = "categorical"
+    couples_outputs: ClassVar[bool] = True
+    weight: Sequence[float] | Tensor | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    dispersion: Dispersion = "fixed"
+
+    def __post_init__(self) -> None:
+        """Refuse options that no data could use; weights become plain numbers."""
+        check_dispersion(self.dispersion)
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise InputError(f"expected label_smoothing at least 0 and below 1, got {self.label_smoothing}.")
+        if self.weight is not None:
+            object.__setattr__(self, "weight", class_weights(self.weight, "weight"))
+
+    def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
+        """Targets c y (n, k) with class weights and smoothing; rows of zeros for examples that do not count."""
+        k = outputs.shape[1]
+        if k < 2:
+            raise ShapeError(
+                f"expected at least two outputs for the categorical likelihood, got {k} in {where}. "
+                'For a single logit use likelihood="bernoulli".'
+            )
+        if self.weight is not None and len(self.weight) != k:
+            raise ShapeError(
+                f"expected one class weight for each of the {k} outputs, got {len(self.weight)} in "
+                "Categorical(weight=...)."
+            )
+        if targets.is_floating_point():
+            _check_probabilities(targets, outputs, where)
+            encoded, counts = targets.to(outputs.dtype), None
+        else:
+            counts = targets != self.ignore_index
+            _check_indices(targets, counts, outputs, where)
+            encoded = one_hot(torch.where(counts, targets, 0).long(), k).to(outputs.dtype)
+        if self.label_smoothing:
+            encoded = (1.0 - self.label_smoothing) * encoded + self.label_smoothing / k
+        if self.weight is not None:
+            encoded = encoded * torch.as_tensor(self.weight, dtype=encoded.dtype, device=encoded.device)
+        return encoded if counts is None else encoded * counts.unsqueeze(1)
+
+    def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """C y - s p with s = sum c y."""
+        return targets - targets.sum(1, keepdim=True) * outputs.softmax(1)
+
+    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """R = sqrt(s) (diag(sqrt(p)) - p sqrt(p)^T), for which R R^T = s (diag(p) - p p^T)."""
+        p = outputs.softmax(1)
+        roots = p.sqrt()
+        return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        """Examples whose class is not ignored and has a weight above zero."""
+        counts = targets.sum(1) > 0
+        return None if bool(counts.all()) else counts
+
+    def numbers(self, outputs: int) -> int:
+        """One less than the classes, since residuals sum to zero."""
+        return outputs - 1
+
+    def noise(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
+    ) -> Noise:
+        """L_i times the dispersion. Pearson's statistic is r^T L^-1 r, which is sum r^2 / (s p) as r sums to zero."""
+        assert roots is not None
+        p = outputs.softmax(1)
+        first, second = p.topk(2, dim=1).indices.unbind(1)
+        each = torch.arange(len(p), device=p.device)
+        size = roots[each, second, first].square() / (p[each, second].square() * p[each, first])  # s, from R = -p p^1/2
+        terms = residuals.square() / (size.unsqueeze(1) * p)
+        statistic = torch.where(residuals == 0, 0.0, terms).sum()
+        return dispersed(self.dispersion, roots, statistic, len(p) * self.numbers(p.shape[1]), degrees_of_freedom)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """softmax(f)."""
+        return outputs.softmax(1)
+
+    def contrasts(self, outputs: Tensor) -> Tensor:
+        """The largest output less the second largest: (m, 1, k)."""
+        first, second = outputs.topk(2, dim=1).indices.unbind(1)
+        found = one_hot(first, outputs.shape[1]) - one_hot(second, outputs.shape[1])
+        return found.to(outputs.dtype).unsqueeze(1)
+
+
+def class_weights(given: Sequence[float] | Tensor, name: str) -> tuple[float, ...]:
+    """Weights as plain numbers, checked."""
+    try:
+        weights = torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        weights = torch.tensor(float("nan"))
+    if weights.ndim != 1 or not bool(torch.isfinite(weights).all() & (weights >= 0).all() & (weights > 0).any()):
+        raise InputError(
+            f"expected {name} to be one number for each class, finite, not below zero and not all zero, got {given!r}."
+        )
+    return tuple(weights.tolist())
+
+
+def _check_indices(targets: Tensor, counts: Tensor, outputs: Tensor, where: str) -> None:
+    k = outputs.shape[1]
+    if targets.shape == outputs.shape:
+        raise TargetError(
+            f"expected class indices of shape ({len(outputs)},), got {targets.dtype} of shape {tuple(targets.shape)} "
+            f"in {where}, which looks one-hot. Pass targets.argmax(1); probabilities go in as floats, targets.float()."
+        )
+    if targets.dtype == torch.bool:
+        raise TargetError(
+            f'expected class indices, got torch.bool in {where}. Call .long(), or use likelihood="bernoulli".'
+        )
+    if targets.shape != outputs.shape[:1]:
+        raise ShapeError(
+            f"expected class indices of shape ({len(outputs)},), one for each example, got shape "
+            f"{tuple(targets.shape)} in {where}. Flatten them, for example with targets.squeeze(1)."
+        )
+    wrong = counts & ((targets < 0) | (targets >= k))
+    if bool(wrong.any()):
+        at = int(wrong.int().argmax())
+        raise TargetError(
+            f"expected class indices between 0 and {k - 1}, as the model has {k} outputs, got {int(targets[at])} in "
+            f"{where} (example {at} of the batch). Count classes from 0; examples to leave out carry "
+            "Categorical(ignore_index=...), -100 if not told."
+        )
+
+
+def _check_probabilities(targets: Tensor, outputs: Tensor, where: str) -> None:
+    if targets.ndim == 1:
+        raise TargetError(
+            f"expected class indices as integers, got {targets.dtype} of shape {tuple(targets.shape)} in {where}. "
+            "Call .long() if these are labels; probabilities have the shape of the outputs, "
+            f"{tuple(outputs.shape)}."
+        )
+    if targets.shape != outputs.shape:
+        raise ShapeError(
+            f"expected probabilities of shape {tuple(outputs.shape)}, as the model's outputs, got "
+            f"{tuple(targets.shape)} in {where}. Make the loader, or the model, give the other shape."
+        )
+    off = (targets.sum(1).double() - 1.0).abs()
+    wrong = (off > max(NEAR_ONE, 4 * torch.finfo(targets.dtype).eps)) | (targets < 0).any(1)
+    if bool(wrong.any()):
+        at = int(wrong.int().argmax())
+        raise TargetError(
+            f"expected probabilities that are not below zero and sum to one, got a row with sum "
+            f"{float(targets[at].sum()):.6g} and smallest entry {float(targets[at].min()):.6g} in {where} "
+            f"(example {at} of the batch). Divide each row by its sum, or pass class indices as integers."
+        )

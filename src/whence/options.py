@@ -1,0 +1,74 @@
+"""The options of a fit, checked at the door."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from .errors import InputError
+from .likelihoods import Likelihood
+from .tangents.linearization import Linearization
+
+
+def check_ridge(ridge: float | str) -> float | None:
+    """The ridge as a number, or `None` for "loo"."""
+    if isinstance(ridge, str) and ridge == "loo":
+        return None
+    try:
+        value = float(ridge) if not isinstance(ridge, str) else None
+    except (TypeError, ValueError):
+        value = None
+    if value is None:
+        raise InputError(
+            f'expected ridge to be a number or "loo", got {ridge!r}. It is lambda in sum of squared errors + lambda '
+            "||w||^2; see whence.ridge_from_weight_decay."
+        )
+    if not math.isfinite(value) or value < 0:
+        raise InputError(
+            f"expected ridge >= 0 and finite, got {ridge}. It is lambda in sum of squared errors + lambda ||w||^2; "
+            "see whence.ridge_from_weight_decay."
+        )
+    return value
+
+
+def check_apart(loss: Likelihood, loo: str) -> None:
+    """Raise when outputs are to be left out one by one that cannot be."""
+    if loo == "output" and loss.couples_outputs:
+        raise InputError(
+            f'expected loo="example" with likelihood {loss.name!r}, whose outputs depend on each other, got "output". '
+            "A single class cannot be left out."
+        )
+
+
+def check_path(problem: Linearization, ridge: float | None) -> None:
+    """Raise when the ridge is to be chosen for a loss for which it cannot be."""
+    if ridge is None and problem.hessian_roots is not None:
+        raise InputError(
+            f'expected a number as ridge with likelihood {problem.likelihood.name!r} or sample weights, got "loo", '
+            "which is for squared error without weights. Use whence.ridge_from_weight_decay."
+        )
+
+
+def check_sizes(chunk_size: Any, max_memory: Any) -> None:
+    """Raise unless sizes are sizes."""
+    if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
+        raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
+    if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
+        raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {max_memory!r}.")
+
+
+def check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
+    """Raise unless each option is one of those allowed."""
+    for name, (given, allowed) in choices.items():
+        if given not in allowed:
+            raise InputError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {given!r}.")
+
+
+def named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
+    """An object of a kind, given itself or by its name."""
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, str) and given in known:
+        return known[given]()
+    raise InputError(f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.")
