@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from whence.errors import ShapeError, UncapturedParameterError
+from whence.errors import ShapeError, SingularCurvatureError, UncapturedParameterError
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Kronecker, Tangent
 from whence.tangents.generic import Call
@@ -96,6 +96,13 @@ def gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evid
         found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, allow_unused=True)
     dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
     gradients = dict(zip(parameters, dense, strict=True))
+    for name, gradient in gradients.items():
+        if gradient is not None and not bool(torch.isfinite(gradient).all()):
+            raise SingularCurvatureError(
+                f"expected finite gradients of the outputs in the weights, got NaN or infinity in {name} on the first "
+                "batch. Look for a square root, a logarithm or a norm at zero in the model; gradients of a float16 "
+                "model may overflow: use float32."
+            )
     return Evidence(inputs, outputs.detach(), precision, cotangent, gradients, halves(n).to(outputs.device))
 
 

@@ -85,11 +85,7 @@ def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, 
     the matrix.
     """
     exact = matrix.double()
-    if not bool(torch.isfinite(exact).all()):
-        raise SingularCurvatureError(
-            f"expected a finite factor for {where}, got NaN or infinity. "
-            "The gradients overflow: use a model in float32 instead of float16."
-        )
+    check_factor(exact, where)
     try:
         values, vectors = torch.linalg.eigh(exact)
         if bool(torch.isfinite(vectors).all()):
@@ -116,3 +112,13 @@ def _second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
         torch.from_numpy(values).to(matrix.device).reshape(shape[:-1]),
         torch.from_numpy(vectors).to(matrix.device).reshape(shape),
     )
+
+
+def check_factor(sums: Tensor, where: str) -> None:
+    """Raise when sums over the gradients of the training set are not finite."""
+    if not bool(torch.isfinite(sums).all()):
+        raise SingularCurvatureError(
+            f"expected finite gradients of the outputs in the weights, got NaN or infinity in {where}. Look for a "
+            "square root, a logarithm or a norm at zero in the model; gradients of a float16 model may overflow: use "
+            "float32."
+        )

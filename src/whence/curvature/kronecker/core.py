@@ -66,7 +66,8 @@ class Core(Structure):
         freedom = (ordered / (ordered + lam)).cumsum(0)
         useful = int((ordered > 1e-12 * ordered[0]).sum())
         if self.size is not None:
-            r = min(self.size, useful)
+            # With a ridge, directions that no training example knows count too: predictions may lean on them.
+            r = min(self.size, useful if ridge == 0 else len(ordered))
             problem.budget.require(primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
         else:
             wanted = int(torch.searchsorted(freedom, self.share * freedom[-1])) + 1

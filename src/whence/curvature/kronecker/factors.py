@@ -13,6 +13,9 @@ from .basis import Basis, eigenvectors
 from .rotate import raised
 from .stream import LayerStream
 
+LONGEST_SUM = 8192
+"""Rows whose products are summed in their own precision."""
+
 
 @dataclass
 class Factors:
@@ -87,7 +90,14 @@ class Factors:
 
 
 def _second_moment(rows: Tensor) -> Tensor:
-    return rows.transpose(-1, -2) @ rows
+    """Rows (..., m, i) to (..., i, i), summed in float64 where they are many, or small eigenvalues would drown."""
+    parts = rows.split(LONGEST_SUM, dim=-2)
+    if len(parts) == 1 or rows.dtype == torch.float64:
+        return rows.transpose(-1, -2) @ rows
+    total = torch.zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
+    for part in parts:
+        total += part.transpose(-1, -2) @ part
+    return total
 
 
 def _add(total: Tensor | None, value: Tensor) -> None:

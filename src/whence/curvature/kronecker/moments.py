@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
 
-from .basis import Basis
+from .basis import Basis, check_factor
 from .factors import combine
 from .rotate import energy, raised, rotate, settled
 from .rotated import Factored, Rotated, Sparse
@@ -36,12 +36,13 @@ class Spectrum:
 
     Attributes:
         curvature: s* = sum over examples and outputs of squared gradients.
-        noise: the same with outputs weighted by the noise covariance; `None` where it must be computed apart.
+        noise: the same with outputs weighted by the noise covariance: Sigma for squared error, the loss's own Hessian
+            L_i else.
         score: sum_i J_i^T r_i, shaped as the block's matrix.
     """
 
     curvature: list[Squares]
-    noise: list[Squares] | None
+    noise: list[Squares]
     score: list[Tensor]
 
 
@@ -88,7 +89,7 @@ def gather_squares(stream: LayerStream, bases: Sequence[Basis], noise: Tensor) -
     """One pass: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
-    set of gradients serves both sums.
+    set of gradients serves both sums. With other losses the two are the same, up to a dispersion.
     """
     problem = stream.problem
     roots = problem.hessian_roots
@@ -106,7 +107,9 @@ def gather_squares(stream: LayerStream, bases: Sequence[Basis], noise: Tensor) -
             score[at] += total(combine(tangent, residuals))
             sums[at].add(tangent if roots is None else combine(tangent, roots[where]), weights)
     found = [one.finish() for one in sums]
-    return Spectrum([one[0] for one in found], [one[1] for one in found] if roots is None else None, score)
+    for basis, squares in zip(bases, found, strict=True):
+        check_factor(squares[0].inside, f"the squares of {basis.block.name}")
+    return Spectrum([one[0] for one in found], [one[-1] for one in found], score)
 
 
 class MeatSums:
