@@ -74,21 +74,27 @@ def block_diagonal(bread: Any, matrix: Array) -> Array:
     return sum(matrix * np.outer(block.owned, block.owned) for block in blocks_of(bread))
 
 
-def covariances(bread: Any, meats: dict[str, Array], tangents: Array, ridge: float) -> dict[str, Array]:
-    """J F_lam^-1 M F_lam^-1 J^T for rows M^1/2 (m, d) of each meat, and Laplace's; tangents (m, k, d)."""
-    curved = curvature_of(bread)
-    damped = curved + ridge * np.eye(len(curved))
-    solved = np.stack([np.linalg.solve(damped, one.T).T for one in tangents])
-    found = {name: solved @ diagonal_in_basis(bread, rows) @ solved.transpose(0, 2, 1) for name, rows in meats.items()}
-    return found | {"laplace": tangents @ solved.transpose(0, 2, 1)}
+def covariances(tracer: Any, tangents: Array, test_tangents: Array) -> dict[str, Array]:
+    """J F_lam^-1 M F_lam^-1 J^T, with the diagonal of each meat in the basis for M, and Laplace's."""
+    curved = curvature_of(tracer.bread)
+    damped = curved + tracer.ridge * np.eye(len(curved))
+    solved = np.stack([np.linalg.solve(damped, one.T).T for one in test_tangents])
+    flipped = solved.transpose(0, 2, 1)
+    meats = meats_of(np.asarray(tracer.residuals), np.asarray(tracer.loo_residuals), tangents)
+    found = {name: solved @ diagonal_in_basis(tracer.bread, rows) @ flipped for name, rows in meats.items()}
+    noise = np.diag(oracles.noise_covariance(np.asarray(tracer.residuals))).mean()
+    return found | {"laplace": noise * test_tangents @ flipped}
 
 
-def meats_of(tracer: Any, tangents: Array) -> dict[str, Array]:
+def meats_of(residuals: Array, left_out: Array, tangents: Array) -> dict[str, Array]:
     """Rows J_i^T W_i of each estimator's meat, (m, d)."""
-    residuals, left_out = np.asarray(tracer.residuals), np.asarray(tracer.loo_residuals)
-    root = np.linalg.cholesky(oracles.noise_covariance(residuals) + 1e-14 * np.eye(residuals.shape[1]))
+    n, k = residuals.shape
+    values, vectors = np.linalg.eigh(oracles.noise_covariance(residuals))
+    root = vectors * np.sqrt(values.clip(0))
+    jackknife = np.einsum("ncp,nc->np", tangents, left_out)
     return {
-        "ho": np.einsum("ncp,cq->nqp", tangents, root).reshape(-1, tangents.shape[2]),
+        "ho": np.einsum("ncp,cq->nqp", tangents, root).reshape(n * k, -1),
         "hec0": np.einsum("ncp,nc->np", tangents, residuals),
-        "hec3": np.einsum("ncp,nc->np", tangents, left_out),
+        "hec3": jackknife,
+        "jackknife": np.sqrt((n - 1) / n) * (jackknife - jackknife.mean(0)),
     }

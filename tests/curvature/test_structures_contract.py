@@ -177,13 +177,11 @@ class Scaled(nn.Module):
 @every_structure
 @pytest.mark.parametrize("name", ["mlp", "convolution"])
 def test_scaled_outputs_scale_variances_by_the_square(structure: whence.Structure, name: str) -> None:
-    # J -> s J and e -> s e: with the ridge times s^2 alignments stay, and every variance is multiplied by s^2, except
-    # Laplace's, which supposes noise of variance one.
+    # J -> s J and e -> s e: with the ridge times s^2 alignments stay, and every variance is multiplied by s^2.
     case, s = networks.build(name), 7.0
     other = replace(case, model=Scaled(case.model, s).eval(), targets=s * case.targets)
     one, two = fit(case, structure), fit(other, structure, ridge=0.6 * s**2)
     wanted = {name: s**2 * value for name, value in covariances(one, case.test_inputs).items()}
-    wanted["laplace"] /= s**2
     assert_same(covariances(two, case.test_inputs), wanted)
     np.testing.assert_allclose(two.leverage, one.leverage, rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(two.loo_residuals, s * one.loo_residuals, rtol=1e-8, atol=1e-12)

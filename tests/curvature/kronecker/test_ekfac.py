@@ -65,7 +65,7 @@ def check_predictions(tracer: whence.Tracer, tangents: np.ndarray, inputs: Any, 
     close(bread.hats, np.stack([one @ np.linalg.solve(damped, one.T) for one in tangents]))
     curved = dense.curvature_of(bread)
     assert tracer.degrees_of_freedom == pytest.approx(float(np.trace(np.linalg.solve(damped, curved))), rel=1e-9)
-    wanted = dense.covariances(bread, dense.meats_of(tracer, tangents), test_tangents, tracer.ridge)
+    wanted = dense.covariances(tracer, tangents, test_tangents)
     found = tracer.predict([(inputs, None)] if isinstance(inputs, tuple) else inputs)
     for name, value in wanted.items():
         close(found.covariance(name), value, 1e-7)

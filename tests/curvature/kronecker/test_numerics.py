@@ -1,0 +1,196 @@
+"""Decompositions of rank-deficient factors, sums over a million examples, gradients that are not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from whence.curvature.kronecker import basis
+from whence.curvature.kronecker.basis import eigenvectors
+from whence.curvature.kronecker.factors import Factors
+from whence.tangents.forms import Block, Kronecker, Whole
+
+
+def dead_units(size: int, dead: int, seed: int, rank: int) -> Tensor:
+    """The input factor of a layer that sees `dead` units that are always zero, and a bias."""
+    generator = torch.Generator().manual_seed(seed)
+    live = torch.randn(300, rank, generator=generator) @ torch.randn(rank, size - dead, generator=generator)
+    inputs = torch.zeros(300, size)
+    inputs[:, torch.randperm(size, generator=generator)[: size - dead]] = live.relu()
+    inputs[:, -1] = 1
+    return inputs.double().T @ inputs.double()
+
+
+# On an AVX-512 machine with MKL 2024.2 and one thread, `torch.linalg.eigh` in float32 does not converge on any of these
+# but the second, where it returns NaN without an error; in float64 it does not converge on the last two.
+RANK_DEFICIENT = [
+    (1153, 864, 0, 60),
+    (124, 111, 5, 4),
+    (1025, 922, 0, 26),
+    (300, 270, 0, 8),
+    (384, 345, 4, 10),
+    (384, 345, 11, 10),
+]
+
+
+def check_decomposition(matrix: Tensor, values: Tensor, vectors: Tensor) -> None:
+    size = float(matrix.abs().max())
+    assert bool((values >= 0).all())
+    assert bool((values.diff(dim=-1) >= 0).all())
+    rebuilt = (vectors * values.unsqueeze(-2)) @ vectors.transpose(-1, -2)
+    torch.testing.assert_close(rebuilt, matrix, rtol=0, atol=1e-12 * size)
+    eye = torch.eye(matrix.shape[-1], dtype=torch.float64).expand_as(matrix)
+    torch.testing.assert_close(vectors.transpose(-1, -2) @ vectors, eye, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("recipe", RANK_DEFICIENT, ids=str)
+def test_rank_deficient_factors_are_decomposed(recipe: tuple[int, int, int, int]) -> None:
+    matrix, facts = dead_units(*recipe), list[str]()
+    values, vectors = eigenvectors(matrix, "the input factor of fc", facts)
+    check_decomposition(matrix, values, vectors)
+    assert all("second driver" in fact and "fc" in fact for fact in facts)  # told, if it was needed
+
+
+def test_a_factor_in_single_precision_is_decomposed_in_double() -> None:
+    matrix = dead_units(384, 345, 4, 10).float()
+    values, vectors = eigenvectors(matrix, "here", [])
+    assert values.dtype == vectors.dtype == torch.float64
+    check_decomposition(matrix.double(), values, vectors)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 4, 4), (1, 1)])
+def test_the_second_driver_decomposes_the_same(shape: tuple[int, ...]) -> None:
+    root = torch.randn(*shape, dtype=torch.float64)
+    matrix = root @ root.transpose(-1, -2)
+    values, vectors = basis._second_driver(matrix)
+    check_decomposition(matrix, values, vectors)
+    torch.testing.assert_close(values, torch.linalg.eigh(matrix).eigenvalues, rtol=1e-10, atol=1e-12)
+
+
+def test_the_last_resort_decomposes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: np.ndarray) -> None:
+        raise np.linalg.LinAlgError("Eigenvalues did not converge")
+
+    matrix = torch.stack([dead_units(30, 20, seed, 4) for seed in range(2)])
+    monkeypatch.setattr(np.linalg, "eigh", fails)
+    values, vectors = basis._second_driver(matrix)
+    check_decomposition(matrix, values, vectors)
+
+
+def test_the_second_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, facts = dead_units(30, 20, 0, 4), list[str]()
+
+    def fails(_: Tensor) -> None:
+        raise torch.linalg.LinAlgError("linalg.eigh: The algorithm failed to converge")
+
+    def gives_nan(given: Tensor) -> tuple[Tensor, Tensor]:
+        return given.diagonal(), torch.full_like(given, torch.nan)
+
+    for broken in (fails, gives_nan):
+        monkeypatch.setattr(torch.linalg, "eigh", broken)
+        check_decomposition(matrix, *eigenvectors(matrix, "the input factor of fc", facts))
+    assert facts == ["the eigenvectors of the input factor of fc needed a second driver"] * 2
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_factor_that_is_not_finite_is_refused(value: float) -> None:
+    matrix = torch.eye(3)
+    matrix[1, 1] = value
+    with pytest.raises(whence.SingularCurvatureError, match=r"the input factor of fc.*float32"):
+        eigenvectors(matrix, "the input factor of fc", [])
+
+
+# --- Sums over many examples -----------------------------------------------------------------------------------------
+
+
+def spread_out(small: float) -> Tensor:
+    """A million inputs in float32 whose second moment has eigenvalues 1, 1e-2, 1e-4 and small^2."""
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q
+    sizes = torch.diag(torch.tensor([1.0, 1e-1, 1e-2, small], dtype=torch.float64))
+    return torch.randn(1_000_000, 4, generator=generator) @ (turn @ sizes).T.float()
+
+
+@pytest.mark.parametrize("batch", [1000, 1_000_000])
+def test_sums_over_a_million_examples_keep_small_eigenvalues(batch: int) -> None:
+    inputs = spread_out(1e-3)
+    block = Block("fc", ("fc.weight",), ((2, 4),), "kronecker")
+    factors = Factors.empty(block, 0, torch.device("cpu"))
+    for a in inputs.split(batch):
+        factors.add(Kronecker(block, Whole(a[:, None, None]), Whole(torch.ones(len(a), 1, 1, 1, 2))))
+    assert factors.positions == len(inputs)
+    assert factors.inputs is not None
+    truth = torch.linalg.eigvalsh(inputs.double().T @ inputs.double())
+    assert 0.5e-6 < float(truth[0] / truth[-1]) < 2e-6
+    torch.testing.assert_close(torch.linalg.eigvalsh(factors.inputs[0]), truth, rtol=0.05, atol=0)
+    in_single = torch.linalg.eigvalsh((inputs.T @ inputs).double())
+    assert abs(float(in_single[0] / truth[0]) - 1) > 0.5  # what one product in float32 would have left of it
+
+
+def test_ekfac_measures_eigenvalues_that_its_factors_lose() -> None:
+    # The smallest eigenvalue is 1e-8 of the largest, below what float32 products of one batch resolve, and it is
+    # measured nevertheless, as a sum of squares along its own direction.
+    inputs = spread_out(1e-4)
+    batches = [(a, a[:, :1]) for a in inputs.split(50_000)]
+    truth = torch.linalg.eigvalsh(inputs.double().T @ inputs.double())
+    assert 0.5e-8 < float(truth[0] / truth[-1]) < 2e-8
+    model, structure = nn.Linear(4, 1, bias=False).eval(), whence.EKFAC(tolerance=0.0)
+    tracer = whence.fit(model, batches, structure=structure, ridge=float(truth[0]), progress=False)
+    found = tracer.bread.spectrum.curvature[0].inside.reshape(-1).sort().values
+    torch.testing.assert_close(found, truth, rtol=0.03, atol=0)
+
+
+# --- Gradients that are not finite -----------------------------------------------------------------------------------
+
+STRUCTURES = {
+    "exact, primal": whence.Exact(road="primal"),
+    "exact, dual": whence.Exact(road="dual"),
+    "ekfac": whence.EKFAC(),
+    "kfac": whence.KFAC(),
+    "diagonal": whence.Diagonal(),
+    "core": whence.Core(),
+    "sketch": whence.Sketch(size=8),
+}
+
+
+class Rooted(nn.Module):
+    """Finite everywhere, with an infinite slope where the first input is above 100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = (x[:, :1] <= 100).to(x.dtype)
+        return self.head(torch.sqrt((self.inner(x) * flat).abs()))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES.keys())
+def test_gradients_that_are_not_finite_are_told(structure: whence.Structure) -> None:
+    x = torch.randn(30, 3)
+    x[20, 0] = 1000.0
+    batches = [(part, torch.ones(len(part), 2)) for part in x.split(5)]
+    with pytest.raises(whence.WhenceError, match="NaN or infinity"):
+        whence.fit(Rooted().eval(), batches, structure=structure, progress=False)
+
+
+class Steep(nn.Module):
+    """Small outputs whose gradients in the first layer exceed 65504, the largest number of float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.inner(x) * 2000).sin() * 2000).sin() * 0.1
+
+
+@pytest.mark.parametrize("name", ["ekfac", "kfac", "diagonal", "core", "sketch"])
+def test_gradients_that_overflow_in_half_precision_are_told(name: str) -> None:
+    x = torch.randn(30, 3)
+    with pytest.raises(whence.WhenceError, match=r"NaN or infinity.*float32"):
+        whence.fit(Steep().half().eval(), [(x.half(), torch.ones(30, 2).half())], structure=name, progress=False)
+    whence.fit(Steep().eval(), [(x, torch.ones(30, 2))], structure=name, progress=False)  # the remedy works
