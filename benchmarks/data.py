@@ -7,6 +7,7 @@ and B-G differenced along rows and columns modulo 256, and `labels.npy`) and `ca
 from __future__ import annotations
 
 import gzip
+import itertools
 import lzma
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -60,10 +61,11 @@ def read_digits(folder: Path, name: str) -> Split:
     return Split((parts[0] - mean) / std, parts[1], (parts[2] - mean) / std, parts[3])
 
 
-def read_cifar(folder: Path, batches: int = 5) -> Split:
-    """CIFAR-10, images (n, 3, 32, 32) standardised a channel; `batches` of 10,000 training images."""
+def read_cifar(folder: Path) -> Split:
+    """CIFAR-10, images (n, 3, 32, 32) standardised a channel; the first batches of 10,000 that are there."""
     home = folder / "cifar-10"
-    names = [f"data_batch_{number}" for number in range(1, batches + 1)] + ["test_batch"]
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    names = [*itertools.takewhile(lambda name: (home / f"{name}.res.xz").exists(), names), "test_batch"]
     with ThreadPoolExecutor(len(names)) as threads:
         images = list(threads.map(lambda name: _read_residuals(home / f"{name}.res.xz"), names))
     labels = torch.from_numpy(np.load(home / "labels.npy").astype(np.int64))

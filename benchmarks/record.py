@@ -20,7 +20,7 @@ def surroundings(commit: str | None = None) -> dict[str, Any]:
     """Versions, hardware, threads, commit, and the command line."""
     found: dict[str, Any] = {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).stem, *sys.argv[1:]]),
+        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *map(_short, sys.argv[1:])]),
         "commit": commit or _commit(),
         "whence": whence.__version__,
         "torch": torch.__version__,
@@ -33,6 +33,11 @@ def surroundings(commit: str | None = None) -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = torch.version.cuda
     return found
+
+
+def _short(argument: str) -> str:
+    """Folders of this machine tell nobody anything."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _commit() -> str:

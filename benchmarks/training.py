@@ -39,7 +39,7 @@ def train(
     network.train()
     for _ in range(epochs):
         for chosen in torch.randperm(len(inputs), generator=draw).to(inputs.device).split(batch):
-            some = _augment(inputs[chosen], draw) if flips else inputs[chosen]
+            some = augment(inputs[chosen], draw) if flips else inputs[chosen]
             loss = F.mse_loss(network(some), targets[chosen], reduction="sum") / len(chosen)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -50,7 +50,8 @@ def train(
     return network.eval()
 
 
-def _augment(images: Tensor, draw: torch.Generator) -> Tensor:
+def augment(images: Tensor, draw: torch.Generator) -> Tensor:
+    """Mirror a batch of images, or not, and shift it by up to four pixels."""
     if torch.rand((), generator=draw) < 0.5:
         images = images.flip(3)
     down, right = torch.randint(0, 9, (2,), generator=draw).tolist()

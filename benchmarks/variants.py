@@ -26,12 +26,13 @@ OPTIONS = ("leverage", "loo", "noise", "recenter", "chunk_size", "parameters")
 
 @dataclass(frozen=True)
 class Variant:
-    """A structure with its options, those of `fit`, and whether products may use TF32."""
+    """A structure with its options, those of `fit`, and in what precision products and the network compute."""
 
     name: str
     structure: whence.Structure
     options: dict[str, Any] = field(default_factory=dict)
     tf32: bool = False
+    bfloat16: bool = False
 
 
 def parse(text: str) -> Variant:
@@ -41,9 +42,9 @@ def parse(text: str) -> Variant:
         raise SystemExit(f"expected one of {', '.join(KINDS)} before the colon, got {text!r}.")
     given = dict(part.split("=", 1) for part in rest.split(",") if part)
     values = {key: _literal(value) for key, value in given.items()}
-    tf32 = bool(values.pop("tf32", False))
+    tf32, half = bool(values.pop("tf32", False)), bool(values.pop("bfloat16", False))
     options = {key: values.pop(key) for key in OPTIONS if key in values}
-    return Variant(text, KINDS[kind](**values), options, tf32)
+    return Variant(text, KINDS[kind](**values), options, tf32, half)
 
 
 def _literal(text: str) -> Any:
