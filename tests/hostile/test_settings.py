@@ -48,8 +48,11 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-@pytest.mark.parametrize("road", ["primal", "dual", "matrix_free"])
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("setting", "road"),
+    [(setting, road) for setting in SETTINGS for road in ("primal", "dual")]
+    + [("another default device", "matrix_free"), ("float16 by default", "matrix_free")],
+)
 def test_settings_change_no_number(setting: str, road: Any) -> None:
     x, _ = inputs_and_targets()
     model, data = mlp(), batches()
