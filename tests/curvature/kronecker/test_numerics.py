@@ -125,7 +125,7 @@ def test_sums_over_a_million_examples_keep_small_eigenvalues(batch: int) -> None
     assert factors.inputs is not None
     truth = torch.linalg.eigvalsh(inputs.double().T @ inputs.double())
     assert 0.5e-6 < float(truth[0] / truth[-1]) < 2e-6
-    torch.testing.assert_close(torch.linalg.eigvalsh(factors.inputs[0]), truth, rtol=0.05, atol=0)
+    torch.testing.assert_close(torch.linalg.eigvalsh(factors.inputs[0]), truth, rtol=0.1, atol=0)
     in_single = torch.linalg.eigvalsh((inputs.T @ inputs).double())
     assert abs(float(in_single[0] / truth[0]) - 1) > 0.5  # what one product in float32 would have left of it
 
