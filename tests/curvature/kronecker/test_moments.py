@@ -1,0 +1,184 @@
+"""Sums over tangents in any form against the same sums over the gradients themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence.curvature.kronecker.basis import Basis
+from whence.curvature.kronecker.factors import Factors, combine
+from whence.curvature.kronecker.moments import Sums, along, examples_of, total
+from whence.curvature.kronecker.rotate import energy, settled
+from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
+
+CPU = torch.device("cpu")
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def kronecker(n: int, c: int, e: int, t: int, o: int, i: int) -> Kronecker:
+    block = Block("w", ("w", "b"), ((e * o, i), (e * o,)), "kronecker", e)
+    return Kronecker(block, Whole(normal(n, e, t, i), ones=True), Whole(normal(n, c, e, t, o, seed=1)))
+
+
+def rows(n: int, c: int, *, weighted: bool) -> Rows:
+    index = torch.randint(0, 5, (n, 4), generator=torch.Generator().manual_seed(n))
+    weights = normal(n, 4, seed=2) if weighted else None
+    return Rows(Block("e", ("e",), ((5, 3),), "rows"), index, normal(n, c, 4, 3), weights)
+
+
+def bare(n: int, c: int) -> Dense:
+    return Dense(Block("p", ("p", "q"), ((2, 3), (4,)), "dense"), normal(n, c, 10))
+
+
+TANGENTS: dict[str, Callable[[int], Tangent]] = {
+    "linear": lambda c: kronecker(6, c, 1, 1, 4, 3),
+    "linear, groups": lambda c: kronecker(6, c, 3, 1, 2, 3),
+    "positions": lambda c: kronecker(6, c, 1, 5, 4, 3),
+    "positions, groups": lambda c: kronecker(6, c, 2, 2, 4, 3),
+    "rows": lambda c: rows(6, c, weighted=False),
+    "rows, weighted": lambda c: rows(6, c, weighted=True),
+    "dense": lambda c: bare(6, c),
+}
+every_tangent = pytest.mark.parametrize("make", TANGENTS.values(), ids=TANGENTS.keys())
+every_count = pytest.mark.parametrize("count", [1, 3])
+
+
+def same(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+
+
+def corner(block: Block, keep: float) -> Basis:
+    """Some orthonormal columns of each side."""
+
+    def columns(*shape: int) -> Tensor:
+        return torch.linalg.qr(normal(*shape, shape[-1])).Q[..., : max(1, int(keep * shape[-1]))].contiguous()
+
+    if block.kind == "kronecker":
+        e, o, i = block.matrix_shape
+        return Basis(block, columns(e, i), columns(e, o))
+    if block.kind == "rows":
+        return Basis(block, outputs=columns(1, block.matrix_shape[1]))
+    return Basis(block, inputs=columns(block.numel))
+
+
+@every_tangent
+@every_count
+def test_sums_of_tangents_are_sums_of_gradients(make: Callable[[int], Tangent], count: int) -> None:
+    tangent = make(count)
+    phi = tangent.materialize()  # (n, c, *shape)
+    flat = phi.flatten(2)
+    assert examples_of(tangent) == 6
+    same(energy(tangent), flat @ flat.transpose(1, 2))
+    same(total(tangent), phi.sum((0, 1)))
+    direction = normal(*phi.shape[2:], seed=3)
+    same(along(tangent, direction), flat @ direction.reshape(-1))
+    weights = normal(6, count, 4, seed=4)
+    mixed = combine(tangent, weights)
+    same(mixed.materialize(), torch.einsum("nc...,ncq->nq...", phi, weights))
+    same(settled(tangent, Basis(tangent.block)).materialize(), phi)
+    same(settled(tangent, corner(tangent.block, 0.6)).materialize(), phi)
+
+
+@every_tangent
+@every_count
+@pytest.mark.parametrize("keep", [1.0, 0.6])
+def test_squares_inside_and_outside_a_corner(make: Callable[[int], Tangent], count: int, keep: float) -> None:
+    tangent = make(count)
+    basis = corner(tangent.block, keep)
+    sums = Sums(basis, 2, CPU)
+    weights = normal(2, count, seed=5).abs()
+    for _ in range(2):
+        sums.add(tangent, weights)
+    phi = tangent.materialize()
+    inside = basis.into(phi)  # (n, c, *shape)
+    lengths = 2 * torch.einsum("qc,nc->q", weights, phi.flatten(2).square().sum(2))
+    for found, row, length in zip(sums.finish(), weights, lengths, strict=True):
+        wanted = 2 * torch.einsum("c,nc...->...", row, inside.square())
+        same(found.inside, wanted)
+        assert (basis.outside > 0) == (found.outside > 0)
+        assert found.outside * basis.outside == pytest.approx(float(length - wanted.sum()), abs=1e-9)
+
+
+@every_tangent
+@pytest.mark.parametrize("keep", [1.0, 0.6])
+def test_single_cotangents_have_a_way_of_their_own(make: Callable[[int], Tangent], keep: float) -> None:
+    tangent = make(1)
+    basis = corner(tangent.block, keep)
+    sums, weights = Sums(basis, 3, CPU), normal(6, 3, seed=6).abs()
+    if not sums.add_single(tangent, weights):
+        assert not sums.inside.any()
+        return
+    wanted = Sums(basis, 3, CPU)
+    scaled = combine(tangent, weights.sqrt().unsqueeze(1))  # (n, 1, q)
+    wanted.add(scaled, torch.eye(3, dtype=torch.float64))
+    for one, two in zip(sums.finish(), wanted.finish(), strict=True):
+        same(one.inside, two.inside)
+        assert one.outside == pytest.approx(two.outside)
+
+
+# --- Factors ---------------------------------------------------------------------------------------------------------
+
+
+@every_tangent
+def test_factors_are_second_moments_of_inputs_and_gradients(make: Callable[[int], Tangent]) -> None:
+    tangent = make(2)
+    factors = Factors.empty(tangent.block, 100, CPU)
+    for _ in range(3):
+        factors.add(tangent)
+    if isinstance(tangent, Kronecker):
+        a, g = tangent.inputs(), tangent.grads()
+        same(factors.inputs, 3 * torch.einsum("neti,netj->eij", a, a))
+        same(factors.outputs, 3 * torch.einsum("nceto,ncetp->eop", g, g))
+        assert factors.positions == 3 * 6 * a.shape[2]
+    elif isinstance(tangent, Dense):
+        same(factors.inputs, 3 * torch.einsum("ncp,ncq->pq", tangent.values, tangent.values))
+        assert factors.outputs is None
+    else:
+        phi = tangent.materialize()
+        same(factors.outputs, 3 * torch.einsum("ncvd,ncve->de", phi, phi).unsqueeze(0))
+        assert factors.inputs is None
+
+
+@every_tangent
+def test_weighted_factors_are_second_moments_of_whole_gradients(make: Callable[[int], Tangent]) -> None:
+    tangent = make(2)
+    factors = Factors.empty(tangent.block, 100, CPU)
+    factors.add_weighted(tangent)
+    if isinstance(tangent, Kronecker):
+        phi = tangent.materialize()
+        same(factors.inputs, torch.einsum("nceoi,nceoj->eij", phi, phi))
+        same(factors.outputs, torch.einsum("nceoi,ncepi->eop", phi, phi))
+
+
+def test_large_dense_blocks_get_no_matrix() -> None:
+    tangent = bare(3, 2)
+    assert Factors.empty(tangent.block, 10, CPU).inputs is not None
+    factors = Factors.empty(tangent.block, 9, CPU)
+    factors.add(tangent)
+    basis, spectrum = factors.basis([])
+    assert factors.inputs is None
+    assert basis.inputs is None
+    assert spectrum is None
+
+
+@every_tangent
+def test_eigenbases_diagonalise_their_factors(make: Callable[[int], Tangent]) -> None:
+    tangent = make(2)
+    factors = Factors.empty(tangent.block, 100, CPU)
+    factors.add(tangent)
+    basis, spectrum = factors.basis([])
+    for factor, vectors in ((factors.inputs, basis.inputs), (factors.outputs, basis.outputs)):
+        if factor is not None and vectors is not None:
+            turned = vectors.transpose(-1, -2) @ factor @ vectors
+            same(turned, torch.diag_embed(torch.diagonal(turned, dim1=-2, dim2=-1)))
+    if isinstance(tangent, Kronecker):
+        assert spectrum is not None
+        # The trace of A (x) B over the number of positions.
+        a, g = torch.einsum("eii->e", factors.inputs), torch.einsum("eoo->e", factors.outputs)
+        same(spectrum.sum((1, 2)), a * g / factors.positions)
