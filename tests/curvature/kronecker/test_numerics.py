@@ -143,6 +143,24 @@ def test_ekfac_measures_eigenvalues_that_its_factors_lose() -> None:
     torch.testing.assert_close(found, truth, rtol=0.03, atol=0)
 
 
+@pytest.mark.parametrize("ridge", [10.0, 1e-2, 1e-5, 1e-8])
+@pytest.mark.parametrize("structure", [whence.EKFAC(), whence.EKFAC(tolerance=0.05), whence.KFAC()], ids=str)
+def test_single_precision_serves_at_any_ridge(structure: whence.Structure, ridge: float) -> None:
+    # 1 / (s + lambda) ranges over ten decades; nothing that matters may be the difference of two large numbers.
+    x = torch.randn(60, 20, dtype=torch.float64) * torch.logspace(1, -2, 20)
+    y = torch.randn(60, 2, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 2)).double().eval()
+    exact = whence.fit(model, [(x, y)], structure=structure, ridge=ridge, progress=False)
+    wanted = exact.predict(x[:20])
+    found = whence.fit(model.float(), [(x.float(), y.float())], structure=structure, ridge=ridge, progress=False)
+    got = found.predict(x[:20].float())
+    assert bool((torch.diagonal(found.bread.hats, dim1=1, dim2=2) > 0).all())
+    torch.testing.assert_close(found.leverage, exact.leverage, rtol=5e-3, atol=0)
+    for name in ("ho", "hec0", "laplace"):
+        torch.testing.assert_close(got.variance(name), wanted.variance(name), rtol=5e-3, atol=0)
+    torch.testing.assert_close(got.hec3, wanted.hec3, rtol=2e-2, atol=0)
+
+
 # --- Gradients that are not finite -----------------------------------------------------------------------------------
 
 STRUCTURES = {
