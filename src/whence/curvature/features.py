@@ -75,7 +75,7 @@ class TrainingRows:
     def curved(self, where: slice, rows: Tensor) -> Tensor:
         """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
         roots = self.problem.hessian_roots
-        return rows if roots is None else roots[where].transpose(1, 2) @ rows
+        return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
 
 
 def check_gradients(rows: Tensor, start: int) -> None:

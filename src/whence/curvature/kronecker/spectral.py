@@ -88,7 +88,7 @@ class SpectralBread(Bread):
         roots = dict(meats.roots)
         ready: dict[str, list[Squares]] = {}
         scale = self._noise_scale(roots.get("ho"))
-        if scale is not None and self.spectrum.noise is not None:
+        if scale is not None:
             ready["ho"] = [Squares(scale * one.inside, scale * one.outside) for one in self.spectrum.noise]
             del roots["ho"]
         if self._meats is not None:
@@ -126,7 +126,12 @@ class SpectralBread(Bread):
 
     def _noise_scale(self, root: Tensor | None) -> float | None:
         """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
-        if root is None or len(root) != 1:
+        given = self.problem.hessian_roots
+        if root is not None and given is not None and root.shape == given.shape:
+            times = float(root.norm() / given.norm().clamp_min(torch.finfo(root.dtype).tiny))
+            near = max(1e-9, 16 * torch.finfo(root.dtype).eps)
+            return times**2 if torch.allclose(root, times * given, rtol=near, atol=1e-3 * near * times) else None
+        if root is None or given is not None or len(root) != 1:
             return None
         wanted = (root @ root.transpose(1, 2))[0]
         size = float(self.noise.diagonal().sum())

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from whence.curvature.base import Structure, Weigh
@@ -100,7 +101,9 @@ def open_stream(problem: Linearization) -> tuple[LayerStream, list[str]]:
 
 
 def noise_covariance(problem: Linearization) -> Tensor:
-    """(k, k) covariance of the residuals."""
+    """(k, k) covariance of the residuals, for squared error; other losses bring their own for each example."""
+    if problem.hessian_roots is not None:
+        return torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
     return problem.noise(problem.residuals, None).covariance
 
 
