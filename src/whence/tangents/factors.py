@@ -52,7 +52,10 @@ class Whole:
         linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
         # With one group, a batched product would copy the basis for every example.
         one, values = basis.shape[0] == 1, self.values.to(basis.dtype)
-        projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
+        if one and lies_transposed(values):
+            projected = (linear[0].T @ values.squeeze(-3).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-3)
+        else:
+            projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
         return projected if constant is None else projected + constant
 
 
@@ -91,11 +94,11 @@ class Stacked:
 
     def tensor(self) -> Tensor:
         """All parts."""
-        return torch.cat([part.tensor() for part in self.parts], 1)
+        return join([part.tensor() for part in self.parts])
 
     def project(self, basis: Tensor) -> Tensor:
         """All parts, each projected before they are put together."""
-        return torch.cat([part.project(basis) for part in self.parts], 1)
+        return join([part.project(basis) for part in self.parts])
 
 
 @dataclass(frozen=True)
@@ -119,3 +122,15 @@ class Padded:
     def project(self, basis: Tensor) -> Tensor:
         """Only the rows of the basis that meet the part."""
         return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])
+
+
+def lies_transposed(values: Tensor) -> bool:
+    """Whether the last two axes lie in memory in the other order, as positions and channels of an image do."""
+    return values.shape[-1] > 1 and values.shape[-2] > 1 and values.stride(-1) > values.stride(-2)
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """Put (n, c, e, t, o) together along c, in the order of memory they have: turning them round costs a slow copy."""
+    if not lies_transposed(parts[0]):
+        return torch.cat(parts, 1)
+    return torch.cat([part.transpose(-1, -2) for part in parts], 1).transpose(-1, -2)

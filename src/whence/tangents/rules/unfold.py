@@ -50,16 +50,17 @@ class Windows:
             return images
         return F.pad(images, [side for pad in reversed(self.padding) for side in pad])
 
-    def unfold(self, images: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+    def unfold(self, images: Tensor, counts: Sequence[int] | None = None, ones: bool = False) -> Tensor:
         """Take out all windows: (b, channels, *sizes) to (b, e, i, t), one strided copy.
 
         Args:
             images: The images.
             counts: Number of windows to take along each axis, if not all.
+            ones: Whether a row of ones is appended to i.
         """
         b, channels = images.shape[:2]
         counts = counts or self.count(images.shape[2:])
-        if self.pointwise:
+        if self.pointwise and not ones:
             return images.reshape(b, self.groups, channels // self.groups, -1)
         images = self.padded(images)
         steps = images.stride()[2:]
@@ -71,7 +72,14 @@ class Windows:
                 *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
             ),
         )
-        return view.reshape(b, self.groups, -1, torch.Size(counts).numel())
+        t = torch.Size(counts).numel()
+        if not ones:
+            return view.reshape(b, self.groups, -1, t)
+        inner = (channels // self.groups, *self.kernel)
+        found = images.new_empty(b, self.groups, torch.Size(inner).numel() + 1, t)
+        found[:, :, -1] = 1.0
+        found[:, :, :-1].unflatten(3, tuple(counts)).unflatten(2, inner).copy_(view.unflatten(1, (self.groups, -1)))
+        return found
 
     def convolve(self, images: Tensor, kernels: Tensor, offsets: Tensor | None) -> Tensor:
         """Convolve with kernels (e, i, r) of this geometry: the projected windows, (b, e, r, t)."""
@@ -120,11 +128,7 @@ class Unfolded:
     def tensor(self) -> Tensor:
         """The windows, and the column of ones."""
         flat = self.images.flatten(0, -self.windows.dims - 2)
-        windows = self.windows.unfold(flat, self.counts)  # (b, e, i, t)
-        if self.ones:
-            one = windows.new_ones(()).expand(*windows.shape[:2], 1, windows.shape[3])
-            windows = torch.cat([windows, one], 2)
-        return self._arrange(windows)
+        return self._arrange(self.windows.unfold(flat, self.counts, self.ones))  # from (b, e, i, t)
 
     def project(self, basis: Tensor) -> Tensor:
         """A convolution with the columns of the basis as kernels: the windows are never built."""
