@@ -64,6 +64,11 @@ class Linearization:
         return self.n if self.sample_weights is None else int((self.sample_weights > 0).sum())
 
     @property
+    def total_weight(self) -> float:
+        """Sum of the sample weights: n where all count one."""
+        return float(self.n if self.sample_weights is None else self.sample_weights.sum())
+
+    @property
     def numbers(self) -> int:
         """How many residuals there are that can vary freely: n k for squared error."""
         return self.counted * self.likelihood.numbers(self.k)

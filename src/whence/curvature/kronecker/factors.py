@@ -24,13 +24,13 @@ class Factors:
     Attributes:
         inputs: (e, i, i) of a kronecker block, (p, p) of a dense one; `None` where there is none.
         outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
-        positions: number of (example, position) pairs summed.
+        positions: number of (example, position) pairs summed, counted by the weights of the examples.
     """
 
     block: Block
     inputs: Tensor | None
     outputs: Tensor | None
-    positions: int = 0
+    positions: float = 0.0
 
     @classmethod
     def empty(cls, block: Block, largest_exact: int, device: torch.device) -> Factors:
@@ -48,11 +48,13 @@ class Factors:
         exact = block.numel <= largest_exact
         return cls(block, zeros(block.numel, block.numel) if exact else None, None)
 
-    def add(self, tangent: Tangent) -> None:
-        """Count one piece of the training set."""
+    def add(self, tangent: Tangent, weights: Tensor | None = None) -> None:
+        """Count one piece of the training set; gradients hold the roots of the examples' weights (n,) already."""
+        share = 1.0 if weights is None or not len(weights) else float(weights.mean())
         if isinstance(tangent, Kronecker):
             a, g = raised(tangent.inputs()), raised(tangent.grads())
-            self.positions += tangent.examples * tangent.positions
+            self.positions += share * tangent.examples * tangent.positions
+            a = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
             _add(self.inputs, _second_moment(a.transpose(0, 1).flatten(1, 2)))
             _add(self.outputs, _second_moment(g.permute(2, 0, 1, 3, 4).flatten(1, 3)))
         elif isinstance(tangent, Dense):
@@ -60,7 +62,7 @@ class Factors:
                 _add(self.inputs, _second_moment(raised(tangent.values).flatten(0, 1)))
         else:
             values = raised(tangent.aggregate().values)
-            self.positions += tangent.index.numel()
+            self.positions += share * tangent.index.numel()
             _add(self.outputs, _second_moment(values.flatten(0, 1)).unsqueeze(0))
 
     def add_weighted(self, tangent: Tangent) -> None:
@@ -83,7 +85,7 @@ class Factors:
         if self.outputs is not None:
             above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", facts)
         if above is not None and below is not None:
-            spectrum = above.unsqueeze(-1) * below.unsqueeze(-2) / max(self.positions, 1)
+            spectrum = above.unsqueeze(-1) * below.unsqueeze(-2) / (self.positions or 1.0)
         elif below is not None:
             spectrum = below
         return Basis(self.block, inputs, outputs), spectrum
@@ -135,7 +137,8 @@ def gather_factors(
     for where, tangents in stream.read("Kronecker factors", stream.identity(), problem.k):
         for at, tangent in enumerate(tangents):
             roots = problem.hessian_roots
-            plain[at].add(tangent if roots is None else combine(tangent, roots[where]))
+            weights = None if problem.sample_weights is None else problem.sample_weights[where]
+            plain[at].add(tangent if roots is None else combine(tangent, roots[where]), weights)
             if residual_weighted:
                 weighted[at].add_weighted(combine(tangent, problem.residuals[where].unsqueeze(2)))
     return plain, weighted if residual_weighted else None

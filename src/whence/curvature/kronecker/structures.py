@@ -116,7 +116,7 @@ def eigenbases(
     bases, products = [], []
     for one in factors:
         basis, product = one.basis(facts)
-        bases.append(cut(basis, product, one.positions / stream.problem.n, ridge, tolerance).to(precision))
+        bases.append(cut(basis, product, one.positions / stream.problem.total_weight, ridge, tolerance).to(precision))
         products.append(product)
     facts += describe_blocks(stream, largest_exact)
     kept = sum(math.prod(basis.shape) for basis in bases)
