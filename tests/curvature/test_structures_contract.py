@@ -28,7 +28,6 @@ EXACT: dict[str, whence.Structure] = {
 }
 DENSE: dict[str, whence.Structure] = {
     "core": whence.Core(size=12),
-    "core, everything": whence.Core(size=10_000),
     "sketch": whence.Sketch(size=20),
 }
 SPECTRAL: dict[str, whence.Structure] = {
@@ -120,7 +119,7 @@ def test_batches_and_chunks_do_not_matter(structure: whence.Structure) -> None:
     cases = {name: networks.build(name) for name in ("mlp", "convolution", "embedding")}
     whole = {name: fit(case, structure, batch=networks.EXAMPLES) for name, case in cases.items()}
 
-    @settings(max_examples=6)
+    @settings(max_examples=4)
     @given(st.sampled_from(list(cases)), st.integers(1, 11), st.integers(1, 4), st.one_of(st.none(), st.integers(1, 5)))
     def holds(name: str, batch: int, test_batch: int, chunk: int | None) -> None:
         case = cases[name]
@@ -175,10 +174,9 @@ class Scaled(nn.Module):
 
 
 @every_structure
-@pytest.mark.parametrize("name", ["mlp", "convolution"])
-def test_scaled_outputs_scale_variances_by_the_square(structure: whence.Structure, name: str) -> None:
+def test_scaled_outputs_scale_variances_by_the_square(structure: whence.Structure) -> None:
     # J -> s J and e -> s e: with the ridge times s^2 alignments stay, and every variance is multiplied by s^2.
-    case, s = networks.build(name), 7.0
+    case, s = networks.build("convolution"), 7.0
     other = replace(case, model=Scaled(case.model, s).eval(), targets=s * case.targets)
     one, two = fit(case, structure), fit(other, structure, ridge=0.6 * s**2)
     wanted = {name: s**2 * value for name, value in covariances(one, case.test_inputs).items()}
@@ -292,7 +290,7 @@ def test_policies_are_at_anyones_choice(structure: whence.Structure) -> None:
 
 
 @every_structure
-@pytest.mark.parametrize("name", ["mlp", "norms", "embedding"])
+@pytest.mark.parametrize("name", ["norms", "embedding"])
 def test_recentring_moves_along_the_newton_step(structure: whence.Structure, name: str) -> None:
     case = networks.build(name)
     plain, moved = fit(case, structure), fit(case, structure, recenter=True)
@@ -320,12 +318,13 @@ def in_precision(case: networks.Case, dtype: torch.dtype) -> networks.Case:
     return replace(case, model=deepcopy(case.model).to(dtype), inputs=inputs, test_inputs=test_inputs)
 
 
+SEVERAL = {name: STRUCTURES[name] for name in ("exact, primal", "core", "sketch", "ekfac", "diagonal")}
 PRECISIONS = {"float32": (torch.float32, 1e-4), "float16": (torch.float16, 0.02), "bfloat16": (torch.bfloat16, 0.15)}
 
 
-@every_structure
+@pytest.mark.parametrize("structure", SEVERAL.values(), ids=SEVERAL.keys())
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS.values(), ids=PRECISIONS.keys())
-@pytest.mark.parametrize("name", ["mlp", "convolution", "norms", "embedding"])
+@pytest.mark.parametrize("name", ["convolution", "norms", "embedding"])
 def test_lower_precision_is_close(structure: whence.Structure, name: str, dtype: torch.dtype, tolerance: float) -> None:
     # The same weights and inputs, exactly, in float64: what differs is the arithmetic of the network alone.
     low = in_precision(networks.build(name), dtype)
@@ -347,14 +346,14 @@ def test_lower_precision_is_close(structure: whence.Structure, name: str, dtype:
 
 
 @every_structure
-@pytest.mark.parametrize("choice", ["*weight", "*bias", "last_layer", ["0.weight", "2.bias"]], ids=str)
-def test_a_choice_of_parameters(structure: whence.Structure, choice: Any) -> None:
+@pytest.mark.parametrize("choice", ["*weight", "*bias", "last_layer"], ids=str)
+def test_a_choice_of_parameters(structure: whence.Structure, choice: str) -> None:
     case = networks.build("mlp")
     kept = {
         "*weight": ("0.weight", "2.weight"),
         "*bias": ("0.bias", "2.bias"),
         "last_layer": ("2.weight", "2.bias"),
-    }.get(str(choice), ("0.weight", "2.bias"))
+    }[choice]
     tracer = fit(case, structure, parameters=choice)
     _, tangents, _ = oracles.tangents_of(case.model, case.inputs, lambda name: name in kept)
     assert tracer.diagnostics["parameters"] == tangents.shape[2]

@@ -22,7 +22,7 @@ WHOLE_SKETCH = whence.Sketch(size=10**6)
 
 
 def fit(case: networks.Case, structure: Any, ridge: Any = 0.6, **options: Any) -> whence.Tracer:
-    return whence.fit(case.model, case.batches(), structure=structure, ridge=ridge, progress=False, **options)
+    return whence.fit(case.model, case.batches(40), structure=structure, ridge=ridge, progress=False, **options)
 
 
 def many(case: networks.Case, n: int = 40) -> networks.Case:
@@ -53,7 +53,7 @@ def assert_alike(got: whence.Tracer, wanted: whence.Tracer, inputs: Any, rtol: f
 @pytest.mark.parametrize("recenter", [False, True])
 @pytest.mark.parametrize("name", ["mlp", "convolution", "norms", "attention", "tied", "recurrent"])
 def test_complete_is_exact(structure: whence.Structure, name: str, recenter: bool) -> None:
-    case = many(networks.build(name), 120)
+    case = many(networks.build(name), 100)
     exact = fit(case, whence.Exact(road="primal"), recenter=recenter)
     assert_alike(fit(case, structure, recenter=recenter), exact, case.test_inputs)
 
@@ -196,7 +196,7 @@ def test_the_sketch_gives_the_kernel_on_average() -> None:
     _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
     flat = tangents.reshape(-1, tangents.shape[2])
     truth, draws = flat @ flat.T, []
-    for seed in range(150):
+    for seed in range(100):
         features = fit(case, whence.Sketch(size=12, seed=seed)).bread
         rows = np.concatenate([np.asarray(part) for _, part in features.rows.read("again")])
         rows = rows.reshape(len(flat), -1)
