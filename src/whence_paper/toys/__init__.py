@@ -1,0 +1,1 @@
+"""The paper's illustrative experiments: sin(x)/x in one dimension, two spirals in two."""

@@ -1,0 +1,75 @@
+"""The command line shared by the toy experiments."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .montecarlo import Plan
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a problem starts from, in full and for a quick look."""
+
+    hidden: int
+    examples: int
+    ridge: float
+    steps: int
+    quick_hidden: int
+    quick_examples: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for."""
+
+    plan: Plan
+    out: Path
+    figures: Path | None
+    again: bool
+
+    @property
+    def variant(self) -> str:
+        """For file names: the optimiser, and what differs from the usual."""
+        extra = "" if self.plan.init == "same" else f"-{self.plan.init}"
+        return self.plan.optimiser + extra
+
+
+def parse(arguments: list[str] | None, description: str, usual: Defaults) -> Options:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--converged", action="store_true", help="train to the optimum, in float64 (the default)")
+    how.add_argument("--paper", action="store_true", help="train as in the paper: L-BFGS, learning rate 0.1, --steps")
+    add = parser.add_argument
+    add("--steps", type=int, default=usual.steps, help=f"iterations with --paper (default {usual.steps})")
+    add("--trials", type=int, help="retrainings for each source of new data (default 100; quick 20)")
+    add("--examples", type=int, help=f"training examples (default {usual.examples}; quick {usual.quick_examples})")
+    add("--hidden", type=int, help=f"hidden units (default {usual.hidden}; quick {usual.quick_hidden})")
+    add("--ridge", type=float, default=usual.ridge, help=f"lambda, on the sum scale (default {usual.ridge})")
+    add("--init", choices=("same", "fresh", "warm"), default="same", help="initial weights of the retrainings")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=Path("out/toys"), help="folder of the results (default out/toys)")
+    add("--figures", type=Path, help="folder of the figures (default: that of the results)")
+    add("--no-figures", action="store_true", help="tables only")
+    add("--again", action="store_true", help="compute again even where results with these options exist")
+    add("--quick", action="store_true", help="smaller and seconds instead of minutes; rough numbers")
+    given = parser.parse_args(arguments)
+    plan = Plan(
+        hidden=_first(given.hidden, usual.quick_hidden if given.quick else usual.hidden),
+        examples=_first(given.examples, usual.quick_examples if given.quick else usual.examples),
+        trials=_first(given.trials, 20 if given.quick else 100),
+        ridge=given.ridge,
+        optimiser="paper" if given.paper else "converged",
+        steps=given.steps,
+        init=given.init,
+        seed=given.seed,
+    )
+    return Options(plan, given.out, None if given.no_figures else _first(given.figures, given.out), given.again)
+
+
+def _first(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value

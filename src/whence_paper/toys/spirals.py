@@ -1,0 +1,64 @@
+"""Two spirals (the paper's Figure 3).
+
+`python -m whence_paper.toys.spirals` trains to the optimum, with `--paper` for 200 iterations of L-BFGS with learning
+rate 0.1, with `--quick` a smaller thing in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import record, table
+from .experiment import rounded, run
+from .options import Defaults, Options, parse
+from .problems import Spirals
+
+USUAL = Defaults(hidden=20, examples=1000, ridge=0.01, steps=200, quick_hidden=10, quick_examples=200)
+REACH, POINTS = 1.2, 41
+
+
+def places(problem: Spirals, grid: Tensor) -> dict[str, Tensor]:
+    """Masks: where 95 % of the data are, and therein the centre and the tails."""
+    inputs = problem.inputs(20_000, torch.Generator().manual_seed(0))
+    data = problem.density(grid) >= problem.density(inputs).quantile(0.05)
+    radius = grid.norm(dim=1)
+    return {"data": data, "centre": data & (radius < 0.2), "tails": data & (radius > 0.6)}
+
+
+def compute(options: Options) -> dict[str, Any]:
+    """The experiment; from the file of an earlier run with the same options if there is one."""
+    problem = Spirals()
+    path = options.out / f"spirals-{options.variant}.json"
+    configuration = {
+        "experiment": "spirals",
+        **options.plan.as_dict(),
+        "turns": problem.turns,
+        "scatter": problem.scatter,
+    }
+    done = None if options.again else record.read(path, configuration)
+    if done is not None:
+        return done
+    axis = torch.linspace(-REACH, REACH, POINTS, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    masks = places(problem, grid)
+    results = run(problem, options.plan, grid, masks)
+    maps = {"axis": rounded(axis), "density": rounded(problem.density(grid)), "data": masks["data"].int().tolist()}
+    return record.write(path, configuration, {**results, "maps": maps}, record.command_line(__spec__.name))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Compute, print, draw."""
+    options = parse(arguments, __doc__ or "", USUAL)
+    done = compute(options)
+    print("\n".join(table.lines(done)))
+    if options.figures:
+        from .figures import draw_spirals  # matplotlib is an extra
+
+        print(f"figure: {draw_spirals(done, options.figures / f'toy-spirals-{options.variant}.png')}")
+
+
+if __name__ == "__main__":
+    main()
