@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,15 @@ class Uncertainty:
 
     Attributes:
         mean: (m, k) outputs of the network.
-        covariances: (m, k, k) for each estimator.
+        covariances: (m, k, k) for each estimator, as far as they were computed.
+        variances: (m, k) for each estimator, where the covariances were not computed.
+        later: computes the covariances when they are asked for.
     """
 
     mean: Tensor
-    covariances: Mapping[str, Tensor]
+    covariances: dict[str, Tensor]
+    variances: Mapping[str, Tensor] = field(default_factory=dict)
+    later: Callable[[], Mapping[str, Tensor]] | None = None
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -78,12 +82,26 @@ class Uncertainty:
 
     def variance(self, estimator: str) -> Tensor:
         """(m, k) variance of each output, by the name of the estimator."""
+        if estimator in self.variances:
+            return self.variances[estimator].clamp_min(0.0)
         return torch.diagonal(self.covariance(estimator), dim1=1, dim2=2).clamp_min(0.0)
 
+    @property
+    def estimators(self) -> tuple[str, ...]:
+        """Names of the estimators."""
+        return tuple(sorted({*self.covariances, *self.variances}))
+
     def covariance(self, estimator: str = "hec3") -> Tensor:
-        """(m, k, k) covariance between the outputs of each prediction."""
+        """(m, k, k) covariance between the outputs of each prediction; computed now if it was not yet."""
+        if estimator not in self.estimators:
+            raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
         if estimator not in self.covariances:
-            raise InputError(f"expected one of {', '.join(sorted(self.covariances))}, got {estimator!r}.")
+            if self.later is None:
+                raise InputError(
+                    "expected inputs that can be read again, got an iterator, which is spent. "
+                    "Ask for covariances at once with predict(x, covariance=True), or pass a loader or a batch."
+                )
+            self.covariances.update(self.later())
         return self.covariances[estimator]
 
     def interval(self, level: float = 0.95, estimator: str = "hec3") -> tuple[Tensor, Tensor]:
@@ -113,7 +131,7 @@ class Uncertainty:
         columns: dict[str, Tensor] = {}
         for output in range(k):
             columns["mean" if k == 1 else f"mean_{output}"] = self.mean[:, output]
-        for name in sorted(self.covariances):
+        for name in self.estimators:
             variance = self.variance(name)
             columns[name] = variance.sum(1)
             if k > 1:

@@ -81,15 +81,22 @@ class Tracer:
         """(n, k) residuals each training example would have, had it been left out."""
         return self.problem.unweighted(self.left_out.hec3)
 
-    def predict(self, x: Any) -> Uncertainty:
+    def predict(self, x: Any, *, covariance: bool | None = None) -> Uncertainty:
         """Predictions with variances, for one batch or for all batches of a loader.
 
         Args:
             x: a batch as in training (a tensor, a tuple of positional inputs, a dict of keyword inputs), or a loader
                 or list of batches. Targets that come with the inputs are ignored.
+            covariance: compute covariances between outputs at once, or only when they are asked for; by default at
+                once where that costs little.
         """
-        means, parts = zip(*self._each(x, self._predict_batch), strict=True)
-        return Uncertainty(torch.cat(means), {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
+        means, parts = zip(*self._each(x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        if at_once:
+            return Uncertainty(torch.cat(means), joined)
+        again = None if isinstance(x, Iterator) else lambda: self.predict(x, covariance=True).covariances
+        return Uncertainty(torch.cat(means), {}, joined, again)
 
     def attribute(self, x: Any, top: int = 10, *, matrix: bool = False) -> Attribution:
         """The training examples that carry the variance of each prediction.
@@ -131,24 +138,36 @@ class Tracer:
         return found
 
     def _predict_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
-        problem = self.problem
         try:
             predicted = self.sandwich.predict(inputs)
         except (InputError, ShapeError) as error:
             raise type(error)(f"{error} This was {where}.") from error.__cause__
-        mean = predicted.outputs
-        check_finite(mean, "outputs of the model", where)
-        if mean.shape[1] != problem.k:
-            raise ShapeError(f"expected {problem.k} outputs as in training, got {mean.shape[1]} in {where}.")
-        if self.weighing.recenter:
-            assert self.step.direction is not None
-            mean = mean + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
+        mean = self._mean(predicted.outputs, inputs, where)
+        return mean, self._finish(predicted.covariances, predicted.shift)
+
+    def _variances_of_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs, variances = self.sandwich.variances(inputs)
+        return self._mean(outputs, inputs, where), self._finish(variances, None)
+
+    def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
+        problem = self.problem
+        check_finite(outputs, "outputs of the model", where)
+        if outputs.shape[1] != problem.k:
+            raise ShapeError(f"expected {problem.k} outputs as in training, got {outputs.shape[1]} in {where}.")
+        if not self.weighing.recenter:
+            return outputs
+        assert self.step.direction is not None
+        return outputs + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
+
+    def _finish(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
+        """Add the estimators that follow from others, to covariances or variances alike."""
+        problem = self.problem
         left = problem.numbers - self.bread.degrees_of_freedom
         hc1 = problem.numbers / left if left > 0 else float("inf")
         deletions = problem.numbers if self.weighing.by_output else problem.counted
-        finished = finish(predicted.covariances, predicted.shift, deletions, hc1)
+        finished = finish(found, shift, deletions, hc1)
         finished["laplace"] = finished["laplace"] * self.noise_scale
-        return mean, finished
+        return finished
 
     def _inputs(self, x: Any) -> Iterator[Inputs]:
         positional = self.problem.batches.positional

@@ -93,9 +93,16 @@ Alignments = Iterator[tuple[slice, Iterator[tuple[slice, Tensor]]]]
 class Sandwich(ABC):
     """Bread, meats, bread."""
 
+    variances_alone: ClassVar[bool] = False
+    """Whether variances cost markedly less than covariances, so that `variances` is worth calling."""
+
     @abstractmethod
     def predict(self, inputs: Inputs) -> Predicted:
         """Covariances of the outputs for one batch."""
+
+    def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs (m, k), and variances (m, k) by name, the jackknife's included, where `variances_alone`."""
+        raise NotImplementedError(f"{type(self).__name__} gives covariances; call predict.")
 
 
 class Bread(ABC):

@@ -12,7 +12,7 @@ from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
 
 from .basis import Basis, check_factor
 from .factors import combine
-from .rotate import energy, raised, rotate, settled
+from .rotate import energy, lengths, raised, rotate, settled
 from .rotated import Factored, Rotated, Sparse
 from .stream import LayerStream
 
@@ -60,8 +60,7 @@ class Sums:
         for _, rotated in rotate(tangent, self.basis):
             self.inside += rotated.squares(weights.to(dtype_of(rotated)))
         if self.basis.outside:
-            lengths = torch.diagonal(energy(tangent), dim1=1, dim2=2).double().sum(0)  # (c,)
-            self.length += weights.double() @ lengths
+            self.length += weights.double() @ lengths(tangent).double().sum(0)
 
     def add_single(self, tangent: Tangent, weights: Tensor) -> bool:
         """Count one piece with a single cotangent, weighted by example (n, q); false where this form does not serve."""

@@ -91,6 +91,16 @@ def _outer(a: Tensor, g: Tensor) -> Tensor:
     return (left @ a).reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
 
 
+def lengths(tangent: Tangent) -> Tensor:
+    """Squared lengths of the gradients, (n, c): the diagonals of `energy` alone."""
+    if not isinstance(tangent, Kronecker):
+        return torch.diagonal(energy(tangent), dim1=1, dim2=2)
+    a, g = raised(tangent.inputs()), raised(tangent.grads())
+    if tangent.positions == 1:
+        return (g.square().sum(-1) * a.square().sum(-1).unsqueeze(1)).sum((2, 3))
+    return (((a @ a.transpose(-1, -2)).unsqueeze(1) @ g) * g).sum((2, 3, 4))
+
+
 def energy(tangent: Tangent) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
     if isinstance(tangent, Dense) and tangent.values.shape[1] == 1:

@@ -52,6 +52,18 @@ class Factored:
         moved = torch.einsum("wnetso,ndeso->wndeto", full, self.g)
         return torch.einsum("nceto,wndeto->wncd", self.g, moved)
 
+    def variances(self, weights: Tensor) -> Tensor:
+        """The diagonals of `grams` alone: (w, n, c)."""
+        n, c, e, t, o = self.g.shape
+        if t == 1:
+            scale = _times_inputs(self.a.squeeze(2).square(), weights).reshape(len(weights), n, e * o)
+            return (self.g.reshape(n, c, e * o).square() @ scale.permute(1, 2, 0)).permute(2, 0, 1)
+        first, second, _ = _pairs(t, self.a)
+        scale = torch.einsum("nepi,weoi->wnepo", self.a[:, :, first] * self.a[:, :, second], weights)
+        full = scale[:, :, :, _square(t, self.a)].reshape(len(weights), n, e, t, t, o)
+        moved = torch.einsum("wnetso,nceso->wnceto", full, self.g)
+        return (moved * self.g).sum((3, 4, 5))
+
     def mix(self, weights: Tensor) -> Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""
         return Factored(self.a, torch.einsum("nceto,ncq->nqeto", self.g, weights))
@@ -101,6 +113,14 @@ class Full:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
         return scaled_grams(self.values, weights.reshape(len(weights), 1, 1, -1))
 
+    def variances(self, weights: Tensor) -> Tensor:
+        """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
+        n, c, p = self.values.shape
+        flat, turned = self.values.reshape(n * c, p), weights.reshape(len(weights), p).T
+        step = n * c if flat.is_cuda else max(1, CACHE_NUMBERS // p)
+        parts = [flat[low : low + step].square() @ turned for low in range(0, n * c, step)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(n, c, -1).permute(2, 0, 1)
+
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
         return Full(weights.transpose(1, 2) @ self.values, self.shape)
@@ -139,6 +159,11 @@ class Sparse:
         scaled = self.values * weights[:, self.rows].unsqueeze(2)  # (w, u, c, d)
         return self._by_example((scaled @ self.values.transpose(1, 2)).transpose(0, 1)).transpose(0, 1)
 
+    def variances(self, weights: Tensor) -> Tensor:
+        """The diagonals of `grams` alone: (w, n, c)."""
+        squares = torch.einsum("ucd,wud->ucw", self.values.square(), weights[:, self.rows])
+        return self._by_example(squares).permute(2, 0, 1)
+
     def mix(self, weights: Tensor) -> Sparse:
         """Other cotangents as combinations of these: weights (n, c, q)."""
         mixed = weights[self.examples].transpose(1, 2) @ self.values
@@ -170,6 +195,9 @@ class Sparse:
 CACHE_NUMBERS = 2**17
 """Numbers that a core's cache holds with room to spare."""
 
+GROUP_ROWS = 128
+"""Rows that fill a GPU's tensor units."""
+
 Rotated: TypeAlias = Factored | Full | Sparse
 
 
@@ -181,8 +209,10 @@ def scaled_grams(values: Tensor, scales: Tensor) -> Tensor:
         flat = scales.reshape(len(scales), -1, p)
         one = squares @ flat.squeeze(1).T if flat.shape[1] == 1 else torch.einsum("np,wnp->nw", squares, flat)
         return one.T.reshape(len(scales), n, 1, 1)
+    if values.is_cuda:
+        return torch.stack([_grouped_gram(values, scale) for scale in scales])
     found = values.new_empty(len(scales), n, c, c)
-    step = n if values.is_cuda else max(1, CACHE_NUMBERS // (c * p))
+    step = max(1, CACHE_NUMBERS // (c * p))
     for low in range(0, n, step):
         part = values[low : low + step]
         flipped = part.transpose(1, 2)
@@ -190,6 +220,24 @@ def scaled_grams(values: Tensor, scales: Tensor) -> Tensor:
             here = scale if len(scale) == 1 else scale[low : low + step]
             torch.bmm(part * here, flipped, out=found[at, low : low + step])
     return found
+
+
+def _grouped_gram(values: Tensor, scale: Tensor) -> Tensor:
+    """V diag(scale) V^T for values (n, c, p) on a GPU: (n, c, c).
+
+    Products of c x p matrices are too small for its tensor units, so several examples share one product, of which only
+    the blocks on the diagonal are kept.
+    """
+    n, c, p = values.shape
+    together = max(1, min(n, GROUP_ROWS // c))
+    groups = -(-n // together)
+    padded = torch.nn.functional.pad(values, (0, 0, 0, 0, 0, groups * together - n)) if n % together else values
+    scaled = (
+        padded * scale if len(scale) == 1 else torch.nn.functional.pad(values * scale, (0, 0, 0, 0, 0, len(padded) - n))
+    )
+    wide = scaled.reshape(groups, together * c, p) @ padded.reshape(groups, together * c, p).transpose(1, 2)
+    blocks = wide.reshape(groups, together, c, together, c).diagonal(dim1=1, dim2=3)  # (groups, c, c, together)
+    return blocks.permute(0, 3, 1, 2).reshape(-1, c, c)[:n]
 
 
 def _times_inputs(inputs: Tensor, weights: Tensor) -> Tensor:

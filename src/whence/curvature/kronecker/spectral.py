@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from whence.tangents.forms import Tangent
 from .align import align
 from .basis import Basis
 from .moments import MeatSums, Spectrum, Squares, along, gather_meats
-from .rotate import energy, rotate, settled
+from .rotate import energy, lengths, rotate, settled
 from .stream import LayerStream, working_precision
 
 
@@ -195,6 +196,12 @@ class Weights:
         inside = torch.stack([inside - less for (inside, _), less in zip(pairs, shift, strict=True)]).to(dtype)
         return cls(basis, inside, torch.tensor(shift, dtype=dtype, device=inside.device).reshape(-1, 1, 1, 1))
 
+    def variances(self, tangent: Tangent) -> Tensor:
+        """Weighted squared lengths of the gradients alone, (w, n, c)."""
+        parts = [rotated.variances(self.inside) for _, rotated in rotate(tangent, self.basis)]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return found + self.outside.squeeze(-1) * lengths(tangent) if self.basis.outside else found
+
     def grams(self, tangent: Tangent) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
         parts = [rotated.grams(self.inside) for _, rotated in rotate(tangent, self.basis)]
@@ -210,6 +217,8 @@ class SpectralSandwich(Sandwich):
         names: estimators, in the order of the weights.
         weights: of each block: d / (s + lambda)^2 for each meat, 1 / (s + lambda) for Laplace.
     """
+
+    variances_alone: ClassVar[bool] = True
 
     bread: SpectralBread
     names: tuple[str, ...]
@@ -228,14 +237,25 @@ class SpectralSandwich(Sandwich):
 
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
-        problem, stream = self.bread.problem, self.bread.stream
-        outputs, grams = [], []
-        for _, tangents, out in stream.of(inputs, 0, stream.identity(), problem.k):
+        dtype = self.bread.problem.dtype
+        outputs, grams = self._sum(inputs, Weights.grams)
+        return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
+
+    def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same without the covariances between outputs: gradients are read once for all estimators."""
+        dtype = self.bread.problem.dtype
+        outputs, found = self._sum(inputs, Weights.variances)
+        return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
+
+    def _sum(self, inputs: Inputs, of: Callable[[Weights, Tangent], Tensor]) -> tuple[Tensor, Tensor]:
+        """Outputs, and sums over blocks of something (w, n, ...)."""
+        stream = self.bread.stream
+        outputs, sums = [], []
+        for _, tangents, out in stream.of(inputs, 0, stream.identity(), self.bread.problem.k):
             ready = [settled(lazy, basis) for lazy, basis in zip(tangents, self.bread.bases, strict=True)]
-            grams.append(sum_of(weights.grams(one) for weights, one in zip(self.weights, ready, strict=True)))
+            sums.append(sum_of(of(weights, one) for weights, one in zip(self.weights, ready, strict=True)))
             outputs.append(out)
-        covariances = dict(zip(self.names, torch.cat(grams, dim=1).to(problem.dtype), strict=True))
-        return Predicted(torch.cat(outputs).to(problem.dtype), covariances, None)
+        return torch.cat(outputs), torch.cat(sums, dim=1)
 
 
 def centre(basis: Basis, squares: Squares, total: Tensor, n: int) -> Squares:
