@@ -73,6 +73,14 @@ def test_complete_is_exact_with_any_option(options: dict[str, Any]) -> None:
         assert_alike(fit(case, structure, **options), exact, case.test_inputs)
 
 
+@pytest.mark.parametrize("structure", [EVERYTHING, WHOLE_SKETCH], ids=["core", "sketch"])
+def test_complete_is_exact_with_cross_entropy(structure: whence.Structure) -> None:
+    case = many(networks.build("convolution"))
+    labels = replace(case, targets=torch.arange(len(case.targets)) % 2)
+    exact = fit(labels, whence.Exact(road="primal"), likelihood="categorical")
+    assert_alike(fit(labels, structure, likelihood="categorical"), exact, case.test_inputs)
+
+
 def test_terms_between_layers_matter() -> None:
     # Without them the complete core would be EKFAC with exact blocks; the test above would not tell if they were small.
     case = many(networks.build("mlp"))

@@ -248,3 +248,30 @@ def test_ekfac_is_no_further_from_the_truth_than_kfac() -> None:
         assert errors[whence.EKFAC] <= errors[whence.KFAC]
         closer += errors[whence.EKFAC] < 0.99 * errors[whence.KFAC]
     assert closer >= 3
+
+
+# --- Other losses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", [WHOLE, whence.EKFAC(tolerance=0.1), whence.Diagonal()], ids=str)
+def test_cross_entropy_weighs_outputs_by_its_hessian(structure: whence.Structure) -> None:
+    model, inputs = nets(linear=False), torch.randn(12, 4, dtype=torch.float64)
+    labels = torch.arange(12) % 2
+    tracer = whence.fit(
+        model, [(inputs, labels)], likelihood="categorical", structure=structure, ridge=0.3, progress=False
+    )
+    tangents = tangents_of(model, inputs)
+    p = model(inputs).softmax(1).detach().numpy()
+    hessians = np.stack([np.diag(row) - np.outer(row, row) for row in p])
+    curved = np.einsum("ncp,ncd,ndq->pq", tangents, hessians, tangents)
+    found = dense.curvature_of(tracer.bread)
+    close(np.trace(found), np.trace(curved))
+    for block, squares in zip(dense.blocks_of(tracer.bread), tracer.bread.spectrum.curvature, strict=True):
+        inside = np.einsum("pr,pq,qr->r", block.directions, curved, block.directions)
+        close(squares.inside.reshape(-1), inside)
+    damped = found + 0.3 * np.eye(len(found))
+    solved = np.stack([np.linalg.solve(damped, one.T).T for one in tangents])
+    close(tracer.bread.hats, tangents @ solved.transpose(0, 2, 1))
+    predicted = tracer.predict(inputs)
+    close(predicted.covariance("ho"), solved @ found @ solved.transpose(0, 2, 1), 1e-8)
+    close(predicted.covariance("laplace"), tangents @ solved.transpose(0, 2, 1), 1e-8)
