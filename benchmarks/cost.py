@@ -1,0 +1,111 @@
+"""What fit and predict cost, as multiples of forward + k backward passes over the same data, beside the peers.
+
+    python -m benchmarks.cost --out results/cost.json
+
+One process for each pair of model and subject: CPU time of all threads, the smallest of several runs where they are
+short; batch sizes are swept for everyone, the reference included, on a part of the data, and the best is used; the
+reference is timed before and after in the same process, on a copy of the network that never met the subject. Memory is
+measured in a second process. Peers that are not importable are reported as not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .models import MODELS
+from .peers import PEERS
+from .record import save, say, surroundings
+
+STRUCTURES = ("ekfac", "core", "sketch", "kfac", "diagonal")
+FLOORS = {"M1": (6.0, 2.0), "M2": (6.0, 3.0), "M3": (6.0, 3.0), "M4": (12.0, 5.0)}
+"""What the default must not exceed: fit, predict."""
+
+
+def child(model: str, subject: str, given: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """Run one measurement, and keep what it said last, even if it was stopped."""
+    sizes = [f"--{name}={value}" for name, value in (("n", given.n), ("test", given.test)) if value]
+    surrounding = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(given.threads),
+        "MKL_NUM_THREADS": str(given.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    command = [sys.executable, "-m", "benchmarks.one_cost", model, subject, *sizes, *more]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=given.seconds, env=surrounding)
+        out, failed = done.stdout, ""
+        if done.returncode:
+            failed = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:300]
+    except subprocess.TimeoutExpired as late:
+        out = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        failed = f"stopped at {given.seconds:g} s"
+    lines = [line for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
+    row: dict[str, Any] = json.loads(lines[-1]) if lines else {"model": model}
+    if failed:
+        row["failed"] = failed
+    return row
+
+
+def measure(model: str, subject: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Time, then memory with the batches that were best."""
+    row = {"subject": subject, **child(model, subject, given)}
+    if "missing" in row or "fit_batch" not in row or given.no_memory:
+        return row
+    batches = (str(row["fit_batch"]), str(row.get("predict_batch", 0)))
+    memory = child(model, subject, given, "--memory", *batches)
+    row.update({key: value for key, value in memory.items() if key.endswith("_mb") or key == "memory_method"})
+    if "failed" in memory:
+        row["memory_failed"] = memory["failed"]
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of a Markdown table."""
+    name = f"{row['subject']} {row.get('version', '')}".strip()
+    if row.get("frozen"):
+        name += f", {row['frozen']} parameters frozen"
+    if "missing" in row:
+        return f"| {row['model']} | {name} | not installed | | | |"
+
+    def number(key: str, digits: str = ".2f") -> str:
+        return format(row[key], digits) if key in row else row.get("failed", "-")
+
+    fit = f"{number('fit_multiple')} [{row.get('fit_batch', '')}]"
+    predict = f"{number('predict_multiple')} [{row.get('predict_batch', '')}; {row.get('predict_points', '')} points]"
+    references = row.get("reference_fit_s", []) + row.get("reference_predict_s", [])
+    apart = max((max(pair) / min(pair) for pair in (references[:2], references[2:]) if pair), default=1.0)
+    memory = f"{number('fit_extra_mb', '.0f')} / {number('predict_extra_mb', '.0f')}"
+    return f"| {row['model']} | {name} | {fit} | {predict} | {memory} | {apart:.2f} |"
+
+
+def main() -> None:
+    """Measure every pair that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--subjects", nargs="+", default=[*STRUCTURES, *PEERS], help="structures or peers")
+    parser.add_argument("--out", type=Path, default=Path("out/cost.json"))
+    parser.add_argument("--n", type=int, help="training examples, in place of each model's")
+    parser.add_argument("--test", type=int, help="test points, in place of each model's")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=900, help="after which one measurement is stopped")
+    parser.add_argument("--no-memory", action="store_true")
+    given = parser.parse_args()
+    record: dict[str, Any] = {**surroundings(), "threads": given.threads, "floors": FLOORS, "rows": []}
+    say("| model | subject | fit x [batch] | predict x [batch; points timed] | extra MB fit / predict | refs apart |")
+    say("|---|---|---|---|---|---|")
+    for model in given.models:
+        for subject in given.subjects:
+            row = measure(model, subject, given)
+            record["rows"].append(row)
+            save(given.out, record)
+            say(line(row))
+
+
+if __name__ == "__main__":
+    main()
