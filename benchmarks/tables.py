@@ -1,0 +1,167 @@
+"""Write the tables of the page on benchmarks from the records under results/.
+
+    python -m benchmarks.tables docs/benchmarks.md
+
+Text between `<!-- name -->` and `<!-- end -->` is replaced by the table of that name; all else stays.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .cost import FLOORS
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table; cells of the head are separated by bars."""
+    lines = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+
+
+def origin(record: dict[str, Any]) -> str:
+    """Where and with what it was measured."""
+    place = record.get("gpu", f"{record['processor']}, {record['threads']} threads")
+    return f"Measured {record['when'][:10]} on {place}, torch {record['torch']}, commit {record['commit'][:12]}."
+
+
+def scale(value: float) -> str:
+    """Two digits, or a power of ten."""
+    return f"{value:.2f}" if 0.005 < value < 1000 else f"{value:.0e}"
+
+
+def quality(record: dict[str, Any]) -> str:
+    """One table a network: every structure and ridge."""
+    parts = [origin(record)]
+    for case in record["cases"]:
+        parts.append(
+            f"**{case['case']}**: {case['data']}, {case['n']} examples, k = {case['outputs']}, {case['parameters']:,} "
+            f"parameters, test accuracy {case['accuracy']:.2f} (the noisy class included), forward + k backward over "
+            f"the training set {case['reference_s']:.2f} s."
+        )
+        head = (
+            "lambda / n | structure | rank Ho | HeC3 | ratio | scale Ho | HeC3 | AUROC noisy (exact) | freedom (exact) "
+        )
+        rows = []
+        for row in case["rows"]:
+            start = [f"{row['ridge_share']:g}", f"`{row['structure']}`"]
+            if "failed" in row:
+                rows.append([*start, row["failed"], *[""] * 8])
+                continue
+            ranks = [f"{row[key]:.3f}" for key in ("rank_ho", "rank_hec3", "rank_ratio")]
+            scales = [scale(row["scale_ho"]), scale(row["scale_hec3"])]
+            noisy = f"{row['auroc_ratio']:.3f} ({row['auroc_ratio_exact']:.3f})"
+            freedom = f"{row['freedom']:.0f} ({row['exact_freedom']:.0f})"
+            rows.append([*start, *ranks, *scales, noisy, freedom, f"{row['fit_s']:.2f}", f"{row['predict_s']:.2f}"])
+        parts.append(table(head + "| freedom (exact) | fit s | predict s", rows))
+    return "\n\n".join(parts)
+
+
+def cost(record: dict[str, Any]) -> str:
+    """All subjects of all models."""
+    head = (
+        "model | subject | fit x | predict x | batch fit, predict | points timed | extra MB fit, predict | refs apart"
+    )
+    rows = []
+    for row in record["rows"]:
+        name = f"{row['subject']} {row.get('version', '')}"
+        if row.get("frozen"):
+            name += f" ({row['frozen']:,} parameters frozen)"
+        if "missing" in row:
+            rows.append([row["model"], row["subject"], "not installed", *[""] * 5])
+            continue
+        references = [row.get("reference_fit_s", []), row.get("reference_predict_s", [])]
+        apart = max((max(pair) / min(pair) for pair in references if pair), default=1.0)
+        rows.append(
+            [
+                row["model"],
+                name,
+                f"{row['fit_multiple']:.1f}" if "fit_multiple" in row else row.get("failed", "-"),
+                f"{row['predict_multiple']:.1f}" if "predict_multiple" in row else "-",
+                f"{row.get('fit_batch', '')}, {row.get('predict_batch', '')}",
+                row.get("predict_points", ""),
+                f"{row.get('fit_extra_mb', float('nan')):.0f}, {row.get('predict_extra_mb', float('nan')):.0f}",
+                f"{apart:.2f}",
+            ]
+        )
+    floors = "; ".join(f"{model}: fit {fit:g}, predict {predict:g}" for model, (fit, predict) in FLOORS.items())
+    return f"{origin(record)} Floors for the default: {floors}.\n\n{table(head, rows)}"
+
+
+def cifar(record: dict[str, Any]) -> str:
+    """Seconds and memory on a GPU."""
+    head = "network | structure | fit s | predict s | again s | peak GiB fit, predict | rank Ho, HeC3 to plain"
+    rows = []
+    for network in record["networks"]:
+        for row in network["rows"]:
+            if "failed" in row:
+                rows.append([network["network"], f"`{row['structure']}`", row["failed"], *[""] * 4])
+                continue
+            agree = [f"{row[key]:.4f}" for key in ("rank_ho_to_plain", "rank_hec3_to_plain") if key in row]
+            rows.append(
+                [
+                    network["network"],
+                    f"`{row['structure']}`",
+                    f"{row['fit_s']:.1f}",
+                    f"{row['predict_s']:.2f}",
+                    f"{row['predict_again_s']:.2f}",
+                    f"{row['fit_peak_gib'] or 0:.1f}, {row['predict_peak_gib'] or 0:.1f}",
+                    ", ".join(agree),
+                ]
+            )
+    told = "; ".join(
+        f"{one['network']}: {one['parameters']:,} parameters, n = {one['n']:,}, {one['test']:,} test images, "
+        f"forward + k backward of these {one['reference_test_s']:.1f} s ({one['reference_test_tf32_s']:.1f} s in TF32)"
+        for one in record["networks"]
+    )
+    repeated = ", repeated with flips and shifts" if record["repeated_with_flips_and_shifts"] else ""
+    return f"{origin(record)} {record['data']}{repeated}. {told}.\n\n{table(head, rows)}"
+
+
+def growth(record: dict[str, Any]) -> str:
+    """Time and memory over the number of examples."""
+    head = "structure | n | fit CPU s | forward + k backward CPU s | multiple | extra MB"
+    rows = [
+        [
+            f"`{row['structure']}`",
+            f"{row['n']:,}",
+            f"{row['fit_s']:.2f}",
+            f"{row['reference_s']:.3f}",
+            f"{row['fit_s'] / row['reference_s']:.1f}",
+            f"{row['extra_mb']:.0f}",
+        ]
+        for row in record["rows"]
+        if "fit_s" in row
+    ]
+    return f"{origin(record)}\n\n{table(head, rows)}"
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "quality": quality,
+    "cost": cost,
+    "gpu_cifar": cifar,
+    "scaling": growth,
+}
+
+
+def main() -> None:
+    """Replace the tables of a page."""
+    page = Path(sys.argv[1])
+    text = page.read_text()
+    for name, make in TABLES.items():
+        source = RESULTS / f"{name}.json"
+        if not source.exists():
+            continue
+        found = make(json.loads(source.read_text()))
+        text = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda m: m[1] + found + m[2], text, flags=re.S)  # noqa: B023
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
