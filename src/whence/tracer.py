@@ -16,7 +16,7 @@ from .errors import InputError, ShapeError, StaleModelError
 from .estimators import LeftOut, Weighing, finish
 from .results import Diagnostics, Uncertainty
 from .tangents.batches import Inputs, batch_size, check_finite, to_device, without_targets
-from .tangents.borrow import borrowed, check_calm, fingerprint
+from .tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
 from .tangents.forward import Network
 from .tangents.linearization import Linearization
 from .tangents.loaders import length
@@ -94,9 +94,9 @@ class Tracer:
         means, parts = zip(*self._each(x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         if at_once:
-            return Uncertainty(torch.cat(means), joined)
+            return Uncertainty(torch.cat(means), joined, likelihood=self.problem.likelihood)
         again = None if isinstance(x, Iterator) else lambda: self.predict(x, covariance=True).covariances
-        return Uncertainty(torch.cat(means), {}, joined, again)
+        return Uncertainty(torch.cat(means), {}, joined, again, self.problem.likelihood)
 
     def attribute(self, x: Any, top: int = 10, *, matrix: bool = False) -> Attribution:
         """The training examples that carry the variance of each prediction.
@@ -125,7 +125,10 @@ class Tracer:
         """Do something with every batch, checked and on the model's device; the model is left as found."""
         self._check_fresh()
         found = []
-        with borrowed(self.problem.network.model):
+        with (
+            borrowed(self.problem.network.model),
+            rounded_products(self.bread.tf32 or torch.backends.cuda.matmul.allow_tf32),
+        ):
             for number, inputs in enumerate(self._inputs(x)):
                 where = f"batch {number} of the inputs to predict"
                 moved = to_device(inputs, self.problem.device)

@@ -121,6 +121,8 @@ class Bread(ABC):
     degrees_of_freedom: float
     path: RidgePath | None
     facts: list[str]
+    tf32: bool = False
+    """Whether single-precision products on a GPU may be rounded to TF32, as far as this curvature goes."""
 
     @abstractmethod
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -145,10 +147,12 @@ class Structure(ABC):
 
     Attributes:
         policy: how leave-one-out residuals follow from this structure's leverages, unless told otherwise.
+        tf32: whether rounding single-precision products to TF32 leaves its answers as they are.
     """
 
     name: ClassVar[str]
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "exact"
+    tf32: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:

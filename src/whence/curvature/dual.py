@@ -34,7 +34,7 @@ class DualBread(Bread):
         self.kernel, self.inner_weights = self._assemble()
         self.path: RidgePath | None = None
         if ridge is None:
-            self.path = path_from_kernel(self.kernel, problem.residuals + self.inner_weights)
+            self.path = path_from_kernel(self.kernel, problem.residuals + self.inner_weights, self.facts)
             ridge = self.path.best
         self.ridge = ridge  # above zero: the structure sees to it
         self.factor = self._factor()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import RidgePath
+from .eigen import eigenvectors
 
 POINTS = 49
 DECADES = (-9.0, 3.0)
@@ -47,7 +48,7 @@ def path_from_eigenvectors(values: Tensor, chunks: Callable[[], Iterator[tuple[T
     return RidgePath(ridges, sums / count)
 
 
-def path_from_kernel(kernel: Tensor, targets: Tensor) -> RidgePath:
+def path_from_kernel(kernel: Tensor, targets: Tensor, facts: list[str]) -> RidgePath:
     """Leave-one-out error from the kernel matrix.
 
     u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and C_ii its k x k diagonal blocks.
@@ -55,9 +56,9 @@ def path_from_kernel(kernel: Tensor, targets: Tensor) -> RidgePath:
     Args:
         kernel: (n k, n k).
         targets: (n, k) of the linearized model.
+        facts: what was done out of the ordinary is added here.
     """
-    values, vectors = torch.linalg.eigh(kernel)
-    values = values.clamp_min(0.0)
+    values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", facts))
     n, k = targets.shape
     rows = vectors.reshape(n, k, -1)
     along = vectors.T @ targets.reshape(-1)

@@ -13,6 +13,7 @@ from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
 
 from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .eigen import eigenvectors
 from .features import Features, TrainingRows
 from .loo import path_from_eigenvectors
 
@@ -146,7 +147,8 @@ class PrimalBread(Bread):
         return hats, change, freedom
 
     def _path(self, curvature: Tensor) -> RidgePath:
-        values, vectors = torch.linalg.eigh(curvature)
+        pair = eigenvectors(curvature, "the curvature", self.facts)
+        values, vectors = (part.to(curvature.dtype) for part in pair)
         weights = self.features.weights()
 
         def rotated() -> Iterator[tuple[Tensor, Tensor]]:
@@ -154,7 +156,7 @@ class PrimalBread(Bread):
                 wide = rows.to(vectors.dtype)
                 yield wide @ vectors, self.problem.residuals[where] + wide @ weights
 
-        return path_from_eigenvectors(values.clamp_min(0.0), rotated)
+        return path_from_eigenvectors(values, rotated)
 
 
 @dataclass(frozen=True)

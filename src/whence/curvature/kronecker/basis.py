@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy
 import torch
 from torch import Tensor
 
-from whence.errors import SingularCurvatureError
 from whence.tangents.forms import Block
 
 
@@ -75,50 +73,3 @@ class Basis:
         """The same basis in another precision, perhaps elsewhere."""
         parts = [None if part is None else part.to(device=device, dtype=dtype) for part in (self.inputs, self.outputs)]
         return Basis(self.block, *parts)
-
-
-def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending, clamped at zero) and eigenvectors of symmetric matrices (..., m, m), in float64.
-
-    float32 `eigh` fails to converge, or gives NaN without a word, on rank-deficient factors (pixels that are always
-    zero are enough). Where even float64 does, other drivers are tried, and the fact is told; nothing is ever added to
-    the matrix.
-    """
-    exact = matrix.double()
-    check_factor(exact, where)
-    try:
-        values, vectors = torch.linalg.eigh(exact)
-        if bool(torch.isfinite(vectors).all()):
-            return values.clamp_min(0.0), vectors
-    except RuntimeError:  # torch.linalg.LinAlgError is one
-        pass
-    facts.append(f"the eigenvectors of {where} needed a second driver")
-    values, vectors = _second_driver(exact)
-    return values.clamp_min(0.0), vectors
-
-
-def _second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    flat = matrix.reshape(-1, *matrix.shape[-2:]).cpu().numpy()
-    try:
-        pairs = [numpy.linalg.eigh(one) for one in flat]
-        values = numpy.stack([pair[0] for pair in pairs])
-        vectors = numpy.stack([pair[1] for pair in pairs])
-    except numpy.linalg.LinAlgError:
-        # A symmetric positive matrix has its eigenvectors as singular vectors; the driver is unrelated to eigh's.
-        left, sizes, _ = numpy.linalg.svd(flat, hermitian=False)
-        values, vectors = sizes[:, ::-1].copy(), left[:, :, ::-1].copy()
-    shape = matrix.shape
-    return (
-        torch.from_numpy(values).to(matrix.device).reshape(shape[:-1]),
-        torch.from_numpy(vectors).to(matrix.device).reshape(shape),
-    )
-
-
-def check_factor(sums: Tensor, where: str) -> None:
-    """Raise when sums over the gradients of the training set are not finite."""
-    if not bool(torch.isfinite(sums).all()):
-        raise SingularCurvatureError(
-            f"expected finite gradients of the outputs in the weights, got NaN or infinity in {where}. Look for a "
-            "square root, a logarithm or a norm at zero in the model; gradients of a float16 model may overflow: use "
-            "float32."
-        )

@@ -35,6 +35,7 @@ class Core(Structure):
     """
 
     name: ClassVar[str] = "core"
+    tf32: ClassVar[bool] = True
     size: int | None = None
     share: float = 0.99
     largest: int = 8192

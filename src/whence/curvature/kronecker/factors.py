@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.curvature.eigen import eigenvectors
 from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
 
-from .basis import Basis, eigenvectors
+from .basis import Basis
 from .rotate import raised
 from .stream import LayerStream
 

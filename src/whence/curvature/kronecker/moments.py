@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.curvature.eigen import check_finite_sums
 from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
 
-from .basis import Basis, check_factor
+from .basis import Basis
 from .factors import combine
 from .rotate import energy, lengths, raised, rotate, settled
 from .rotated import Factored, Rotated, Sparse
@@ -107,7 +108,7 @@ def gather_squares(stream: LayerStream, bases: Sequence[Basis], noise: Tensor) -
             sums[at].add(tangent if roots is None else combine(tangent, roots[where]), weights)
     found = [one.finish() for one in sums]
     for basis, squares in zip(bases, found, strict=True):
-        check_factor(squares[0].inside, f"the squares of {basis.block.name}")
+        check_finite_sums(squares[0].inside, f"the squares of {basis.block.name}")
     return Spectrum([one[0] for one in found], [one[-1] for one in found], score)
 
 

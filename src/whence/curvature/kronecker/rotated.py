@@ -231,10 +231,8 @@ def _grouped_gram(values: Tensor, scale: Tensor) -> Tensor:
     n, c, p = values.shape
     together = max(1, min(n, GROUP_ROWS // c))
     groups = -(-n // together)
-    padded = torch.nn.functional.pad(values, (0, 0, 0, 0, 0, groups * together - n)) if n % together else values
-    scaled = (
-        padded * scale if len(scale) == 1 else torch.nn.functional.pad(values * scale, (0, 0, 0, 0, 0, len(padded) - n))
-    )
+    fill = (0, 0, 0, 0, 0, groups * together - n)
+    padded, scaled = (torch.nn.functional.pad(one, fill) if fill[-1] else one for one in (values, values * scale))
     wide = scaled.reshape(groups, together * c, p) @ padded.reshape(groups, together * c, p).transpose(1, 2)
     blocks = wide.reshape(groups, together, c, together, c).diagonal(dim1=1, dim2=3)  # (groups, c, c, together)
     return blocks.permute(0, 3, 1, 2).reshape(-1, c, c)[:n]

@@ -30,6 +30,7 @@ class Sketch(Structure):
     """
 
     name: ClassVar[str] = "sketch"
+    tf32: ClassVar[bool] = True
     size: int = 6144
     seed: int = 0
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whence.tangents.batches import Inputs, batch_size, take
+from whence.tangents.borrow import rounded_products
 from whence.tangents.capture import Capture
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
@@ -31,7 +32,8 @@ class LayerStream:
         self.problem = problem
         first = next(iter(problem.batches.read(None)))
         few = take(first.inputs, slice(0, min(first.size, 8)))
-        self.capture = Capture(problem.network, dict(problem.selection.parameters), example_inputs=few)
+        with rounded_products(False):  # the proof compares sums of products
+            self.capture = Capture(problem.network, dict(problem.selection.parameters), example_inputs=few)
         self.notes = list(self.capture.notes)
         self._bytes = self._measure(few)
 

@@ -36,8 +36,9 @@ class EKFAC(Structure):
     """
 
     name: ClassVar[str] = "ekfac"
+    tf32: ClassVar[bool] = True
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
-    tolerance: float = 1e-3
+    tolerance: float = 1e-2
     largest_exact: int = LARGEST_EXACT
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
@@ -58,6 +59,7 @@ class KFAC(Structure):
     """
 
     name: ClassVar[str] = "kfac"
+    tf32: ClassVar[bool] = True
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
     largest_exact: int = LARGEST_EXACT
 
@@ -82,6 +84,7 @@ class Diagonal(Structure):
     """The diagonal of the curvature in the coordinates of the weights themselves. Crude, and one pass cheaper."""
 
     name: ClassVar[str] = "diagonal"
+    tf32: ClassVar[bool] = True
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
