@@ -1,0 +1,92 @@
+"""Eigenvectors of second moments, which are often rank-deficient, and a check that they are finite at all."""
+
+from __future__ import annotations
+
+import numpy
+import torch
+from torch import Tensor
+
+from whence.errors import SingularCurvatureError
+
+
+def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending, clamped at zero) and eigenvectors of symmetric positive matrices (..., m, m), in float64.
+
+    `torch.linalg.eigh` fails to converge, or gives NaN without a word, on matrices with many rows of zeros (pixels that
+    are always zero, units that never fire): in float32 often, in float64 now and then. Such rows are eigenvectors
+    already and are set aside. Where it fails all the same, other drivers are tried, and the fact is told; nothing is
+    ever added to the matrix.
+
+    Args:
+        matrix: sums of outer products.
+        where: names the matrix in messages.
+        facts: what was done out of the ordinary is added here.
+
+    Examples:
+        >>> values, vectors = eigenvectors(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), "here", [])
+        >>> values.tolist(), vectors.tolist()
+        ([0.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])
+    """
+    exact = matrix.double()
+    check_finite_sums(exact, where)
+    live = torch.diagonal(exact, dim1=-2, dim2=-1) > 0
+    if bool(live.all()):
+        return _decompose(exact, where, facts)
+    size = exact.shape[-1]
+    pairs = [
+        _set_aside(one, alive, where, facts)
+        for one, alive in zip(exact.reshape(-1, size, size), live.reshape(-1, size), strict=True)
+    ]
+    values, vectors = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+    return values.reshape(exact.shape[:-1]), vectors.reshape(exact.shape)
+
+
+def _set_aside(matrix: Tensor, live: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+    """Decompose what is not zero; a row of zeros is an eigenvector by itself."""
+    alive, dead = live.nonzero().squeeze(1), (~live).nonzero().squeeze(1)
+    values, vectors = torch.zeros_like(matrix[0]), torch.zeros_like(matrix)
+    vectors[dead, torch.arange(len(dead), device=matrix.device)] = 1.0
+    if len(alive):
+        inner = _decompose(matrix[alive][:, alive], where, facts)
+        values[len(dead) :], vectors[alive, len(dead) :] = inner
+    return values, vectors
+
+
+def _decompose(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+        if bool(torch.isfinite(vectors).all()):
+            return values.clamp_min(0.0), vectors
+    except RuntimeError:  # torch.linalg.LinAlgError is one
+        pass
+    facts.append(f"the eigenvectors of {where} needed a second driver")
+    values, vectors = second_driver(matrix)
+    return values.clamp_min(0.0), vectors
+
+
+def second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by numpy, which is built with another library than torch."""
+    flat = matrix.reshape(-1, *matrix.shape[-2:]).cpu().numpy()
+    try:
+        pairs = [numpy.linalg.eigh(one) for one in flat]
+        values = numpy.stack([pair[0] for pair in pairs])
+        vectors = numpy.stack([pair[1] for pair in pairs])
+    except numpy.linalg.LinAlgError:
+        # A symmetric positive matrix has its eigenvectors as singular vectors; the driver is unrelated to eigh's.
+        left, sizes, _ = numpy.linalg.svd(flat, hermitian=False)
+        values, vectors = sizes[:, ::-1].copy(), left[:, :, ::-1].copy()
+    shape = matrix.shape
+    return (
+        torch.from_numpy(values).to(matrix.device).reshape(shape[:-1]),
+        torch.from_numpy(vectors).to(matrix.device).reshape(shape),
+    )
+
+
+def check_finite_sums(sums: Tensor, where: str) -> None:
+    """Raise when sums over the gradients of the training set are not finite."""
+    if not bool(torch.isfinite(sums).all()):
+        raise SingularCurvatureError(
+            f"expected finite gradients of the outputs in the weights, got NaN or infinity in {where}. Look for a "
+            "square root, a logarithm or a norm at zero in the model; gradients of a float16 model may overflow: use "
+            "float32."
+        )
