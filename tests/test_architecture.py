@@ -26,7 +26,7 @@ LAYERS = (
     ("persist",),
     ("tracer", "api", "options"),
     ("tracing",),  # below the tracer, which offers it as methods
-    ("estimators", "results"),
+    ("estimators", "results", "probabilities"),
     ("curvature",),
     ("tangents",),
     ("likelihoods",),

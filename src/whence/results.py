@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
+from .likelihoods import Likelihood
+from .probabilities import delta_method, likelihood_of, margin_variances, margins
 
 if TYPE_CHECKING:
     import pandas
@@ -28,12 +30,14 @@ class Uncertainty:
         covariances: (m, k, k) for each estimator, as far as they were computed.
         variances: (m, k) for each estimator, where the covariances were not computed.
         later: computes the covariances when they are asked for.
+        likelihood: of the network, which knows what its outputs mean.
     """
 
     mean: Tensor
     covariances: dict[str, Tensor]
     variances: Mapping[str, Tensor] = field(default_factory=dict)
     later: Callable[[], Mapping[str, Tensor]] | None = None
+    likelihood: Likelihood | None = None
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -103,6 +107,28 @@ class Uncertainty:
                 )
             self.covariances.update(self.later())
         return self.covariances[estimator]
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(m, k) probabilities of the classes, for categorical and Bernoulli likelihoods."""
+        return likelihood_of(self.likelihood).probabilities(self.mean)
+
+    def probability_covariance(self, estimator: str = "hec3") -> Tensor:
+        """(m, k, k) covariance of the probabilities, by the delta method: L Cov(f) L with L = diag(p) - p p^T."""
+        likelihood = likelihood_of(self.likelihood)
+        likelihood.probabilities(self.mean[:1])  # the error for outputs that are no logits comes first
+        return delta_method(likelihood, self.mean, self.covariance(estimator))
+
+    @property
+    def margin(self) -> Tensor:
+        """(m,) the largest logit less the second largest; for logits apart |f|, (m,) for one and (m, k) for many."""
+        return margins(likelihood_of(self.likelihood), self.mean)
+
+    def margin_variance(self, estimator: str = "hec3") -> Tensor:
+        """(m,) or (m, k) variance of the margin: a margin of few standard deviations may turn into another class."""
+        likelihood = likelihood_of(self.likelihood)
+        likelihood.contrasts(self.mean[:1])
+        return margin_variances(likelihood, self.mean, self.covariance(estimator))
 
     def interval(self, level: float = 0.95, estimator: str = "hec3") -> tuple[Tensor, Tensor]:
         """Lower and upper confidence bounds (m, k) of the mean function, from the normal distribution.
