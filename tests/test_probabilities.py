@@ -99,23 +99,30 @@ def test_margin_does_not_see_a_common_shift() -> None:
 def test_quantities_have_no_probabilities(ask: Any) -> None:
     x, _ = inputs_and_targets()
     found = fit_quantities(mlp(), batches()).predict(x)
-    message = (
-        r"a likelihood with classes for \w+.*, got 'gaussian'\. Fit with likelihood=\"categorical\" or \"bernoulli\""
-    )
+    message = r"a likelihood with classes for \w+.*, got 'gaussian'\. Fit with likelihood=\"categorical\" or"
     with pytest.raises(whence.InputError, match=message):
         ask(found)
     bare = whence.Uncertainty(found.mean, {name: found.covariance(name) for name in NAMES})
-    with pytest.raises(
-        whence.InputError, match=r"know their likelihood for probabilities, got none\. Take them from Tr"
-    ):
+    with pytest.raises(whence.InputError, match=r"know their likelihood for probabilities, got none\. Take them f"):
         ask(bare)
 
 
 def test_unknown_estimators() -> None:
     found = PROBLEMS["three classes"].fit().predict(TEST)
     for ask in (found.probability_covariance, found.margin_variance):
-        with pytest.raises(whence.InputError, match="expected one of hec0, .*, got 'HC3'"):
+        with pytest.raises(whence.InputError, match=r"expected one of hec0, .*, got 'HC3'"):
             ask("HC3")
+
+
+def test_tables_hold_probabilities() -> None:
+    found = PROBLEMS["three classes"].fit().predict(TEST)
+    table = found.to_frame()
+    assert list(table.columns[3:7]) == ["probability_0", "probability_1", "probability_2", "margin"]
+    np.testing.assert_allclose(table[["probability_0", "probability_1", "probability_2"]], found.probabilities)
+    np.testing.assert_allclose(table["margin"], found.margin)
+    assert list(PROBLEMS["one logit"].fit().predict(TEST).to_frame().columns[:3]) == ["mean", "probability", "margin"]
+    many = PROBLEMS["three logits"].fit().predict(TEST).to_frame()
+    assert [f"margin_{c}" in many for c in range(4)] == [True, True, True, False]
 
 
 def test_other_devices(device: torch.device) -> None:

@@ -154,9 +154,10 @@ class Uncertainty:
             ) from error
 
         k = self.mean.shape[1]
-        columns: dict[str, Tensor] = {}
-        for output in range(k):
-            columns["mean" if k == 1 else f"mean_{output}"] = self.mean[:, output]
+        columns = _columns("mean", self.mean)
+        if self.likelihood is not None and self.likelihood.has_classes:
+            columns.update(_columns("probability", self.probabilities))
+            columns.update(_columns("margin", self.margin))
         for name in self.estimators:
             variance = self.variance(name)
             columns[name] = variance.sum(1)
@@ -175,6 +176,13 @@ class Uncertainty:
             f"Uncertainty({m} predictions, {k} outputs; median variance Ho {middle['ho']:.3g}, "
             f"HeC3 {middle['hec3']:.3g}, median ratio {float(self.ratio.median()):.3g})"
         )
+
+
+def _columns(name: str, values: Tensor) -> dict[str, Tensor]:
+    """(m,) or (m, k) values as columns of a table."""
+    if values.ndim == 1 or values.shape[1] == 1:
+        return {name: values.reshape(len(values))}
+    return {f"{name}_{output}": column for output, column in enumerate(values.T)}
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,13 @@ class Likelihood(ABC):
     "sum of squared errors + lambda ||w||^2"). Sample weights are multiplied in by `whence`: no method here sees them.
 
     Attributes:
+        has_classes: whether the outputs are logits of classes, with probabilities and margins.
         couples_outputs: whether the loss's Hessian ties the outputs of an example to each other, so that single
             outputs cannot be left out.
     """
 
     name: ClassVar[str]
+    has_classes: ClassVar[bool] = False
     couples_outputs: ClassVar[bool] = False
 
     @abstractmethod

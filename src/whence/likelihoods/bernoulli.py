@@ -37,6 +37,7 @@ class Bernoulli(Likelihood):
     """
 
     name: ClassVar[str] = "bernoulli"
+    has_classes: ClassVar[bool] = True
     pos_weight: float | Sequence[float] | Tensor | None = None
     dispersion: Dispersion = "fixed"
 

@@ -44,6 +44,7 @@ class Categorical(Likelihood):
     """
 
     name: ClassVar[str] = "categorical"
+    has_classes: ClassVar[bool] = True
     couples_outputs: ClassVar[bool] = True
     weight: Sequence[float] | Tensor | None = None
     ignore_index: int = -100
