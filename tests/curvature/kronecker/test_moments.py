@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from whence.curvature.kronecker import moments, spectral
 from whence.curvature.kronecker.basis import Basis
 from whence.curvature.kronecker.factors import Factors, combine
 from whence.curvature.kronecker.moments import Sums, along, examples_of, total
-from whence.curvature.kronecker.rotate import energy, settled
+from whence.curvature.kronecker.rotate import beyond, energy, lengths, settled
 from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
 
 CPU = torch.device("cpu")
@@ -87,8 +88,44 @@ def test_sums_of_tangents_are_sums_of_gradients(make: Callable[[int], Tangent], 
 
 @every_tangent
 @every_count
+def test_what_lies_outside_a_corner_is_measured_without_a_difference(
+    make: Callable[[int], Tangent], count: int
+) -> None:
+    tangent = make(count)
+    basis = corner(tangent.block, 0.6)
+    outside = tangent.materialize() - basis.out_of(basis.into(tangent.materialize()))
+    flat, parts = outside.flatten(2), beyond(tangent, basis)
+    same(torch.stack([energy(part) for part in parts]).sum(0), flat @ flat.transpose(1, 2))
+    same(torch.stack([lengths(part) for part in parts]).sum(0), flat.square().sum(2))
+
+
+@every_tangent
+@every_count
+@pytest.mark.parametrize("rounded", [False, True])
+def test_weighted_lengths_inside_and_outside_a_corner(
+    make: Callable[[int], Tangent], count: int, rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spectral, "products_are_rounded", lambda device: rounded)
+    tangent = make(count)
+    basis = corner(tangent.block, 0.6)
+    pairs = [(normal(*basis.shape, seed=seed).abs(), 0.5 * seed) for seed in (7, 8)]
+    weights = spectral.Weights.of(basis, pairs, torch.float64)
+    phi = tangent.materialize()
+    inside = basis.into(phi).flatten(2)
+    rest = (phi - basis.out_of(basis.into(phi))).flatten(2)
+    wanted = [(inside * w.reshape(-1)) @ inside.transpose(1, 2) + v * rest @ rest.transpose(1, 2) for w, v in pairs]
+    same(weights.grams(tangent), torch.stack(wanted))
+    same(weights.variances(tangent), torch.diagonal(torch.stack(wanted), dim1=2, dim2=3))
+
+
+@every_tangent
+@every_count
 @pytest.mark.parametrize("keep", [1.0, 0.6])
-def test_squares_inside_and_outside_a_corner(make: Callable[[int], Tangent], count: int, keep: float) -> None:
+@pytest.mark.parametrize("rounded", [False, True])
+def test_squares_inside_and_outside_a_corner(
+    make: Callable[[int], Tangent], count: int, keep: float, rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "products_are_rounded", lambda device: rounded)
     tangent = make(count)
     basis = corner(tangent.block, keep)
     sums = Sums(basis, 2, CPU)
@@ -107,7 +144,11 @@ def test_squares_inside_and_outside_a_corner(make: Callable[[int], Tangent], cou
 
 @every_tangent
 @pytest.mark.parametrize("keep", [1.0, 0.6])
-def test_single_cotangents_have_a_way_of_their_own(make: Callable[[int], Tangent], keep: float) -> None:
+@pytest.mark.parametrize("rounded", [False, True])
+def test_single_cotangents_have_a_way_of_their_own(
+    make: Callable[[int], Tangent], keep: float, rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "products_are_rounded", lambda device: rounded)
     tangent = make(1)
     basis = corner(tangent.block, keep)
     sums, weights = Sums(basis, 3, CPU), normal(6, 3, seed=6).abs()

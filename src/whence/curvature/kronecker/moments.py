@@ -13,7 +13,7 @@ from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
 
 from .basis import Basis
 from .factors import combine
-from .rotate import energy, lengths, raised, rotate, settled
+from .rotate import beyond, energy, lengths, products_are_rounded, raised, rotate, settled
 from .rotated import Factored, Rotated, Sparse
 from .stream import LayerStream
 
@@ -53,6 +53,7 @@ class Sums:
     def __init__(self, basis: Basis, count: int, device: torch.device) -> None:
         """Zeros for `count` sets of weights."""
         self.basis = basis
+        self.rounded = products_are_rounded(device)
         self.inside = torch.zeros(count, *basis.shape, dtype=torch.float64, device=device)
         self.length = torch.zeros(count, dtype=torch.float64, device=device)
 
@@ -61,7 +62,8 @@ class Sums:
         for _, rotated in rotate(tangent, self.basis):
             self.inside += rotated.squares(weights.to(dtype_of(rotated)))
         if self.basis.outside:
-            self.length += weights.double() @ lengths(tangent).double().sum(0)
+            for measured in self._measured(tangent):
+                self.length += weights.double() @ lengths(measured).double().sum(0)
 
     def add_single(self, tangent: Tangent, weights: Tensor) -> bool:
         """Count one piece with a single cotangent, weighted by example (n, q); false where this form does not serve."""
@@ -72,15 +74,20 @@ class Sums:
             assert not isinstance(rotated, Sparse)
             self.inside += rotated.single(weights[part].to(dtype_of(rotated)))
         if self.basis.outside:
-            self.length += weights.double().T @ energy(tangent).double().reshape(-1)
+            for measured in self._measured(tangent):
+                self.length += weights.double().T @ energy(measured).double().reshape(-1)
         return True
+
+    def _measured(self, tangent: Tangent) -> list[Tangent]:
+        return beyond(tangent, self.basis) if self.rounded else [tangent]
 
     def finish(self) -> list[Squares]:
         """The sums, one for each set of weights."""
         rest = self.basis.outside
         found = []
         for inside, length in zip(self.inside, self.length, strict=True):
-            outside = max(float(length - inside.sum()), 0.0) / rest if rest else 0.0
+            left = float(length if self.rounded else length - inside.sum())
+            outside = max(left, 0.0) / rest if rest else 0.0
             found.append(Squares(inside, outside))
         return found
 

@@ -91,6 +91,44 @@ def _outer(a: Tensor, g: Tensor) -> Tensor:
     return (left @ a).reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
 
 
+def products_are_rounded(device: torch.device) -> bool:
+    """Whether single-precision products lose all but three digits here, as TF32 on a GPU does."""
+    return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+
+
+def beyond(tangent: Tangent, basis: Basis) -> list[Tangent]:
+    """Tangents whose squared lengths add up to what of a gradient lies outside a basis.
+
+    G - P G Q = G (I - Q) + (I - P) G Q, two parts at right angles. The difference of the squared lengths of G and P G Q
+    is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
+    """
+    if isinstance(tangent, Dense):
+        return [Dense(tangent.block, _rest(raised(tangent.values), basis.inputs))]
+    if isinstance(tangent, Rows):
+        columns = None if basis.outputs is None else basis.outputs[0]
+        return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns), tangent.weights)]
+    a, g = raised(tangent.inputs()), raised(tangent.grads())
+    inside = a if basis.inputs is None else _times(a, basis.inputs)
+    return [
+        Kronecker(tangent.block, Whole(_rest(a, basis.inputs)), Whole(g)),
+        Kronecker(tangent.block, Whole(inside), Whole(_rest(g, basis.outputs))),
+    ]
+
+
+def _rest(values: Tensor, columns: Tensor | None) -> Tensor:
+    """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r); or (e, i, r), for rows (..., e, t, i)."""
+    if columns is None:
+        return torch.zeros_like(values)
+    return values - _times(_times(values, columns), columns.transpose(-1, -2))
+
+
+def _times(values: Tensor, matrix: Tensor) -> Tensor:
+    """Without a copy of the matrix for every example where it is one for all groups."""
+    if matrix.dim() == 3 and len(matrix) == 1:
+        return (values.squeeze(-3) @ matrix[0]).unsqueeze(-3)
+    return values @ matrix
+
+
 def lengths(tangent: Tangent) -> Tensor:
     """Squared lengths of the gradients, (n, c): the diagonals of `energy` alone."""
     if not isinstance(tangent, Kronecker):

@@ -17,7 +17,7 @@ from whence.tangents.forms import Tangent
 from .align import align
 from .basis import Basis
 from .moments import MeatSums, Spectrum, Squares, along, gather_meats
-from .rotate import energy, lengths, rotate, settled
+from .rotate import beyond, energy, lengths, products_are_rounded, rotate, settled
 from .stream import LayerStream, working_precision
 
 
@@ -181,32 +181,44 @@ class Weights:
 
     Attributes:
         basis: of the block.
-        inside: (w, *shape) for each estimator and coordinate, less the weight outside.
-        outside: (w, 1, 1, 1) for the squared length, which adds the weight outside everywhere.
+        inside: (w, *shape) for each estimator and coordinate; less the weight outside, unless products are rounded.
+        outside: (w, 1, 1, 1) for the squared length, which adds the weight outside everywhere; for the squared length
+            of what lies outside, if products are rounded.
+        rounded: whether products are rounded to TF32, in which differences of squared lengths mean nothing.
     """
 
     basis: Basis
     inside: Tensor
     outside: Tensor
+    rounded: bool
 
     @classmethod
     def of(cls, basis: Basis, pairs: Sequence[tuple[Tensor, float]], dtype: torch.dtype) -> Weights:
         """One set of weights for each estimator, inside and outside."""
-        shift = [outside if basis.outside else 0.0 for _, outside in pairs]
-        inside = torch.stack([inside - less for (inside, _), less in zip(pairs, shift, strict=True)]).to(dtype)
-        return cls(basis, inside, torch.tensor(shift, dtype=dtype, device=inside.device).reshape(-1, 1, 1, 1))
+        rounded = products_are_rounded(pairs[0][0].device)
+        less = 0.0 if rounded or not basis.outside else 1.0
+        inside = torch.stack([inside - less * outside for inside, outside in pairs]).to(dtype)
+        outside = torch.tensor([outside for _, outside in pairs], dtype=dtype, device=inside.device)
+        return cls(basis, inside, outside.reshape(-1, 1, 1, 1), rounded)
 
     def variances(self, tangent: Tangent) -> Tensor:
         """Weighted squared lengths of the gradients alone, (w, n, c)."""
         parts = [rotated.variances(self.inside) for _, rotated in rotate(tangent, self.basis)]
         found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return found + self.outside.squeeze(-1) * lengths(tangent) if self.basis.outside else found
+        if not self.basis.outside:
+            return found
+        return found + self.outside.squeeze(-1) * sum_of(map(lengths, self._measured(tangent)))
 
     def grams(self, tangent: Tangent) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
         parts = [rotated.grams(self.inside) for _, rotated in rotate(tangent, self.basis)]
         found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return found.add_(self.outside * energy(tangent)) if self.basis.outside else found
+        if not self.basis.outside:
+            return found
+        return found.add_(self.outside * sum_of(map(energy, self._measured(tangent))))
+
+    def _measured(self, tangent: Tangent) -> list[Tangent]:
+        return beyond(tangent, self.basis) if self.rounded else [tangent]
 
 
 @dataclass(frozen=True)
