@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .curvature import EKFAC, KFAC, Bread, Core, Diagonal, Exact, Meats, NewtonStep, Sketch, Structure
+from .curvature import EKFAC, KFAC, Bread, Core, Diagonal, Exact, Groups, Meats, NewtonStep, Sketch, Structure
 from .errors import InputError
 from .estimators import LeftOut, Weighing
 from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from .memory import Budget
-from .options import check_apart, check_choices, check_path, check_ridge, check_sizes, named
+from .options import check_apart, check_choices, check_groups, check_path, check_ridge, check_sizes, named
 from .progress import Progress
 from .results import Diagnostics, Finding
 from .tangents.batches import Batches
@@ -39,6 +39,7 @@ def fit(
     recenter: bool = False,
     noise: Literal["mle", "unbiased"] = "mle",
     loo: Literal["example", "output"] = "example",
+    groups: Any = None,
     leverage: Literal["auto", "exact", "one_plus_q", "clip"] = "auto",
     chunk_size: int | None = None,
     max_memory: float | None = None,
@@ -68,6 +69,9 @@ def fit(
             for networks that were stopped before they converged.
         noise: covariance of the residuals as E^T E / n, or divided by n minus the degrees of freedom an output.
         loo: leave out whole examples, or single outputs as in the paper's stacked notation. The same for one output.
+        groups: n labels in the order of the training data. Examples of one label (a document, a patient, a sequence)
+            belong together and are left out together, which makes HeC0 and HeC3 cluster-robust (CR0 and CR3). For the
+            exact structure, the core and the sketch.
         leverage: "exact" for exact structures; "one_plus_q" or the paper's "clip" for approximate ones.
         chunk_size: examples whose tangents are held at once.
         max_memory: bytes that may be taken; 80 % of what is free when not given.
@@ -93,6 +97,7 @@ def fit(
     check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
     check_sizes(chunk_size, max_memory)
     check_apart(loss, loo)
+    check_groups(groups, loo, chosen)
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
     check_model(model)
@@ -119,7 +124,8 @@ def fit(
         )
         check_path(problem, lam)
         policy = chosen.policy if leverage == "auto" else leverage
-        weights = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, loo == "output")
+        clusters = None if groups is None else Groups.of(groups, problem)
+        weights = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, loo == "output", clusters)
         with rounded_products((tf32 and chosen.tf32) or torch.backends.cuda.matmul.allow_tf32):
             bread = chosen.fit(problem, lam, weights.columns)
             bread.tf32 = tf32 and chosen.tf32
@@ -137,15 +143,17 @@ def _assemble(
     everything = slice(0, problem.n)
     residuals = weighing.residuals(everything, step.change)
     left_out = weighing.left_out(everything, bread.hats, step.change)
+    if weighing.groups is not None:
+        left_out = weighing.groups_left_out(residuals, left_out, bread.joint_hats(weighing.groups))
     freedom = bread.degrees_of_freedom if noise == "unbiased" else None
     found = problem.noise(residuals, freedom)
     roots = {"ho": found.roots, **weighing.roots_of(residuals, left_out)}
-    sandwich = bread.sandwich(Meats(roots, left_out.hec3))
+    meats = Meats(roots, left_out.hec3, weighing.groups)
     return Tracer(
         problem=problem,
         bread=bread,
-        sandwich=sandwich,
-        meats=Meats(roots, left_out.hec3),
+        sandwich=bread.sandwich(meats),
+        meats=meats,
         left_out=left_out,
         step=step,
         weighing=weighing,
@@ -164,6 +172,8 @@ def _diagnose(
     lost = weighing.lost(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
+    groups = weighing.groups
+    units, among = ("training examples", problem.n) if groups is None else ("groups", groups.total)
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
         Finding("ridge", bread.ridge, "lambda on the sum scale" + (", by leave-one-out" if bread.path else "")),
@@ -189,7 +199,7 @@ def _diagnose(
         Finding(
             "largest leverage", float(left_out.leverage.max()), "one means: the example decides its own prediction"
         ),
-        Finding("guarded leverages", left_out.guarded, f"training examples at the guard, of {problem.n}"),
+        Finding("guarded leverages", left_out.guarded, f"{units} at the guard, of {among}"),
     ]
     findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.facts]]
     return Diagnostics(tuple(findings))

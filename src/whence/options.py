@@ -6,6 +6,7 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+from .curvature.base import NO_GROUPS, Structure
 from .errors import InputError
 from .likelihoods import Likelihood
 from .tangents.linearization import Linearization
@@ -39,6 +40,16 @@ def check_apart(loss: Likelihood, loo: str) -> None:
             f'expected loo="example" with likelihood {loss.name!r}, whose outputs depend on each other, got "output". '
             "A single class cannot be left out."
         )
+
+
+def check_groups(groups: Any, loo: str, structure: Structure) -> None:
+    """Raise when whole groups are to be left out and cannot be."""
+    if groups is None:
+        return
+    if loo == "output":
+        raise InputError('expected loo="example" with groups, which are left out as a whole, got "output".')
+    if not structure.takes_groups:
+        raise InputError(NO_GROUPS.format(repr(structure)))
 
 
 def check_path(problem: Linearization, ridge: float | None) -> None:

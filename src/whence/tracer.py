@@ -119,6 +119,11 @@ class Tracer:
             (torch.Size([3, 2]), torch.Size([3, 2]))
         """
         check_count(top, "top")
+        if self.weighing.groups is not None:
+            raise InputError(
+                "expected a fit without groups to attribute variances to single examples, got one with groups, whose "
+                "members count together. Fit again without groups."
+            )
         return join(self._each(x, lambda inputs, where: attribute(self, inputs, top, matrix)))
 
     def _each(self, x: Any, work: Callable[[Inputs, str], T]) -> list[T]:
@@ -165,9 +170,13 @@ class Tracer:
     def _finish(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
         """Add the estimators that follow from others, to covariances or variances alike."""
         problem = self.problem
+        deletions = problem.numbers if self.weighing.by_output else problem.counted
+        groups = self.weighing.groups
         left = problem.numbers - self.bread.degrees_of_freedom
         hc1 = problem.numbers / left if left > 0 else float("inf")
-        deletions = problem.numbers if self.weighing.by_output else problem.counted
+        if groups is not None:  # Stata's correction for few clusters
+            deletions = groups.counted
+            hc1 *= (deletions / (deletions - 1)) * ((problem.numbers - 1) / problem.numbers)
         finished = finish(found, shift, deletions, hc1)
         finished["laplace"] = finished["laplace"] * self.noise_scale
         return finished

@@ -2,6 +2,7 @@
 
 from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Structure
 from .exact import Exact
+from .groups import Groups
 from .kronecker import EKFAC, KFAC, Core, Diagonal, Sketch
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Core",
     "Diagonal",
     "Exact",
+    "Groups",
     "Meats",
     "NewtonStep",
     "Predicted",

@@ -13,8 +13,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from whence.errors import InputError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
+
+from .groups import Groups
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,17 @@ class Meats:
         roots: for each estimator W_i (n, k, q), or (1, k, q) when all examples share it; its variance is
             sum_i a_i W_i W_i^T a_i^T with the alignments a_i = J F_lam^-1 J_i^T.
         total: (n, k) the vectors u_i whose weighted sum centres the full jackknife.
+        groups: examples that belong together. Their a_i W_i are summed before they are squared, in every estimator but
+            Ho, whose noise is independent from example to example.
     """
 
     roots: Mapping[str, Tensor]
     total: Tensor
+    groups: Groups | None = None
+
+    def pooled(self, name: str) -> Groups | None:
+        """The groups, for the estimators that sum over them."""
+        return None if name == "ho" else self.groups
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,12 @@ structure can take leverages and meats in one pass."""
 
 Alignments = Iterator[tuple[slice, Iterator[tuple[slice, Tensor]]]]
 """(which inputs, (which training examples, a (m, k, n, k)) chunk by chunk) for some inputs after the other."""
+
+
+NO_GROUPS = (
+    'expected structure "exact" (primal or dual road), "core" or "sketch" with groups, got {}. Leaving groups out '
+    "needs the products between the gradients of their members, which this structure does not keep."
+)
 
 
 class Sandwich(ABC):
@@ -132,6 +148,10 @@ class Bread(ABC):
     def sandwich(self, meats: Meats) -> Sandwich:
         """Put the training examples' weights between the breads."""
 
+    def joint_hats(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (members (g, size), blocks J_g F_lam^-1 J_g^T (g, size k, size k)), as many groups as memory allows."""
+        raise InputError(NO_GROUPS.format(type(self).__name__))
+
     @abstractmethod
     def alignments(self, inputs: Inputs) -> Alignments:
         """a_i = J F_lam^-1 J_i^T of one batch with every training example.
@@ -153,6 +173,11 @@ class Structure(ABC):
     name: ClassVar[str]
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "exact"
     tf32: ClassVar[bool] = False
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether whole groups of examples can be left out."""
+        return False
 
     @abstractmethod
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:

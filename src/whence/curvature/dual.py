@@ -14,6 +14,7 @@ from whence.tangents.linearization import Linearization
 from .alignment import covariances_from_alignments
 from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
 from .features import Features, TrainingRows
+from .groups import Groups, pieces
 from .loo import path_from_kernel
 from .primal import singular
 
@@ -71,6 +72,14 @@ class DualBread(Bread):
     def sandwich(self, meats: Meats) -> DualSandwich:
         """Keep the weights; the kernel does the rest."""
         return DualSandwich(self, meats)
+
+    def joint_hats(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
+        """Blocks of K (lambda + L K)^-1."""
+        problem, outputs = self.problem, torch.arange(self.problem.k, device=self.problem.device)
+        for members in pieces(groups, problem, 3.0 * problem.n * problem.k):
+            at = (members.unsqueeze(2) * problem.k + outputs).flatten(1)  # (g, size k)
+            projected = self.project(self.kernel[at.reshape(-1)]).reshape(*at.shape, -1)
+            yield members, projected.gather(2, at.unsqueeze(1).expand(-1, at.shape[1], -1))
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """Products with all training rows, times (lambda + L K)^-1: all training examples at once."""

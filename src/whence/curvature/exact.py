@@ -47,6 +47,11 @@ class Exact(Structure):
                 f"expected tolerance > 0 and at least one of iterations, got {self.tolerance} and {self.iterations}."
             )
 
+    @property
+    def takes_groups(self) -> bool:
+        """All but the matrix-free road, which would solve for every pair of members."""
+        return self.road != "matrix_free"
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:
         """Choose the road, check that it fits in memory, and take it."""
         numbers, size = problem.n * problem.k, problem.selection.size

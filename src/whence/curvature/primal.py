@@ -15,6 +15,7 @@ from whence.tangents.linearization import Linearization
 from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
 from .eigen import eigenvectors
 from .features import Features, TrainingRows
+from .groups import Groups, pieces
 from .loo import path_from_eigenvectors
 
 QR_SIZE = 2048
@@ -60,15 +61,40 @@ class PrimalBread(Bread):
         """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, an r x r matrix for each estimator."""
         size = self.features.size
         matrices = {name: torch.zeros_like(self.inverse) for name in meats.roots}
+        sums: dict[str, Tensor] = {}  # of each group, (groups, q, r)
         total = self.inverse.new_zeros(size)
         for where, rows in self.rows.read("meats"):
             white = self.whiten(rows)
             for name, root in meats.roots.items():
                 part = root if len(root) == 1 else root[where]
-                weighted = (part.transpose(1, 2).to(white.dtype) @ white).reshape(-1, size)
-                add_gram(matrices[name], weighted)
+                weighted = part.transpose(1, 2).to(white.dtype) @ white
+                groups = meats.pooled(name)
+                if groups is None:
+                    add_gram(matrices[name], weighted.reshape(-1, size))
+                    continue
+                if name not in sums:
+                    sums[name] = total.new_zeros(groups.total, *weighted.shape[1:])
+                sums[name].index_add_(0, groups.index[where], weighted.to(total.dtype))
             total += torch.einsum("nkp,nk->p", white, meats.total[where].to(white.dtype)).to(total.dtype)
+        for name, pooled in sums.items():
+            add_gram(matrices[name], pooled.reshape(-1, size))
         return PrimalSandwich(self, matrices, total)
+
+    def joint_hats(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whitened rows of a group's members, times themselves; each piece costs a pass over the training rows."""
+        problem, size = self.problem, self.features.size
+        problem.budget.require(
+            3.0 * groups.total * size * problem.outputs.element_size(), f"{groups.total} groups", "Make fewer groups."
+        )
+        for members in pieces(groups, problem, size):
+            place = torch.full((problem.n,), -1, device=problem.device)
+            place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
+            white = self.inverse.new_empty(members.numel(), problem.k, size)
+            for where, rows in self.rows.read("groups"):
+                here = place[where] >= 0
+                white[place[where][here]] = self.whiten(rows[here]).to(white.dtype)
+            flat = white.reshape(len(members), -1, size)
+            yield members, flat @ flat.transpose(1, 2)
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """Solve for the rows of the inputs, and multiply by those of the training examples."""

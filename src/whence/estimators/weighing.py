@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from whence.curvature.groups import Groups
+
+from .clusters import leave_groups_out
 from .leave_one_out import LeftOut, Policy, leave_one_out
 
 
@@ -21,6 +24,7 @@ class Weighing:
         policy: what to do with leverages.
         recenter: use the residuals at the optimum of the linearized model.
         by_output: leave out single outputs instead of whole examples.
+        groups: leave out whole groups instead of single examples.
     """
 
     given: Tensor
@@ -28,6 +32,7 @@ class Weighing:
     policy: Policy
     recenter: bool
     by_output: bool
+    groups: Groups | None = None
 
     def residuals(self, where: slice, change: Tensor) -> Tensor:
         """(n, k) residuals after the outputs moved by `change`, if they are to move."""
@@ -45,6 +50,10 @@ class Weighing:
         """Leave-one-out residuals."""
         roots = None if self.roots is None else self.roots[where]
         return leave_one_out(self.residuals(where, change), hats, roots, self.policy, self.by_output)
+
+    def groups_left_out(self, residuals: Tensor, alone: LeftOut, blocks: Iterable[tuple[Tensor, Tensor]]) -> LeftOut:
+        """Leave-one-group-out residuals, from the blocks of whole groups."""
+        return leave_groups_out(residuals, alone, self.roots, self.policy, blocks)
 
     def columns(self, where: slice, hats: Tensor, change: Tensor) -> Mapping[str, Tensor]:
         """Weights W (n, k, q) of the examples in each heteroscedastic estimator."""

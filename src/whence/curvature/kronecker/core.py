@@ -42,6 +42,11 @@ class Core(Structure):
     tolerance: float = 1e-3
     largest_exact: int = LARGEST_EXACT
 
+    @property
+    def takes_groups(self) -> bool:
+        """Yes: features of all examples are at hand."""
+        return True
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerStream(problem)

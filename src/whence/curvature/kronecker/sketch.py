@@ -34,6 +34,11 @@ class Sketch(Structure):
     size: int = 6144
     seed: int = 0
 
+    @property
+    def takes_groups(self) -> bool:
+        """Yes: features of all examples are at hand."""
+        return True
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Draw the projections, then the primal algebra."""
         stream = LayerStream(problem)
