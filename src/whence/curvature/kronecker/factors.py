@@ -94,7 +94,7 @@ class Factors:
 
 def _second_moment(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i), summed in float64 where they are many, or small eigenvalues would drown."""
-    parts = rows.split(LONGEST_SUM, dim=-2)
+    parts = rows.split(LONGEST_SUM * (32 if rows.is_cuda else 1), dim=-2)  # a GPU sums in tiles, and calls cost more
     if len(parts) == 1 or rows.dtype == torch.float64:
         return rows.transpose(-1, -2) @ rows
     total = torch.zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)

@@ -13,7 +13,7 @@ from whence.tangents.capture import Capture
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
 
-PIECE_BYTES = {"cpu": 192 * 2**20, "cuda": 6 * 2**30}
+PIECE_BYTES = {"cpu": 192 * 2**20, "cuda": 12 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
 
 Cotangents = Callable[[slice, int], Tensor]
