@@ -21,7 +21,7 @@ from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, on
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
-from .tracing import Attribution, Shares
+from .tracing import Attribution, Explanation, Shares
 
 __all__ = [
     "EKFAC",
@@ -34,6 +34,7 @@ __all__ = [
     "Diagnostics",
     "Diagonal",
     "Exact",
+    "Explanation",
     "Finding",
     "Gaussian",
     "InputError",

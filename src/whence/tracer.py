@@ -20,7 +20,8 @@ from .tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
 from .tangents.forward import Network
 from .tangents.linearization import Linearization
 from .tangents.loaders import length
-from .tracing import Attribution, attribute, check_count, join
+from .tracing import Attribution, Calibration, Explanation, attribution, verdicts
+from .tracing.fitted import check_count, check_level, check_ungrouped
 
 T = TypeVar("T")
 
@@ -119,12 +120,35 @@ class Tracer:
             (torch.Size([3, 2]), torch.Size([3, 2]))
         """
         check_count(top, "top")
-        if self.weighing.groups is not None:
-            raise InputError(
-                "expected a fit without groups to attribute variances to single examples, got one with groups, whose "
-                "members count together. Fit again without groups."
-            )
-        return join(self._each(x, lambda inputs, where: attribute(self, inputs, top, matrix)))
+        check_ungrouped(self)
+        return attribution.join(self._each(x, lambda inputs, where: attribution.attribute(self, inputs, top, matrix)))
+
+    def explain(self, x: Any, level: float = 0.95, top: int = 5) -> Explanation:
+        """Tell for each prediction whether it is to be trusted, and if not, whether labels or data are the cause.
+
+        Both questions are settled by the training set's own leave-one-out quantities, see `Calibration`; nothing is
+        set by hand but the share of false alarms.
+
+        Args:
+            x: as for `predict`.
+            level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
+            top: how many training examples to name for each prediction.
+
+        Examples:
+            >>> import torch, whence
+            >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+            >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+            >>> tracer = whence.fit(net, [(x, 2 * x + (99 * x).sin())], ridge=0.1, recenter=True)
+            >>> tracer.explain(torch.tensor([[0.0], [30.0]], dtype=torch.float64)).verdicts
+            ('confident', 'scarce data')
+        """
+        check_level(level)
+        check_count(top, "top")
+        check_ungrouped(self)
+        usual = Calibration.of(self)
+        return verdicts.join(
+            self._each(x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top))
+        )
 
     def _each(self, x: Any, work: Callable[[Inputs, str], T]) -> list[T]:
         """Do something with every batch, checked and on the model's device; the model is left as found."""

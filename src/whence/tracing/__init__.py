@@ -1,6 +1,7 @@
 """Tracing: which training examples, which source of doubt, what to do about it."""
 
-from .attribution import Attribution, Shares, attribute, join
-from .fitted import check_count
+from .attribution import Attribution, Shares
+from .calibration import Calibration
+from .verdicts import Explanation
 
-__all__ = ["Attribution", "Shares", "attribute", "check_count", "join"]
+__all__ = ["Attribution", "Calibration", "Explanation", "Shares"]

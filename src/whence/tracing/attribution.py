@@ -131,8 +131,7 @@ def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool) -> Attribu
         for name in ESTIMATORS:
             parts[name].append(_largest(terms, name, variances[name][where], top, matrix))
     joined = {name: _join(parts[name]) for name in ESTIMATORS}
-    left_out = fitted.left_out
-    return Attribution(joined["hec3"], joined["ho"], fitted.residuals, left_out.hec3, left_out.leverage)
+    return Attribution(joined["hec3"], joined["ho"], fitted.residuals, fitted.loo_residuals, fitted.leverage)
 
 
 def join(parts: Sequence[Attribution]) -> Attribution:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -45,6 +45,14 @@ class Fitted(Protocol):
         """(n, k) residuals of the training examples."""
 
     @property
+    def loo_residuals(self) -> Tensor:
+        """(n, k) the same after leaving each out."""
+
+    @property
+    def leverage(self) -> Tensor:
+        """(n, k) leverages of the training examples."""
+
+    @property
     def sigma(self) -> Tensor:
         """(k, k) noise covariance."""
 
@@ -53,3 +61,18 @@ def check_count(given: Any, name: str) -> None:
     """Raise unless a number of examples is a whole number above zero."""
     if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 1:
         raise InputError(f"expected {name} to be a whole number of examples, at least 1, got {given!r}.")
+
+
+def check_level(given: Any) -> None:
+    """Raise unless a level lies between zero and one."""
+    if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
+        raise InputError(f"expected a level between 0 and 1, got {given!r}. For 5 % of false alarms pass 0.95.")
+
+
+def check_ungrouped(fitted: Fitted) -> None:
+    """Raise where examples were left out in groups: their leave-one-out residuals are not their own."""
+    if fitted.weighing.groups is not None:
+        raise InputError(
+            "expected a fit without groups to attribute variances to single examples, got one with groups, whose "
+            "members count together. Fit again without groups."
+        )

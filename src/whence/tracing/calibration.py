@@ -1,0 +1,90 @@
+"""What is usual, told by the training set itself: each example as if it had been left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .fitted import Fitted
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Yardsticks from leave-one-out quantities of the training examples.
+
+    Scarcity: the leverage J F_lam^-1 J^T of a new input is set against the leverages that training examples have in
+    fits without themselves, J_i F_(-i)^-1 J_i^T = (I - Q_i L_i)^-1 Q_i with Q_i = J_i F_lam^-1 J_i^T. A new input from
+    the places the training inputs come from is as likely to rank anywhere among them.
+
+    Noise: HeC3 / Ho is a mean of squared leave-one-out residuals around the input, v_i = |u_i|^2 / tr Sigma_i, weighted
+    by shares of Ho. If noise were the same everywhere, the v_i could be shuffled among the examples. Shuffled, the mean
+    has expectation mean(v) and variance var(v) (sum of squared shares - 1 / n), exactly for one output; a gamma
+    distribution with these moments tells how rare the ratio found would be.
+
+    Attributes:
+        leverages: (n,) traces of the leave-one-out leverages, ascending.
+        mean: of the v_i.
+        variance: of the v_i.
+    """
+
+    leverages: Tensor
+    mean: float
+    variance: float
+
+    @classmethod
+    def of(cls, fitted: Fitted) -> Calibration:
+        """From the leverage blocks and the leave-one-out residuals; no pass over the data."""
+        counts = _counted(fitted)
+        blocks = leave_one_out_leverage(fitted)[counts]
+        traces = torch.diagonal(blocks, dim1=1, dim2=2).sum(1).sort().values
+        noise = fitted.meats.roots["ho"].square().sum((1, 2)).expand(fitted.problem.n)[counts]
+        squares = fitted.left_out.hec3.square().sum(1)[counts]
+        values = squares[noise > 0] / noise[noise > 0]
+        if len(values) < 2:  # no noise to compare with
+            return cls(traces, 1.0, 0.0)
+        return cls(traces, float(values.mean()), float(values.var()))
+
+    def scarcity(self, leverage: Tensor) -> Tensor:
+        """(m,) share of training examples, the input counted among them, whose leverage is at least as large."""
+        below = torch.searchsorted(self.leverages, leverage)
+        return (1.0 + len(self.leverages) - below) / (1.0 + len(self.leverages))
+
+    def noise(self, ratio: Tensor, effective: Tensor) -> Tensor:
+        """(m,) how often shuffled residuals would give a ratio HeC3 / Ho at least as large.
+
+        Args:
+            ratio: (m,) HeC3 / Ho.
+            effective: (m,) effective numbers of examples in Ho.
+        """
+        if self.mean <= 0:
+            return torch.ones_like(ratio)
+        concentration = (1.0 / effective.clamp_min(1.0) - 1.0 / len(self.leverages)).clamp_min(0.0)
+        spread = (self.variance * concentration / self.mean**2).clamp_min(1e-8)  # squared coefficient of variation
+        chance: Tensor = torch.special.gammaincc(1.0 / spread, ratio / (self.mean * spread))
+        return chance
+
+
+def leave_one_out_leverage(fitted: Fitted) -> Tensor:
+    """(n, k, k) leverage of each training example in the fit without it.
+
+    An approximate curvature behaves as if it did not contain the example, so that its blocks serve as they are.
+    """
+    hats, roots = fitted.bread.hats, fitted.problem.hessian_roots
+    if fitted.weighing.policy != "exact":
+        return hats
+    inner = hats if roots is None else hats @ roots @ roots.transpose(1, 2)
+    left = torch.eye(hats.shape[1], dtype=hats.dtype, device=hats.device) - inner
+    # An example that decides its own prediction leaves nothing behind: rounding alone keeps this invertible.
+    left.diagonal(dim1=1, dim2=2).clamp_min_(torch.finfo(hats.dtype).eps)
+    solved: Tensor = torch.linalg.solve(left, hats)
+    return solved
+
+
+def _counted(fitted: Fitted) -> Tensor:
+    """(n,) examples that count in the loss."""
+    weights = fitted.problem.sample_weights
+    if weights is None:
+        return torch.ones(fitted.problem.n, dtype=torch.bool, device=fitted.problem.device)
+    return weights > 0

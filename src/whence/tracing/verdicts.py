@@ -1,0 +1,153 @@
+"""Where the doubt of a prediction comes from, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whence.tangents.batches import Inputs
+
+from .calibration import Calibration
+from .fitted import Fitted
+from .tables import frame
+from .terms import Terms, terms_of
+
+if TYPE_CHECKING:
+    import pandas
+
+CONFIDENT, NOISY, SCARCE, BOTH = "confident", "noisy labels nearby", "scarce data", "both"
+VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
+SHOWN = 10
+"""Predictions that are printed."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A verdict for each prediction, with the numbers behind it.
+
+    Attributes:
+        level: a prediction is called noisy, or scarce, where its p-value is at most 1 - level. Of predictions like the
+            training examples, with noise like everywhere, that share is called so by chance.
+        noise_p: (m,) how often leave-one-out residuals as large would gather around the input by chance, if noise were
+            the same everywhere.
+        scarcity_p: (m,) share of training examples whose leave-one-out leverage is at least as large.
+        noise: (m,) leave-one-out residuals around the input, squared, over their mean in the training set.
+        leverage: (m,) trace of J F_lam^-1 J^T.
+        ratio: (m,) HeC3 / Ho, summed over training examples.
+        ho: (m,) trace of Ho.
+        hec3: (m,) trace of HeC3.
+        effective: (m,) effective number of training examples in Ho.
+        check: (m, t) training examples with the largest shares of HeC3: labels to check first.
+        near: (m, t) training examples with the largest shares of Ho: what the prediction rests on.
+    """
+
+    level: float
+    noise_p: Tensor
+    scarcity_p: Tensor
+    noise: Tensor
+    leverage: Tensor
+    ratio: Tensor
+    ho: Tensor
+    hec3: Tensor
+    effective: Tensor
+    check: Tensor
+    near: Tensor
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.noise_p)
+
+    @property
+    def noisy(self) -> Tensor:
+        """(m,) whether labels nearby are noisier than elsewhere."""
+        return self.noise_p <= 1.0 - self.level
+
+    @property
+    def scarce(self) -> Tensor:
+        """(m,) whether there are fewer training examples nearby than around training examples."""
+        return self.scarcity_p <= 1.0 - self.level
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """A verdict for each prediction, one of "confident", "noisy labels nearby", "scarce data" and "both"."""
+        codes = self.noisy.long() + 2 * self.scarce.long()
+        return tuple(VERDICTS[code] for code in codes.tolist())
+
+    def sentence(self, number: int) -> str:
+        """What to make of one prediction."""
+        verdict = VERDICTS[int(self.noisy[number]) + 2 * int(self.scarce[number])]
+        usual = (
+            f"leave-one-out residuals around it are {float(self.noise[number]):.2g} times the mean square "
+            f"(p = {float(self.noise_p[number]):.2g}), its leverage {float(self.leverage[number]):.2g} is reached by "
+            f"{float(self.scarcity_p[number]):.1%} of the training examples"
+        )
+        advice = []
+        if verdict in (NOISY, BOTH):
+            advice.append(f"check the labels of training examples {_listing(self.check[number])}")
+        if verdict in (SCARCE, BOTH):
+            advice.append(f"collect examples near this input; the nearest now are {_listing(self.near[number])}")
+        return f"{verdict}: {usual}." + "".join(f" {one[0].upper()}{one[1:]}." for one in advice)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a prediction."""
+        names = ("noise_p", "scarcity_p", "noise", "leverage", "ratio", "ho", "hec3", "effective")
+        columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
+        columns.update({name: [getattr(self, name)] for name in names})
+        columns["check"] = [[_listing(row) for row in self.check]]
+        columns["near"] = [[_listing(row) for row in self.near]]
+        return frame(columns)
+
+    def __repr__(self) -> str:
+        """How many of each."""
+        verdicts = self.verdicts
+        counts = ", ".join(f"{verdict}: {verdicts.count(verdict)}" for verdict in VERDICTS)
+        return f"Explanation({len(self)} predictions; {counts})"
+
+    def __str__(self) -> str:
+        """A sentence a prediction, for the first ten."""
+        shown = min(len(self), SHOWN)
+        rest = [f"... and {len(self) - shown} more: `sentence(number)`, `to_frame()`"] if shown < len(self) else []
+        return "\n".join([f"{number}: {self.sentence(number)}" for number in range(shown)] + rest)
+
+
+def explain(fitted: Fitted, inputs: Inputs, usual: Calibration, level: float, top: int) -> Explanation:
+    """Explain the predictions of one batch; see `Tracer.explain`."""
+    laplace = fitted.sandwich.predict(inputs).covariances["laplace"]
+    leverage = torch.diagonal(laplace, dim1=1, dim2=2).sum(1)
+    return join([_explain(terms, leverage[where], usual, level, top) for where, terms in terms_of(fitted, inputs)])
+
+
+def join(parts: Sequence[Explanation]) -> Explanation:
+    """Several batches as one."""
+    names = [name for name in parts[0].__dataclass_fields__ if name != "level"]
+    return Explanation(parts[0].level, *(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+def _explain(terms: Terms, leverage: Tensor, usual: Calibration, level: float, top: int) -> Explanation:
+    ho, hec3 = terms.ho.sum(1), terms.hec3.sum(1)
+    tiny = torch.finfo(ho.dtype).tiny
+    ratio = torch.where(ho > 0, hec3 / ho.clamp_min(tiny), torch.ones_like(ho))
+    squares = (terms.ho / ho.clamp_min(tiny).unsqueeze(1)).square().sum(1)
+    effective = torch.where(squares > 0, 1.0 / squares.clamp_min(tiny), 1.0)
+    few = min(top, terms.ho.shape[1])
+    return Explanation(
+        level=level,
+        noise_p=usual.noise(ratio, effective),
+        scarcity_p=usual.scarcity(leverage),
+        noise=ratio / usual.mean if usual.mean > 0 else ratio,
+        leverage=leverage,
+        ratio=ratio,
+        ho=ho,
+        hec3=hec3,
+        effective=effective,
+        check=terms.hec3.topk(few, dim=1).indices,
+        near=terms.ho.topk(few, dim=1).indices,
+    )
+
+
+def _listing(examples: Tensor) -> str:
+    return ", ".join(map(str, examples.tolist()))

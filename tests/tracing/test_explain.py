@@ -1,0 +1,139 @@
+"""Verdicts: the yardsticks against brute force, and the noisy and the missing class of the paper's protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import networks
+import oracles
+import whence
+from doubles import fit
+from whence.tracing import Calibration
+from whence.tracing.calibration import leave_one_out_leverage
+from whence_paper.demo_trial import QUICK, WEIGHT_DECAY, draw_task, train
+
+RIDGE = 0.5
+
+
+def test_leave_one_out_leverage_is_that_of_a_curvature_without_the_example() -> None:
+    case = networks.build("mlp")
+    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
+    _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
+    for i, block in enumerate(tangents):
+        others = np.delete(tangents, i, axis=0)
+        wanted = block @ np.linalg.solve(oracles.damped_curvature(others, RIDGE), block.T)
+        np.testing.assert_allclose(leave_one_out_leverage(tracer)[i], wanted, rtol=1e-8)
+
+
+def test_leave_one_out_leverage_with_a_hessian(generator: torch.Generator) -> None:
+    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (12,), generator=generator)
+    model = networks.linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
+    tangents = oracles.linear_tangents(x.numpy(), 3)
+    p = model(x).softmax(1).detach().numpy()
+    hessians = [np.diag(row) - np.outer(row, row) for row in p]
+    for i, block in enumerate(tangents):
+        others = [J.T @ L @ J for j, (J, L) in enumerate(zip(tangents, hessians, strict=True)) if j != i]
+        wanted = block @ np.linalg.solve(sum(others) + RIDGE * np.eye(9), block.T)
+        np.testing.assert_allclose(leave_one_out_leverage(tracer)[i], wanted, rtol=1e-8)
+
+
+def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
+    usual = Calibration(torch.tensor([1.0, 2.0, 3.0, 4.0]), 1.0, 1.0)
+    found = usual.scarcity(torch.tensor([0.5, 2.0, 2.5, 9.0]))
+    torch.testing.assert_close(found, torch.tensor([5.0, 4.0, 3.0, 1.0]) / 5)
+
+
+def test_noise_has_the_moments_of_shuffled_residuals(generator: torch.Generator) -> None:
+    values = torch.rand(30, generator=generator, dtype=torch.float64) ** 4
+    weights = torch.rand(30, generator=generator, dtype=torch.float64) ** 2
+    weights = weights / weights.sum()
+    usual = Calibration(torch.zeros(30), float(values.mean()), float(values.var()))
+    shuffled = torch.stack([values[torch.randperm(30, generator=generator)] @ weights for _ in range(4000)])
+    effective = 1.0 / weights.square().sum()
+    for level in (0.5, 0.8, 0.95):
+        limit = shuffled.quantile(level)
+        found = float(usual.noise(limit.reshape(1), effective.reshape(1)))
+        assert abs(found - (1 - level)) < 0.03  # three standard errors of 4,000 draws, and the gamma's own error
+
+
+def test_calibration_without_any_residual() -> None:
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64).unsqueeze(1)
+    model = networks.linear([[2.0]])
+    found = fit(model, [(x, model(x).detach())]).explain(torch.tensor([[0.0], [50.0]], dtype=torch.float64), level=0.85)
+    assert found.verdicts == ("confident", "scarce data")
+
+
+def where_noise_grows(generator: torch.Generator, n: int = 400) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """A line through points left of zero without noise, right of zero with."""
+    x = torch.rand(n, 1, generator=generator, dtype=torch.float64) * 2 - 1
+    noise = torch.randn(n, 1, generator=generator, dtype=torch.float64) * torch.where(x > 0, 1.0, 0.05)
+    # bumps: a prediction leans on the examples around it only
+    centres = torch.linspace(-1, 1, 12, dtype=torch.float64)
+    features = torch.exp(-((x - centres) ** 2) / 0.02)
+    return x, x.sin() + noise, features
+
+
+@pytest.mark.parametrize("structure", ["exact", "ekfac", "core", "sketch"])
+def test_noise_and_scarcity_are_found_where_they_were_put(structure: str, generator: torch.Generator) -> None:
+    x, y, features = where_noise_grows(generator)
+    weights = oracles.ridge_fit(features.unsqueeze(1).numpy(), y.numpy(), 0.1)
+    tracer = fit(networks.linear(weights.reshape(1, -1)), [(features, y)], ridge=0.1, structure=structure)
+    points = torch.tensor([[-0.5], [0.5]], dtype=torch.float64)
+    centres = torch.linspace(-1, 1, 12, dtype=torch.float64)
+    inputs = torch.exp(-((points - centres) ** 2) / 0.02)
+    far = 5 * inputs.flip(0).roll(3, 1)  # in a direction and of a size the training set has not
+    found = tracer.explain(torch.cat([inputs, far[:1]]), top=4)
+    assert found.verdicts[:2] == ("confident", "noisy labels nearby")
+    assert found.verdicts[2] in ("scarce data", "both")
+    assert bool((x[found.check[1]] > 0).all())
+    table = found.to_frame()
+    assert list(table.verdict) == list(found.verdicts)
+    assert "Check the labels of training examples" in found.sentence(1)
+    assert "Collect examples near this input" in found.sentence(2)
+    assert str(found).count("\n") == 2
+
+
+@pytest.mark.parametrize(("seed", "structure"), [(0, "exact"), (1, "core"), (2, "exact")])
+def test_verdicts_on_digits_with_a_noisy_and_a_missing_class(seed: int, structure: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    task = draw_task(generator, QUICK.train_size)
+    network = train(task, QUICK.steps, generator)
+    ridge = whence.ridge_from_weight_decay(WEIGHT_DECAY, len(task.train_inputs))
+    tracer = fit(network, [(task.train_inputs, task.train_targets)], ridge=ridge, structure=structure)
+    found = tracer.explain(task.test_inputs)
+    noisy, missing = task.test_digits == task.noisy, task.test_digits == task.missing
+    uncertain = (found.noisy | found.scarce) & (noisy | missing)
+    assert area(found.ratio[uncertain], noisy[uncertain]) >= 0.95
+    assert float((~found.noisy & ~found.scarce)[task.ordinary].double().mean()) > 0.85
+    assert float(found.noisy[noisy].double().mean()) > 0.9
+    assert float(found.scarce[missing].double().mean()) > 3 * float(found.scarce[task.ordinary].double().mean())
+
+
+def area(scores: torch.Tensor, positive: torch.Tensor) -> float:
+    """Chance that a positive's score exceeds a negative's."""
+    return float((scores[positive].unsqueeze(1) > scores[~positive]).double().mean())
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95, "high", None])
+def test_the_level_must_lie_between_zero_and_one(level: Any) -> None:
+    case = networks.build("mlp")
+    with pytest.raises(whence.InputError, match="level between 0 and 1"):
+        fit(case.model, case.batches()).explain(case.test_inputs, level=level)
+
+
+def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
+    """Summed over examples the ratio keeps its order where EKFAC's own meat loses some of it."""
+    generator = torch.Generator().manual_seed(1)
+    task = draw_task(generator, QUICK.train_size)
+    network = train(task, QUICK.steps, generator)
+    ridge = whence.ridge_from_weight_decay(WEIGHT_DECAY, len(task.train_inputs))
+    tracer = fit(network, [(task.train_inputs, task.train_targets)], ridge=ridge, structure="ekfac")
+    noisy, missing = task.test_digits == task.noisy, task.test_digits == task.missing
+    either = noisy | missing
+    assert area(tracer.explain(task.test_inputs).ratio[either], noisy[either]) >= 0.95
