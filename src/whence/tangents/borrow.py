@@ -154,12 +154,10 @@ def fingerprint(model: nn.Module) -> dict[str, int]:
 @contextmanager
 def rounded_products(allowed: bool) -> Iterator[None]:
     """Let a GPU round single-precision products to TF32 meanwhile, which is several times faster, or forbid it."""
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
-    for switch in switches:
-        switch.allow_tf32 = allowed
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = allowed
     try:
         yield
     finally:
-        for switch, was in zip(switches, before, strict=True):
-            switch.allow_tf32 = was
+        products.allow_tf32, convolutions.allow_tf32 = before

@@ -40,7 +40,7 @@ def cut(basis: Basis, spectrum: Tensor | None, positions: float, ridge: float, t
         return Basis(basis.block, basis.inputs[:, kept].contiguous()) if worth else basis
     if len(spectrum) != 1:  # groups have corners of their own
         return basis
-    if positions > 1 and 4 * positions > spectrum.shape[2]:
+    if positions > 1 and 8 * positions > spectrum.shape[2]:
         return basis
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
     rows = _largest(weight.sum(1), tolerance / 2)
