@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 import torch
@@ -22,6 +22,10 @@ from .tangents.linearization import Linearization
 from .tangents.loaders import length
 from .tracing import Attribution, Calibration, Explanation, attribution, verdicts
 from .tracing.fitted import check_count, check_level, check_ungrouped
+from .tracing.training import influence, training_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 T = TypeVar("T")
 
@@ -149,6 +153,25 @@ class Tracer:
         return verdicts.join(
             self._each(x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top))
         )
+
+    def training_frame(self, test: Any = None) -> pandas.DataFrame:
+        """One row for each training example, to find out which of them matter and which labels to doubt.
+
+        Columns: `leverage` (trace of the hat block), `residual` and `loo_residual` (norms), `cook` (Cook's distance
+        u^T Q u / (dof s^2): how far the fit moves without the example), `suspicion` (size of the studentized
+        residual, (e^T u / s^2)^1/2) and `suspect_rank` (1 for the label to doubt first). With `test` also
+        `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and `test_share`, the
+        example's share of their HeC3.
+
+        Args:
+            test: inputs as for `predict`, whose predictions the examples may have moved.
+        """
+        check_ungrouped(self)
+        moved = None
+        if test is not None:
+            totals, counts = zip(*self._each(test, lambda inputs, where: influence(self, inputs)), strict=True)
+            moved = torch.stack(totals).sum(0), sum(counts)
+        return training_frame(self, moved)
 
     def _each(self, x: Any, work: Callable[[Inputs, str], T]) -> list[T]:
         """Do something with every batch, checked and on the model's device; the model is left as found."""

@@ -56,6 +56,10 @@ class Fitted(Protocol):
     def sigma(self) -> Tensor:
         """(k, k) noise covariance."""
 
+    @property
+    def noise_scale(self) -> float:
+        """Noise variance, or dispersion."""
+
 
 def check_count(given: Any, name: str) -> None:
     """Raise unless a number of examples is a whole number above zero."""

@@ -1,0 +1,92 @@
+"""What every training example does to the fit: one row each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whence.tangents.batches import Inputs
+
+from .fitted import Fitted
+from .tables import frame
+from .terms import terms_of
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def cooks_distance(fitted: Fitted) -> Tensor:
+    """(n,) how far the fit moves when an example leaves it, in units of what the fit as a whole may move.
+
+    D_i = (w - w_(-i))^T F_lam (w - w_(-i)) / (dof s^2), which is u_i^T Q_i u_i / (dof s^2) with the leverage block Q_i
+    and the leave-one-out residual u_i, dof the effective degrees of freedom and s^2 the noise variance (or dispersion).
+    It is Cook's where there is no ridge and the noise is the unbiased one.
+    """
+    residuals, left_out = _residuals(fitted), fitted.left_out.hec3
+    moved = left_out - residuals  # L_i Q_i u_i, whatever the policy for leverages made of Q_i
+    roots = fitted.problem.hessian_roots
+    if roots is not None:
+        curved: Tensor = torch.linalg.pinv(roots @ roots.transpose(1, 2), hermitian=True)
+        moved = (curved @ moved.unsqueeze(2)).squeeze(2)
+    scale = fitted.bread.degrees_of_freedom * fitted.noise_scale
+    found = (left_out * moved).sum(1).clamp_min(0.0)
+    return found / scale if scale > 0 else torch.zeros_like(found)
+
+
+def suspicion(fitted: Fitted) -> Tensor:
+    """(n,) size of the studentized residual, (e_i^T u_i / s^2)^1/2: how little the label fits what the others say.
+
+    The residual alone forgives an example that pulls the fit towards its own label; the leave-one-out residual alone
+    blames one that has few others around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one output.
+    """
+    product = (fitted.residuals * fitted.loo_residuals).sum(1).clamp_min(0.0)
+    return (product / fitted.noise_scale).sqrt() if fitted.noise_scale > 0 else torch.zeros_like(product)
+
+
+def influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
+    """(n,) sum over a batch of |f(x) - f_(-i)(x)|^2, the terms of HeC3, and the size of the batch."""
+    total, count = torch.zeros(fitted.problem.n, dtype=fitted.problem.dtype, device=fitted.problem.device), 0
+    for _, terms in terms_of(fitted, inputs):
+        total += terms.hec3.sum(0)
+        count += len(terms)
+    return total, count
+
+
+def training_frame(fitted: Fitted, moved: tuple[Tensor, int] | None) -> pandas.DataFrame:
+    """One row a training example; see `Tracer.training_frame`."""
+    suspect = suspicion(fitted)
+    columns = {
+        "leverage": fitted.leverage.sum(1),
+        "residual": fitted.residuals.norm(dim=1),
+        "loo_residual": fitted.loo_residuals.norm(dim=1),
+        "cook": cooks_distance(fitted),
+    }
+    if moved is not None:
+        total, count = moved
+        columns["test_influence"] = (total / count).sqrt()
+        columns["test_share"] = total / total.sum().clamp_min(torch.finfo(total.dtype).tiny)
+    columns["suspicion"] = suspect
+    columns["suspect_rank"] = rank(suspect)
+    table = frame({name: [column] for name, column in columns.items()})
+    table.index.name = "example"
+    return table
+
+
+def rank(scores: Tensor) -> Tensor:
+    """Place of each score, 1 for the largest; ties in the order of the examples.
+
+    Examples:
+        >>> rank(torch.tensor([0.5, 2.0, 1.0])).tolist()
+        [3, 1, 2]
+    """
+    order = scores.argsort(descending=True, stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(1, len(order) + 1, device=order.device)
+    return places
+
+
+def _residuals(fitted: Fitted) -> Tensor:
+    """(n, k) residuals with their sample weights, as the leave-one-out residuals have them."""
+    return fitted.meats.roots["hec0"].sum(2)

@@ -1,0 +1,109 @@
+"""The table of training examples against statsmodels, refits and dense matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+import torch
+from statsmodels.stats.outliers_influence import OLSInfluence
+
+import networks
+import oracles
+import whence
+from doubles import fit
+from whence.tracing.training import cooks_distance
+
+RIDGE = 0.5
+
+
+def regression(generator: torch.Generator, n: int = 15, k: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return x, torch.randn(n, k, generator=generator, dtype=torch.float64)
+
+
+def test_columns_are_those_of_statsmodels_for_least_squares(generator: torch.Generator) -> None:
+    x, y = regression(generator)
+    wanted = OLSInfluence(sm.OLS(y.numpy()[:, 0], x.numpy()).fit())
+    weights = np.linalg.lstsq(x.numpy(), y.numpy(), rcond=None)[0].T
+    table = fit(networks.linear(weights), [(x, y)], ridge=0.0, noise="unbiased").training_frame()
+    np.testing.assert_allclose(table.cook, wanted.cooks_distance[0], rtol=1e-8)
+    np.testing.assert_allclose(table.leverage, wanted.hat_matrix_diag, rtol=1e-8)
+    np.testing.assert_allclose(table.suspicion, np.abs(wanted.resid_studentized_internal), rtol=1e-8)
+    np.testing.assert_allclose(table.residual, np.abs(wanted.resid), rtol=1e-8)
+    assert table.index.name == "example"
+    order = np.argsort(-np.abs(wanted.resid_studentized_internal))
+    np.testing.assert_array_equal(table.suspect_rank.to_numpy()[order], np.arange(1, 16))
+
+
+def test_cooks_distance_is_the_move_of_the_weights_in_the_curvature(generator: torch.Generator) -> None:
+    x, y = regression(generator, k=2)
+    tangents = oracles.linear_tangents(x.numpy(), 2)
+    weights = oracles.ridge_fit(tangents, y.numpy(), RIDGE)
+    tracer = fit(networks.linear(weights.reshape(2, 3)), [(x[:8], y[:8]), (x[8:], y[8:])], ridge=RIDGE)
+    damped = oracles.damped_curvature(tangents, RIDGE)
+    moves = weights - oracles.refits(tangents, y.numpy(), RIDGE)
+    wanted = np.einsum("np,pq,nq->n", moves, damped, moves)
+    dof = oracles.degrees_of_freedom(oracles.leverage_blocks(tangents, RIDGE))
+    noise = float(tracer.sigma.diagonal().mean())
+    np.testing.assert_allclose(cooks_distance(tracer), wanted / (dof * noise), rtol=1e-8)
+
+
+def test_cooks_distance_of_classes(generator: torch.Generator) -> None:
+    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (12,), generator=generator)
+    model = networks.linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
+    u, hats = tracer.loo_residuals, tracer.bread.hats
+    wanted = torch.einsum("nk,nkj,nj->n", u, hats, u) / (tracer.degrees_of_freedom * tracer.noise_scale)
+    torch.testing.assert_close(cooks_distance(tracer), wanted, rtol=1e-8, atol=1e-12)
+
+
+def test_influence_on_a_test_set_is_what_refits_give(generator: torch.Generator) -> None:
+    x, y = regression(generator, k=2)
+    tangents = oracles.linear_tangents(x.numpy(), 2)
+    weights = oracles.ridge_fit(tangents, y.numpy(), RIDGE)
+    tracer = fit(networks.linear(weights.reshape(2, 3)), [(x[:8], y[:8]), (x[8:], y[8:])], ridge=RIDGE)
+    test = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    moves = oracles.refit_moves(
+        oracles.linear_tangents(test.numpy(), 2), weights, oracles.refits(tangents, y.numpy(), RIDGE)
+    )
+    squares = (moves**2).sum((0, 2))
+    table = tracer.training_frame([test[:3], test[3:]])
+    np.testing.assert_allclose(table.test_influence, np.sqrt(squares / 5), rtol=1e-8)
+    np.testing.assert_allclose(table.test_share, squares / squares.sum(), rtol=1e-8)
+
+
+@pytest.mark.parametrize("structure", ["core", "sketch", "ekfac", "kfac", "diagonal"])
+def test_every_structure_has_a_table(structure: str) -> None:
+    case = networks.build("convolution")
+    table = fit(case.model, case.batches(4), structure=structure, ridge=RIDGE).training_frame(case.test_inputs)
+    assert len(table) == networks.EXAMPLES
+    assert bool(np.isfinite(table.to_numpy()).all())
+    assert sorted(table.suspect_rank) == list(range(1, networks.EXAMPLES + 1))
+    np.testing.assert_allclose(table.test_share.sum(), 1.0)
+
+
+def test_a_flipped_label_is_the_first_suspect(generator: torch.Generator) -> None:
+    x, _ = regression(generator, n=40)
+    y = x[:, :1] + 0.01 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    y[17] = -y[17] + 1
+    weights = oracles.ridge_fit(x.unsqueeze(1).numpy(), y.numpy(), 0.1)
+    table = fit(networks.linear(weights.reshape(1, 3)), [(x, y)], ridge=0.1).training_frame()
+    assert int(table.suspect_rank[17]) == 1
+
+
+def test_without_residuals_nobody_is_suspect() -> None:
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).unsqueeze(1)
+    model = networks.linear([[2.0]])
+    table = fit(model, [(x, model(x).detach())]).training_frame(x)
+    assert not table[["cook", "suspicion", "test_influence", "test_share"]].to_numpy().any()
+
+
+def test_groups_have_no_single_examples() -> None:
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).unsqueeze(1)
+    groups = torch.tensor([0, 0, 1, 1, 2, 2])
+    tracer = fit(networks.linear([[1.0]]), [(x, 2 * x)], groups=groups)
+    for ask in (tracer.training_frame, lambda: tracer.explain(x), lambda: tracer.attribute(x)):
+        with pytest.raises(whence.InputError, match="without groups"):
+            ask()
