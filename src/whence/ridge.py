@@ -17,7 +17,7 @@ def ridge_from_weight_decay(weight_decay: float, n: int, *, outputs: int = 1, lo
 
     Args:
         weight_decay: of the optimiser.
-        n: number of training examples.
+        n: number of training examples; the sum of their weights where the mean loss is a weighted one.
         outputs: number k of outputs.
         loss: "mse" for `MSELoss()`, the mean over n k numbers; "sum_of_squares" for the mean over examples of the sum
             over outputs; "cross_entropy" for the mean over examples (objective: sum of cross-entropies plus

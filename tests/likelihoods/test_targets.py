@@ -150,6 +150,12 @@ def test_unknown_dispersion(kind: Any) -> None:
         kind(dispersion="deviance")
 
 
+def test_hessians_that_do_not_fit_in_memory() -> None:
+    message = r"the Hessians of the categorical loss for 5 training examples or more and 3 outputs to fit in 500 B, but"
+    with pytest.raises(whence.TooLargeError, match=message):
+        whence.fit(network(3), [(inputs(5), labels(3, 5))], "categorical", progress=False, max_memory=500)
+
+
 # --- Yes or no -------------------------------------------------------------------------------------------------------
 
 

@@ -141,6 +141,13 @@ def linearize(
             )
         check_finite(out, "outputs of the model", where)
         rows.append(Rows.of(likelihood, out.detach().to(dtype), batch, where))
+        held = sum(row.roots.numel() for row in rows if row.roots is not None) * rows[0].outputs.element_size()
+        budget.require(
+            2.0 * held,
+            f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
+            f"{out.shape[1]} outputs",
+            "Use fewer training examples, or a larger max_memory.",
+        )
     outputs, residuals, roots, weights = join(rows)
     return Linearization(
         network, selection, batches, likelihood, outputs, residuals, roots, weights, dtype, budget, progress, chunk_size
