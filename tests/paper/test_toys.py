@@ -58,7 +58,7 @@ def test_a_network_stopped_early_has_one_and_recentering_takes_it():
 def test_linear_models_on_fixed_tangents_start_from_the_network_itself():
     trials = retrain(Sinc(1), replace(PLAN, trials=2), "full")
     straight = linear_retraining(trials, PLAN.ridge, GRID)
-    torch.testing.assert_close(straight.mean[0], trials.predictions(GRID)[0], rtol=0, atol=1e-3)
+    torch.testing.assert_close(straight.mean[0], trials.predictions(GRID)[0], rtol=0, atol=5e-3)
     assert float((straight.mean[1] - trials.predictions(GRID)[0]).abs().max()) > 1e-2
 
 

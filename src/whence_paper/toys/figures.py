@@ -5,6 +5,7 @@ Colours are those of Okabe and Ito, told apart by readers with any colour vision
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from PIL import Image
 
 Array = numpy.ndarray[Any, Any]
 HEC3, HO, EQUAL, DATA = "#D55E00", "#0072B2", "#009E73", "#999999"
@@ -23,14 +25,16 @@ HEC3, HO, EQUAL, DATA = "#D55E00", "#0072B2", "#009E73", "#999999"
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG that is small enough for a repository."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=110)
+    Image.open(drawn).convert("RGB").quantize(200, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
 
 
 def draw_sinc(record: dict[str, Any], path: Path) -> Path:
     """Above, networks with confidence bands; below, their variances beside the Monte-Carlo ground truth."""
     x = numpy.array(record["grid"])
-    figure = Figure(figsize=(11, 6.2), layout="constrained")
+    figure = Figure(figsize=(11.5, 6.4), layout="constrained")
     axes = figure.subplots(2, 3, sharex=True, sharey="row")
     for column, scenario in enumerate(record["scenarios"]):
         _bands(axes[0, column], x, scenario)
@@ -54,7 +58,7 @@ def _bands(axes: Axes, x: Array, scenario: dict[str, Any]) -> None:
         for side in (centre - truth, centre + truth):
             axes.plot(x, side, color=colour, linestyle="--", linewidth=1.1, zorder=3)
     axes.plot(x, numpy.sinc(x / numpy.pi), color="black", linewidth=1, zorder=4)
-    axes.set(xlim=(-7.5, 7.5), ylim=(-0.75, 1.55))
+    axes.set(xlim=(-6, 6), ylim=(-0.6, 1.5))
 
 
 def _variances(axes: Axes, x: Array, scenario: dict[str, Any]) -> None:
@@ -68,7 +72,7 @@ def _variances(axes: Axes, x: Array, scenario: dict[str, Any]) -> None:
     if "homoscedastic variance" in curves:
         axes.plot(x, curves["homoscedastic variance"], color=EQUAL, linestyle=":", linewidth=2, zorder=4)
     rows = scenario["agreement"]["data"]
-    axes.set_yscale("log")
+    axes.set(yscale="log", ylim=(3e-5, 1e-1))
     axes.text(
         0.5,
         0.97,
@@ -83,13 +87,13 @@ def _variances(axes: Axes, x: Array, scenario: dict[str, Any]) -> None:
 def _legend() -> list[Line2D | Patch]:
     return [
         Line2D([], [], color=HEC3, linewidth=1.8, label="HeC3, average over draws"),
-        Line2D([], [], color=HO, linewidth=1.8, label="Ho, average over draws"),
-        Line2D([], [], color=EQUAL, linestyle=":", linewidth=2, label="Monte Carlo, labels with equal noise"),
-        Line2D([], [], color="black", linewidth=1, label="sin(x)/x"),
         Line2D([], [], color=HEC3, linestyle="--", label="Monte Carlo, new data"),
+        Line2D([], [], color=HO, linewidth=1.8, label="Ho, average over draws"),
         Line2D([], [], color=HO, linestyle="--", label="Monte Carlo, new labels"),
-        Patch(color="black", alpha=0.2, linewidth=0, label="bands: one draw (above), 80 % of draws (below)"),
+        Line2D([], [], color="black", linewidth=1, label="sin(x)/x"),
+        Line2D([], [], color=EQUAL, linestyle=":", linewidth=2, label="Monte Carlo, new labels of equal noise"),
         Line2D([], [], color=DATA, marker=".", linestyle="", label="training examples"),
+        Patch(color="black", alpha=0.2, linewidth=0, label="above one draw, below 80 % of draws"),
     ]
 
 

@@ -3,6 +3,7 @@
     python -m whence_paper.toys.limits steps     iterations of the paper's optimiser, and recentering
     python -m whence_paper.toys.limits ridge     lambda, in training and in the estimator
     python -m whence_paper.toys.limits parts     at the optimum: leverage, linearization, initial weights
+    python -m whence_paper.toys.limits examples  at the optimum: fewer examples, and quieter noise in scenario 2
 
 All of it on the first --trials draws of `python -m whence_paper.toys.sinc`.
 """
@@ -113,6 +114,26 @@ def parts(problem: Sinc, plan: Plan) -> list[Row]:
     return rows
 
 
+def examples(problem: Sinc, plan: Plan) -> list[Row]:
+    """At the optimum, with fewer examples; in scenario 2 also with noise that differs more from place to place."""
+    cases = [(problem, count) for count in (100, 200)]
+    if problem.scenario == 2:
+        cases += [(Sinc(2, quiet=0.02), 200), (Sinc(2, quiet=0.02), 400)]
+    rows = []
+    for case, count in cases:
+        trials = retrain(case, replace(plan, examples=count), "full")
+        straight = linear_retraining(trials, plan.ridge, GRID)
+        hec3 = straight.variances["hec3"]
+        rows.append(
+            {
+                "what": f"{count} examples" + (f", quiet noise {case.quiet}" if case.scenario == 2 else ""),
+                "networks": describe(trials, estimate(trials, plan.ridge, GRID)),
+                "linear models": agreement(hec3, hec3[0], straight.mean, REGION).as_dict(),
+            }
+        )
+    return rows
+
+
 def linear_retraining(trials: Trials, ridge: float, grid: Tensor) -> Estimates:
     """Retrain, in closed form, the linear model in the tangents of the first trial's network; estimate each time."""
     weights = trials.trained.weights[0].double()
@@ -138,7 +159,12 @@ def linear_retraining(trials: Trials, ridge: float, grid: Tensor) -> Estimates:
     return Estimates(torch.stack(means), {"hec3": torch.stack(hec3)}, leverage, freedom, newton)
 
 
-STUDIES: dict[str, Callable[[Sinc, Plan], list[Row]]] = {"steps": steps, "ridge": ridge, "parts": parts}
+STUDIES: dict[str, Callable[[Sinc, Plan], list[Row]]] = {
+    "steps": steps,
+    "ridge": ridge,
+    "parts": parts,
+    "examples": examples,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -150,7 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/toys"))
     given = parser.parse_args(arguments)
-    plan = Plan(hidden=100, examples=200, trials=given.trials, ridge=0.01, seed=given.seed)
+    plan = Plan(hidden=100, examples=400, trials=given.trials, ridge=0.01, seed=given.seed)
     results: dict[str, Any] = {}
     for number in given.scenarios:
         began = time.process_time()

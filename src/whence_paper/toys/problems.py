@@ -79,14 +79,19 @@ class Sinc(Problem):
 
     1: normal inputs, equal noise. 2: normal inputs, noise concentrated around 0. 3: few inputs around 0, equal noise.
 
+    Attributes:
+        scenario: 1, 2 or 3.
+        quiet: in scenario 2, standard deviation of the noise far from 0; near it, it is larger by 0.3.
+
     Examples:
         >>> problem = Sinc(2)
         >>> x = torch.tensor([[0.0], [5.0]], dtype=torch.float64)
         >>> problem.mean(x).round(decimals=3).tolist(), problem.variance(x).sqrt().round(decimals=3).tolist()
-        ([1.0, -0.192], [0.32, 0.02])
+        ([1.0, -0.192], [0.35, 0.05])
     """
 
     scenario: int
+    quiet: float = 0.05
     encoding: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
@@ -122,9 +127,10 @@ class Sinc(Problem):
         return torch.sinc(x[:, 0] / math.pi)
 
     def variance(self, x: Tensor) -> Tensor:
-        """0.1^2; in scenario 2 (0.02 + 0.3 exp(-x^2/2))^2."""
-        deviation = 0.02 + 0.3 * torch.exp(-(x[:, 0] ** 2) / 2) if self.scenario == 2 else torch.full_like(x[:, 0], 0.1)
-        return deviation**2
+        """0.1^2; in scenario 2 (quiet + 0.3 exp(-x^2/2))^2."""
+        if self.scenario != 2:
+            return torch.full_like(x[:, 0], 0.01)
+        return (self.quiet + 0.3 * torch.exp(-(x[:, 0] ** 2) / 2)) ** 2
 
     def responses(self, x: Tensor, generator: Generator) -> Tensor:
         """Mean plus Gaussian noise."""

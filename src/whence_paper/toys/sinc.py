@@ -15,7 +15,7 @@ from .experiment import run
 from .options import Defaults, Options, parse
 from .problems import Sinc
 
-USUAL = Defaults(hidden=100, examples=200, ridge=0.01, steps=100, quick_hidden=30, quick_examples=100)
+USUAL = Defaults(hidden=100, examples=400, ridge=0.01, steps=100, quick_hidden=20, quick_examples=100)
 
 
 def compute(options: Options) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def train_converged(
     x: Tensor,
     y: Tensor,
     ridge: float,
-    tolerance: float = 1e-3,
+    tolerance: float = 1e-2,
     most: int = 2000,
 ) -> Trained:
     """Train each network until the norm of its gradient is below `tolerance`, or for `most` iterations.
