@@ -12,6 +12,7 @@ import loss_oracles
 import oracles
 import whence
 from classification import PROBLEMS, M, N, Problem, assert_covariances, inputs
+from whence.estimators import leave_one_out
 
 ROADS = {
     "primal": whence.Exact(road="primal"),
@@ -51,7 +52,11 @@ def test_leave_one_out_residuals_solve_the_block_equation(problem: Problem, stru
     np.testing.assert_allclose(tracer.loo_residuals, u, rtol=1e-7, atol=1e-8)
     inverse = np.linalg.inv(loss_oracles.curvature(tangents, hessians, 0.4))
     hats = np.stack([h @ j @ inverse @ j.T for h, j in zip(hessians, tangents, strict=True)])
-    np.testing.assert_allclose(tracer.leverage, np.diagonal(hats, axis1=1, axis2=2), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(tracer.leverage.sum(1), np.trace(hats, axis1=1, axis2=2), rtol=1e-7, atol=1e-9)
+    assert float(tracer.leverage.min()) >= 0
+    assert float(tracer.leverage.max()) < 1
+    if problem.likelihood == "bernoulli":
+        np.testing.assert_allclose(tracer.leverage, np.diagonal(hats, axis1=1, axis2=2), rtol=1e-7, atol=1e-9)
     assert tracer.degrees_of_freedom == pytest.approx(np.trace(hats.sum(0)), rel=1e-8)
     assert tracer.degrees_of_freedom < problem.numbers
     np.testing.assert_allclose(tracer.sigma, hessians.mean(0), rtol=1e-10, atol=1e-12)
@@ -100,6 +105,21 @@ def test_other_leverage_policies(option: dict[str, Any]) -> None:
         if option["policy"] == "clip":  # no leverage here is near one
             grown = np.linalg.solve(np.eye(3) - hat, residuals[at])
         np.testing.assert_allclose(tracer.loo_residuals[at], grown, rtol=1e-8, atol=1e-10)
+
+
+def test_leverages_of_classes_are_never_below_zero() -> None:
+    # The diagonal of L Q is: with p = (1/2, 1/2) and Q = v v^T, v = (1, 3), it is (-1/2, 3/2). A class's leverage is
+    # p_c (e_c - p)^T Q (e_c - p), of which the sum is the same.
+    tracer = PROBLEMS["three classes"].fit(structure="exact")
+    p = tracer.problem.outputs.softmax(1)
+    away = torch.eye(3, dtype=torch.float64) - p.unsqueeze(1)  # (n, c, k)
+    wanted = p * torch.einsum("nck,nkj,ncj->nc", away, tracer.bread.hats, away)
+    torch.testing.assert_close(tracer.leverage, wanted)
+    v = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    half = torch.full((1, 2), 0.5, dtype=torch.float64)
+    root = whence.Categorical().hessian_root(torch.zeros(1, 2, dtype=torch.float64), half)
+    found = leave_one_out(half - half.flip(1) + 0.1, torch.outer(v, v).unsqueeze(0) / 4, root, "exact", by_output=False)
+    assert found.leverage.tolist() == [pytest.approx([0.125, 0.125])]
 
 
 def test_single_logits_can_be_left_out_and_single_classes_cannot() -> None:

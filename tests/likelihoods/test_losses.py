@@ -76,7 +76,9 @@ def test_class_indices_of_any_integer_type(dtype: torch.dtype) -> None:
     check(whence.Categorical(), nn.CrossEntropyLoss(reduction="sum"), labels().to(dtype), labels())
 
 
-@pytest.mark.parametrize("weight", [None, 3.0, [0.5, 2.0, 0.0, 1.5], torch.tensor([0.5, 2.0, 1.0, 1.5])])
+@pytest.mark.parametrize(
+    "weight", [None, 3.0, torch.tensor(3), [0.5, 2.0, 0.0, 1.5], torch.tensor([0.5, 2.0, 1.0, 1.5])]
+)
 @pytest.mark.parametrize("targets", [probabilities(), (probabilities() > 0.25).double()], ids=["soft", "hard"])
 def test_bernoulli_is_binary_cross_entropy(targets: Tensor, weight: Any) -> None:
     positive = None if weight is None else torch.as_tensor(weight, dtype=torch.float64)

@@ -25,7 +25,7 @@ class LeftOut:
     Attributes:
         hec2: (n, k) halfway residuals (I - H_ii)^-1/2 e_i.
         hec3: (n, k) leave-one-out residuals u_i = (I - H_ii)^-1 e_i.
-        leverage: (n, k) diagonal of the hat blocks after the policy.
+        leverage: (n, k) diagonal of the hat blocks R^T Q R after the policy; its sum over outputs is the trace of H.
         guarded: how many examples the policy had to guard.
     """
 
@@ -53,15 +53,14 @@ def leave_one_out(residuals: Tensor, hats: Tensor, roots: Tensor | None, policy:
         by_output: leave single outputs out, with scalar leverages, instead of whole examples (the paper's stacked
             reading; the same for k = 1).
     """
-    hat_blocks = hats if roots is None else roots @ (roots.transpose(1, 2) @ hats)
-    plain = torch.diagonal(hat_blocks, dim1=1, dim2=2)
+    inner = hats if roots is None else roots.transpose(1, 2) @ hats @ roots
+    plain = _diagonal(hats, roots, inner)
     grow = _growth(policy)
     if by_output:
         shrunk = plain.clamp_min(0.0)
         return LeftOut(
             residuals * grow(shrunk).sqrt(), residuals * grow(shrunk), _leverage(policy, plain), _guarded(policy, plain)
         )
-    inner = hats if roots is None else roots.transpose(1, 2) @ hats @ roots
     values, vectors = torch.linalg.eigh((inner + inner.transpose(1, 2)) / 2)
     values = values.clamp_min(0.0)
     # u = e + R f(S) R^T Q e with S = R^T Q R and f(s) = (grow(s) - 1) / s, so that no root is ever inverted.
@@ -77,6 +76,16 @@ def leave_one_out(residuals: Tensor, hats: Tensor, roots: Tensor | None, policy:
     return LeftOut(
         grown(lambda s: grow(s).sqrt(), 0.5), grown(grow, 1.0), _leverage(policy, plain), _guarded(policy, values)
     )
+
+
+def _diagonal(hats: Tensor, roots: Tensor | None, inner: Tensor) -> Tensor:
+    """(n, k) leverages of the outputs: the diagonal of R^T Q R, which lies between zero and one, as H's need not.
+
+    Where outputs do not depend on each other the two are the same. Roots without a column for each output leave H's.
+    """
+    if roots is None or inner.shape == hats.shape:
+        return torch.diagonal(inner, dim1=1, dim2=2)
+    return torch.einsum("nkq,nkq->nk", roots, hats @ roots)
 
 
 def _growth(policy: Policy) -> Callable[[Tensor], Tensor]:

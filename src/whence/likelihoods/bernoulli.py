@@ -45,8 +45,7 @@ class Bernoulli(Likelihood):
         """Refuse options that no data could use; weights become plain numbers."""
         check_dispersion(self.dispersion)
         if self.pos_weight is not None:
-            given = [self.pos_weight] if isinstance(self.pos_weight, (int, float)) else self.pos_weight
-            object.__setattr__(self, "pos_weight", class_weights(given, "pos_weight"))
+            object.__setattr__(self, "pos_weight", class_weights(self.pos_weight, "pos_weight", alone=True))
 
     def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
         """Targets as floats in the shape of the outputs."""

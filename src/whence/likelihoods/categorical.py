@@ -128,12 +128,14 @@ class Categorical(Likelihood):
         return found.to(outputs.dtype).unsqueeze(1)
 
 
-def class_weights(given: Sequence[float] | Tensor, name: str) -> tuple[float, ...]:
-    """Weights as plain numbers, checked."""
+def class_weights(given: float | Sequence[float] | Tensor, name: str, alone: bool = False) -> tuple[float, ...]:
+    """Weights as plain numbers, checked; a single number counts where it may stand alone."""
     try:
         weights = torch.as_tensor(given, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         weights = torch.tensor(float("nan"))
+    if alone and weights.ndim == 0:
+        weights = weights.reshape(1)
     if weights.ndim != 1 or not bool(torch.isfinite(weights).all() & (weights >= 0).all() & (weights > 0).any()):
         raise InputError(
             f"expected {name} to be one number for each class, finite, not below zero and not all zero, got {given!r}."
