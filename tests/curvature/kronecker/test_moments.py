@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.curvature.kronecker import moments, spectral
+from whence.curvature.kronecker import moments
+from whence.curvature.kronecker import weights as weighting
 from whence.curvature.kronecker.basis import Basis
 from whence.curvature.kronecker.factors import Factors, combine
 from whence.curvature.kronecker.moments import Sums, along, examples_of, total
@@ -105,11 +106,11 @@ def test_what_lies_outside_a_corner_is_measured_without_a_difference(
 def test_weighted_lengths_inside_and_outside_a_corner(
     make: Callable[[int], Tangent], count: int, rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spectral, "products_are_rounded", lambda device: rounded)
+    monkeypatch.setattr(weighting, "products_are_rounded", lambda device: rounded)
     tangent = make(count)
     basis = corner(tangent.block, 0.6)
     pairs = [(normal(*basis.shape, seed=seed).abs(), 0.5 * seed) for seed in (7, 8)]
-    weights = spectral.Weights.of(basis, pairs, torch.float64)
+    weights = weighting.Weights.of(basis, pairs, torch.float64)
     phi = tangent.materialize()
     inside = basis.into(phi).flatten(2)
     rest = (phi - basis.out_of(basis.into(phi))).flatten(2)

@@ -161,12 +161,11 @@ class MeatSums:
         return {name: [one[at] for one in found] for at, name in enumerate(self.names)}, self.centre
 
 
-def gather_meats(stream: LayerStream, bases: Sequence[Basis], roots: Mapping[str, Tensor]) -> MeatSums:
+def gather_meats(stream: LayerStream, sums: MeatSums, roots: Mapping[str, Tensor]) -> MeatSums:
     """One pass for weights W (n, k, q) or (1, k, q); fewer of them than outputs are pulled back themselves."""
     problem = stream.problem
     whole = {name: root.expand(problem.n, -1, -1) for name, root in roots.items()}
     joined = torch.cat(list(whole.values()), dim=2)  # (n, k, Q)
-    sums = MeatSums(bases, whole, problem.device)
 
     def pulled(where: slice, _: int) -> Tensor:
         return joined[where].permute(2, 0, 1)
@@ -174,7 +173,7 @@ def gather_meats(stream: LayerStream, bases: Sequence[Basis], roots: Mapping[str
     directly = joined.shape[2] <= problem.k
     reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
     for where, tangents in stream.read("meats", *reading):
-        ready = [settled(lazy, basis) for lazy, basis in zip(tangents, bases, strict=True)]
+        ready = [settled(lazy, basis) for lazy, basis in zip(tangents, sums.bases, strict=True)]
         if directly:
             for at, tangent in enumerate(ready):
                 sums.add_pulled(at, tangent)

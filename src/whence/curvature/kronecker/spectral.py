@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,8 +17,9 @@ from whence.tangents.forms import Tangent
 from .align import align
 from .basis import Basis
 from .moments import MeatSums, Spectrum, Squares, along, gather_meats
-from .rotate import beyond, energy, lengths, products_are_rounded, rotate, settled
+from .rotate import settled
 from .stream import LayerStream, working_precision
+from .weights import Weights, sum_of
 
 
 class SpectralBread(Bread):
@@ -96,13 +97,17 @@ class SpectralBread(Bread):
             squares, total = self._meats.finish()
             rest = {name: root for name, root in roots.items() if name not in squares}
             if rest:
-                squares.update(gather_meats(self.stream, self.bases, rest).finish()[0])
+                squares.update(gather_meats(self.stream, self.open_meats(rest), rest).finish()[0])
         else:
-            squares, total = gather_meats(self.stream, self.bases, roots).finish()
+            squares, total = gather_meats(self.stream, self.open_meats(roots), roots).finish()
         deletions = self.problem.counted * roots["hec3"].shape[2]  # whole examples, or their outputs one by one
         triples = zip(self.bases, squares["hec3"], total, strict=True)
         centred = [centre(basis, one, sums, deletions) for basis, one, sums in triples]
         return SpectralSandwich.make(self, {**ready, **squares, "jackknife": centred})
+
+    def open_meats(self, roots: Mapping[str, Tensor]) -> MeatSums:
+        """Where the squares of the weighted gradients are summed."""
+        return MeatSums(self.bases, roots, self.problem.device)
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """Precondition the gradients of the inputs, then contract them with the layers of the training examples."""
@@ -170,55 +175,9 @@ class SpectralBread(Bread):
             if weigh is not None:
                 roots = weigh(where, hats[where], change[where])
                 if self._meats is None:
-                    self._meats = MeatSums(self.bases, roots, problem.device)
+                    self._meats = self.open_meats(roots)
                 self._meats.add(ready, roots)
         return hats, change
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Weights of a block's directions in sums of squares.
-
-    Attributes:
-        basis: of the block.
-        inside: (w, *shape) for each estimator and coordinate; less the weight outside, unless products are rounded.
-        outside: (w, 1, 1, 1) for the squared length, which adds the weight outside everywhere; for the squared length
-            of what lies outside, if products are rounded.
-        rounded: whether products are rounded to TF32, in which differences of squared lengths mean nothing.
-    """
-
-    basis: Basis
-    inside: Tensor
-    outside: Tensor
-    rounded: bool
-
-    @classmethod
-    def of(cls, basis: Basis, pairs: Sequence[tuple[Tensor, float]], dtype: torch.dtype) -> Weights:
-        """One set of weights for each estimator, inside and outside."""
-        rounded = products_are_rounded(pairs[0][0].device)
-        less = 0.0 if rounded or not basis.outside else 1.0
-        inside = torch.stack([inside - less * outside for inside, outside in pairs]).to(dtype)
-        outside = torch.tensor([outside for _, outside in pairs], dtype=dtype, device=inside.device)
-        return cls(basis, inside, outside.reshape(-1, 1, 1, 1), rounded)
-
-    def variances(self, tangent: Tangent) -> Tensor:
-        """Weighted squared lengths of the gradients alone, (w, n, c)."""
-        parts = [rotated.variances(self.inside) for _, rotated in rotate(tangent, self.basis)]
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        if not self.basis.outside:
-            return found
-        return found + self.outside.squeeze(-1) * sum_of(map(lengths, self._measured(tangent)))
-
-    def grams(self, tangent: Tangent) -> Tensor:
-        """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
-        parts = [rotated.grams(self.inside) for _, rotated in rotate(tangent, self.basis)]
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        if not self.basis.outside:
-            return found
-        return found.add_(self.outside * sum_of(map(energy, self._measured(tangent))))
-
-    def _measured(self, tangent: Tangent) -> list[Tangent]:
-        return beyond(tangent, self.basis) if self.rounded else [tangent]
 
 
 @dataclass(frozen=True)
@@ -250,13 +209,13 @@ class SpectralSandwich(Sandwich):
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
         dtype = self.bread.problem.dtype
-        outputs, grams = self._sum(inputs, Weights.grams)
+        outputs, grams = self._sum(inputs, lambda weights, tangent: weights.grams(tangent))
         return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The same without the covariances between outputs: gradients are read once for all estimators."""
         dtype = self.bread.problem.dtype
-        outputs, found = self._sum(inputs, Weights.variances)
+        outputs, found = self._sum(inputs, lambda weights, tangent: weights.variances(tangent))
         return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
 
     def _sum(self, inputs: Inputs, of: Callable[[Weights, Tangent], Tensor]) -> tuple[Tensor, Tensor]:
@@ -285,11 +244,3 @@ def centre(basis: Basis, squares: Squares, total: Tensor, n: int) -> Squares:
     rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
     share = (n - 1) / n
     return Squares((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)
-
-
-def sum_of(parts: Iterable[Tensor]) -> Tensor:
-    """Add tensors up, the first one in place."""
-    first, *rest = parts
-    for part in rest:
-        first += part
-    return first

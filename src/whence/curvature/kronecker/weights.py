@@ -1,0 +1,77 @@
+"""Weighted sums of squares of gradients: what every estimator of a spectral curvature is, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.tangents.forms import Tangent
+
+from .basis import Basis
+from .rotate import beyond, energy, lengths, products_are_rounded, rotate
+from .rotated import Rotated
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a block's directions in sums of squares.
+
+    Attributes:
+        basis: of the block.
+        inside: (w, *shape) for each estimator and coordinate; less the weight outside, unless products are rounded.
+        outside: (w, 1, 1, 1) for the squared length, which adds the weight outside everywhere; for the squared length
+            of what lies outside, if products are rounded.
+        rounded: whether products are rounded to TF32, in which differences of squared lengths mean nothing.
+    """
+
+    basis: Basis
+    inside: Tensor
+    outside: Tensor
+    rounded: bool
+
+    @classmethod
+    def of(cls, basis: Basis, pairs: Sequence[tuple[Tensor, float]], dtype: torch.dtype) -> Weights:
+        """One set of weights for each estimator, inside and outside."""
+        rounded = products_are_rounded(pairs[0][0].device)
+        less = 0.0 if rounded or not basis.outside else 1.0
+        inside = torch.stack([inside - less * outside for inside, outside in pairs]).to(dtype)
+        outside = torch.tensor([outside for _, outside in pairs], dtype=dtype, device=inside.device)
+        return cls(basis, inside, outside.reshape(-1, 1, 1, 1), rounded)
+
+    def variances(self, tangent: Tangent) -> Tensor:
+        """Weighted squared lengths of the gradients alone, (w, n, c)."""
+        parts = [self.squared(rotated) for _, rotated in rotate(tangent, self.basis)]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if not self.basis.outside:
+            return found
+        return found + self.outside.squeeze(-1) * sum_of(map(lengths, self._measured(tangent)))
+
+    def grams(self, tangent: Tangent) -> Tensor:
+        """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
+        parts = [self.crossed(rotated) for _, rotated in rotate(tangent, self.basis)]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if not self.basis.outside:
+            return found
+        return found.add_(self.outside * sum_of(map(energy, self._measured(tangent))))
+
+    def squared(self, rotated: Rotated) -> Tensor:
+        """Weighted squared lengths inside the basis, (w, n, c)."""
+        return rotated.variances(self.inside)
+
+    def crossed(self, rotated: Rotated) -> Tensor:
+        """Weighted inner products inside the basis, (w, n, c, c)."""
+        return rotated.grams(self.inside)
+
+    def _measured(self, tangent: Tangent) -> list[Tangent]:
+        return beyond(tangent, self.basis) if self.rounded else [tangent]
+
+
+def sum_of(parts: Iterable[Tensor]) -> Tensor:
+    """Add tensors up, the first one in place."""
+    first, *rest = parts
+    for part in rest:
+        first += part
+    return first
