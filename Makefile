@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TORCH := $(shell grep '^torch==' constraints.txt)
+# curvlinops declares backpack, which declares torchvision, which could replace torch: hence without dependencies.
+ORACLES := $(shell grep -E '^(backpack|curvlinops)' benchmarks/peers.txt)
 # One thread for each test process: as many processes as cores, and sums that do not depend on the machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
@@ -56,6 +58,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV); this takes a minute or more the first time."
 	$(PIP) $(TORCH)
 	$(PIP) -c constraints.txt -e '.[dev]'
+	$(PIP) --no-deps $(ORACLES)
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.installed benchmarks/peers.txt

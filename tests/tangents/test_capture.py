@@ -94,7 +94,7 @@ def last_name(function: Function) -> str:
     return full.removesuffix(".__get__").rsplit(".", 1)[-1]
 
 
-@pytest.mark.parametrize("function", derive.READERS, ids=lambda function: resolve_name(function) or str(function))
+@pytest.mark.parametrize("function", derive.READERS, ids=lambda function: resolve_name(function) or function.__name__)
 def test_functions_of_parameters_are_followed(function: Function) -> None:
     name = last_name(function)
     model = Alone(function, name).double()
