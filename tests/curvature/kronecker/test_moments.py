@@ -11,9 +11,9 @@ from torch import Tensor
 from whence.curvature.kronecker import moments
 from whence.curvature.kronecker import weights as weighting
 from whence.curvature.kronecker.basis import Basis
-from whence.curvature.kronecker.factors import Factors, combine
+from whence.curvature.kronecker.factors import Factors, combine, whole_moments
 from whence.curvature.kronecker.moments import Sums, along, examples_of, total
-from whence.curvature.kronecker.rotate import beyond, energy, lengths, settled
+from whence.curvature.kronecker.rotate import CHUNK_NUMBERS, beyond, energy, lengths, settled
 from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
 
 CPU = torch.device("cpu")
@@ -188,14 +188,35 @@ def test_factors_are_second_moments_of_inputs_and_gradients(make: Callable[[int]
 
 
 @every_tangent
-def test_weighted_factors_are_second_moments_of_whole_gradients(make: Callable[[int], Tangent]) -> None:
+def test_whole_factors_are_second_moments_of_whole_gradients(make: Callable[[int], Tangent]) -> None:
     tangent = make(2)
     factors = Factors.empty(tangent.block, 100, CPU)
-    factors.add_weighted(tangent)
+    factors.add_whole(tangent)
     if isinstance(tangent, Kronecker):
         phi = tangent.materialize()
         same(factors.inputs, torch.einsum("nceoi,nceoj->eij", phi, phi))
         same(factors.outputs, torch.einsum("nceoi,ncepi->eop", phi, phi))
+
+
+@pytest.mark.parametrize("positions", [1, 2, 5])
+def test_whole_factors_in_chunks(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tangent = kronecker(6, 2, 1, positions, 4, 3)
+    phi = tangent.materialize()
+    for most in (1, 100, 10_000):
+        monkeypatch.setitem(CHUNK_NUMBERS, "cpu", most)
+        below, above = whole_moments(tangent.inputs(), tangent.grads())
+        same(below, torch.einsum("nceoi,nceoj->eij", phi, phi))
+        same(above, torch.einsum("nceoi,ncepi->eop", phi, phi))
+
+
+def test_eigenvalues_guessed_from_whole_factors_keep_the_trace() -> None:
+    tangent = kronecker(6, 2, 3, 4, 4, 3)
+    factors = Factors.empty(tangent.block, 100, CPU)
+    factors.add_whole(tangent)
+    factors.add_whole(tangent)
+    _, spectrum = factors.basis([])
+    assert spectrum is not None
+    same(spectrum.sum((1, 2)), 2 * tangent.materialize().square().sum((0, 1, 3, 4)))
 
 
 def test_large_dense_blocks_get_no_matrix() -> None:

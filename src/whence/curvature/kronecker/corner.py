@@ -19,8 +19,12 @@ LARGEST_RATIO = 1e5
 leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at 1e8."""
 
 
-def cut(basis: Basis, spectrum: Tensor | None, positions: float, ridge: float, tolerance: float) -> Basis:
+def cut(
+    basis: Basis, spectrum: Tensor | None, positions: float, ridge: float, tolerance: float
+) -> tuple[Basis, Tensor | None]:
     """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
+
+    Returns what is kept of the basis and of its spectrum.
 
     Args:
         basis: complete.
@@ -32,22 +36,23 @@ def cut(basis: Basis, spectrum: Tensor | None, positions: float, ridge: float, t
         tolerance: share of sum s^2 / (s + lambda)^2, the mean of Ho over the training set, that may lie outside.
     """
     if spectrum is None or tolerance <= 0 or ridge <= 0 or float(spectrum.max()) > LARGEST_RATIO * ridge:
-        return basis
+        return basis, spectrum
     if basis.block.kind == "dense":
         kept = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
         assert basis.inputs is not None
-        worth = len(kept) <= WORTH_IT * len(spectrum)
-        return Basis(basis.block, basis.inputs[:, kept].contiguous()) if worth else basis
+        if len(kept) > WORTH_IT * len(spectrum):
+            return basis, spectrum
+        return Basis(basis.block, basis.inputs[:, kept].contiguous()), spectrum[kept]
     if len(spectrum) != 1:  # groups have corners of their own
-        return basis
+        return basis, spectrum
     if positions > 1 and 8 * positions > spectrum.shape[2]:
-        return basis
+        return basis, spectrum
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
     rows = _largest(weight.sum(1), tolerance / 2)
     columns = _largest(weight.sum(0), tolerance / 2)
     if len(rows) * len(columns) > WORTH_IT * weight.numel():
-        return basis
-    return basis.corner(rows, columns)
+        return basis, spectrum
+    return basis.corner(rows, columns), spectrum[:, rows][:, :, columns]
 
 
 def _largest(weights: Tensor, leave: float) -> Tensor:

@@ -11,7 +11,7 @@ from whence.curvature.eigen import eigenvectors
 from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
 
 from .basis import Basis
-from .rotate import raised
+from .rotate import CHUNK_NUMBERS, outer, raised
 from .stream import LayerStream
 
 LONGEST_SUM = 8192
@@ -26,12 +26,14 @@ class Factors:
         inputs: (e, i, i) of a kronecker block, (p, p) of a dense one; `None` where there is none.
         outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
         positions: number of (example, position) pairs summed, counted by the weights of the examples.
+        whole: whether gradients were summed over positions first, and not counted position by position.
     """
 
     block: Block
     inputs: Tensor | None
     outputs: Tensor | None
     positions: float = 0.0
+    whole: bool = False
 
     @classmethod
     def empty(cls, block: Block, largest_exact: int, device: torch.device) -> Factors:
@@ -51,7 +53,7 @@ class Factors:
 
     def add(self, tangent: Tangent, weights: Tensor | None = None) -> None:
         """Count one piece of the training set; gradients hold the roots of the examples' weights (n,) already."""
-        share = 1.0 if weights is None or not len(weights) else float(weights.mean())
+        share = _share(weights)
         if isinstance(tangent, Kronecker):
             a, g = raised(tangent.inputs()), raised(tangent.grads())
             self.positions += share * tangent.examples * tangent.positions
@@ -66,16 +68,16 @@ class Factors:
             self.positions += share * tangent.index.numel()
             _add(self.outputs, _second_moment(values.flatten(0, 1)).unsqueeze(0))
 
-    def add_weighted(self, tangent: Tangent) -> None:
-        """Count the matrices G of one piece by G^T G and G G^T: the factors that fit their own second moment best."""
+    def add_whole(self, tangent: Tangent, weights: Tensor | None = None) -> None:
+        """Count the gradient matrices G of one piece, summed over positions, by G^T G and G G^T."""
         if not isinstance(tangent, Kronecker):
-            self.add(tangent)
+            self.add(tangent, weights)
             return
-        a, g = raised(tangent.inputs()), raised(tangent.grads())
-        alike_out = torch.einsum("nceto,nceso->nets", g, g)
-        alike_in = torch.einsum("neti,nesi->nets", a, a)
-        _add(self.inputs, torch.einsum("neti,netj->eij", a, alike_out @ a))
-        _add(self.outputs, torch.einsum("nceto,ncetp->eop", g, torch.einsum("nets,nceso->nceto", alike_in, g)))
+        self.whole = True
+        self.positions += _share(weights) * tangent.examples * tangent.positions
+        below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
+        _add(self.inputs, below)
+        _add(self.outputs, above)
 
     def basis(self, facts: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
@@ -86,10 +88,55 @@ class Factors:
         if self.outputs is not None:
             above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", facts)
         if above is not None and below is not None:
-            spectrum = above.unsqueeze(-1) * below.unsqueeze(-2) / (self.positions or 1.0)
+            spectrum = above.unsqueeze(-1) * below.unsqueeze(-2)
+            tiny = torch.finfo(spectrum.dtype).tiny
+            spectrum /= below.sum(-1).clamp_min(tiny).reshape(-1, 1, 1) if self.whole else self.positions or 1.0
         elif below is not None:
             spectrum = below
         return Basis(self.block, inputs, outputs), spectrum
+
+
+def _share(weights: Tensor | None) -> float:
+    """How many examples one example of a piece counts for."""
+    return 1.0 if weights is None or not len(weights) else float(weights.mean())
+
+
+def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of G = sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o).
+
+    At one position G is never formed; at few, products of positions take its place; at many it is formed.
+    """
+    n, c, e, t, o = g.shape
+    i = a.shape[3]
+    if t == 1:
+        below = a * g.square().sum((1, 4)).sqrt().unsqueeze(3)
+        above = g * a.square().sum(3, keepdim=True).sqrt().unsqueeze(1)
+        return _over(below, 1), _over(above, 2)
+    by_pairs = 2 * t * t * (c * o + i) + t * i * i + c * t * o * o
+    by_matrices = c * t * o * i + c * o * i * (o + i)
+    each = t * t if by_pairs <= by_matrices else c * o * i
+    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (e * each))
+    sums = [torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o)]
+    for low in range(0, n, step):
+        inner, above = a[low : low + step], g[low : low + step]
+        if by_pairs <= by_matrices:
+            joined = above.permute(0, 2, 3, 1, 4).flatten(3)  # (n, e, t, c o)
+            alike_out, alike_in = joined @ joined.transpose(-1, -2), inner @ inner.transpose(-1, -2)
+            sums[0] += _over(inner, 1, alike_out @ inner)
+            sums[1] += _over(above, 2, alike_in.unsqueeze(1) @ above)
+        else:
+            matrices = outer(inner, above)  # (n, c, e, o, i)
+            sums[0] += _over(matrices, 2)
+            sums[1] += _over(matrices.transpose(3, 4), 2)
+    return sums[0], sums[1]
+
+
+def _over(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:
+    """Sum v w^T over every axis but the last and that of the groups, for (..., e, ..., i): (e, i, i)."""
+    first = values.movedim(groups, 0).flatten(1, -2)
+    if other is None:
+        return _second_moment(first)
+    return first.transpose(-1, -2) @ other.movedim(groups, 0).flatten(1, -2)
 
 
 def _second_moment(rows: Tensor) -> Tensor:
@@ -129,17 +176,28 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
 
 
 def gather_factors(
-    stream: LayerStream, largest_exact: int, residual_weighted: bool
-) -> tuple[list[Factors], list[Factors] | None]:
-    """One pass: factors of the curvature, and, where asked for, of the residual-weighted meat."""
+    stream: LayerStream, largest_exact: int, *, whole: bool = False, residual_weighted: bool = False
+) -> tuple[list[Factors], list[Factors]]:
+    """One pass: factors of the curvature, and, where asked for, of the residual-weighted meat.
+
+    Args:
+        stream: tangents of the training set.
+        largest_exact: dense blocks above this size get no matrix.
+        whole: sum the gradients of layers seen at several positions over them before they are counted.
+        residual_weighted: count the gradients J_i^T r_i, too.
+    """
     problem = stream.problem
     plain = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks]
-    weighted = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks]
+    weighted = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks if residual_weighted]
     for where, tangents in stream.read("Kronecker factors", stream.identity(), problem.k):
         for at, tangent in enumerate(tangents):
             roots = problem.hessian_roots
             weights = None if problem.sample_weights is None else problem.sample_weights[where]
-            plain[at].add(tangent if roots is None else combine(tangent, roots[where]), weights)
+            curved = tangent if roots is None else combine(tangent, roots[where])
+            if whole and isinstance(tangent, Kronecker) and tangent.positions > 1:
+                plain[at].add_whole(curved, weights)
+            else:
+                plain[at].add(curved, weights)
             if residual_weighted:
-                weighted[at].add_weighted(combine(tangent, problem.residuals[where].unsqueeze(2)))
-    return plain, weighted if residual_weighted else None
+                weighted[at].add_whole(combine(tangent, problem.residuals[where].unsqueeze(2)))
+    return plain, weighted

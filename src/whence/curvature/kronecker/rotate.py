@@ -78,13 +78,13 @@ def _formed(tangent: Kronecker, basis: Basis) -> Iterator[tuple[slice, Full]]:
     step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * (o_in * i_in if early else o * i)))
     for start in range(0, n, step):
         where = slice(start, min(start + step, n))
-        matrices = _outer(a[where], g[where])
+        matrices = outer(a[where], g[where])
         if not early:
             matrices = basis.into(matrices)
         yield where, Full(matrices.reshape(len(matrices), c, -1), basis.shape)
 
 
-def _outer(a: Tensor, g: Tensor) -> Tensor:
+def outer(a: Tensor, g: Tensor) -> Tensor:
     """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example."""
     n, c, e, t, o = g.shape
     left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)

@@ -113,13 +113,14 @@ def noise_covariance(problem: Linearization) -> Tensor:
 def eigenbases(
     stream: LayerStream, ridge: float, tolerance: float, largest_exact: int, facts: list[str]
 ) -> tuple[list[Basis], list[Tensor | None]]:
-    """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in the whole of it."""
-    factors, _ = gather_factors(stream, largest_exact, residual_weighted=False)
+    """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in it."""
+    factors, _ = gather_factors(stream, largest_exact)
     precision = working_precision(stream.problem)
     bases, products = [], []
     for one in factors:
-        basis, product = one.basis(facts)
-        bases.append(cut(basis, product, one.positions / stream.problem.total_weight, ridge, tolerance).to(precision))
+        positions = one.positions / stream.problem.total_weight
+        basis, product = cut(*one.basis(facts), positions, ridge, tolerance)
+        bases.append(basis.to(precision))
         products.append(product)
     facts += describe_blocks(stream, largest_exact)
     kept = sum(math.prod(basis.shape) for basis in bases)
