@@ -45,9 +45,7 @@ def quality(record: dict[str, Any]) -> str:
             f"parameters, test accuracy {case['accuracy']:.2f} (the noisy class included), forward + k backward over "
             f"the training set {case['reference_s']:.2f} s."
         )
-        head = (
-            "lambda / n | structure | rank Ho | HeC3 | ratio | scale Ho | HeC3 | AUROC noisy (exact) | freedom (exact) "
-        )
+        head = "lambda / n | structure | rank Ho | HeC3 | ratio | scale Ho | HeC3 | AUROC noisy (exact)"
         rows = []
         for row in case["rows"]:
             start = [f"{row['ridge_share']:g}", f"`{row['structure']}`"]
@@ -59,7 +57,7 @@ def quality(record: dict[str, Any]) -> str:
             noisy = f"{row['auroc_ratio']:.3f} ({row['auroc_ratio_exact']:.3f})"
             freedom = f"{row['freedom']:.0f} ({row['exact_freedom']:.0f})"
             rows.append([*start, *ranks, *scales, noisy, freedom, f"{row['fit_s']:.2f}", f"{row['predict_s']:.2f}"])
-        parts.append(table(head + "| freedom (exact) | fit s | predict s", rows))
+        parts.append(table(head + " | freedom (exact) | fit s | predict s", rows))
     return "\n\n".join(parts)
 
 
