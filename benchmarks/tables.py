@@ -157,7 +157,7 @@ def main() -> None:
         if not source.exists():
             continue
         found = make(json.loads(source.read_text()))
-        text = re.sub(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda m: m[1] + found + m[2], text, flags=re.S)  # noqa: B023
+        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{found}\n{m[2]}", text, flags=re.S)  # noqa: B023
     page.write_text(text)
 
 
