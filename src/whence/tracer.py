@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from .curvature import Bread, Meats, NewtonStep, RidgePath, Sandwich
-from .errors import InputError, ShapeError, StaleModelError
+from .errors import InputError, ShapeError
 from .estimators import LeftOut, Weighing, finish
 from .results import Diagnostics, Uncertainty
-from .tangents.batches import Inputs, batch_size, check_finite, to_device, without_targets
-from .tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
-from .tangents.forward import Network
+from .tangents.batches import Inputs, check_finite
 from .tangents.linearization import Linearization
-from .tangents.loaders import length
 from .tracing import Attribution, Calibration, Explanation, attribution, verdicts
+from .tracing.asking import each
 from .tracing.fitted import check_count, check_level, check_ungrouped
 from .tracing.training import influence, training_frame
 
 if TYPE_CHECKING:
     import pandas
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +90,7 @@ class Tracer:
                 once where that costs little.
         """
         at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
-        means, parts = zip(*self._each(x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
+        means, parts = zip(*each(self, x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         if at_once:
             return Uncertainty(torch.cat(means), joined, likelihood=self.problem.likelihood)
@@ -125,7 +119,7 @@ class Tracer:
         """
         check_count(top, "top")
         check_ungrouped(self)
-        return attribution.join(self._each(x, lambda inputs, where: attribution.attribute(self, inputs, top, matrix)))
+        return attribution.join(each(self, x, lambda inputs, where: attribution.attribute(self, inputs, top, matrix)))
 
     def explain(self, x: Any, level: float = 0.95, top: int = 5) -> Explanation:
         """Tell for each prediction whether it is to be trusted, and if not, whether labels or data are the cause.
@@ -151,7 +145,7 @@ class Tracer:
         check_ungrouped(self)
         usual = Calibration.of(self)
         return verdicts.join(
-            self._each(x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top))
+            each(self, x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top))
         )
 
     def training_frame(self, test: Any = None) -> pandas.DataFrame:
@@ -169,28 +163,9 @@ class Tracer:
         check_ungrouped(self)
         moved = None
         if test is not None:
-            totals, counts = zip(*self._each(test, lambda inputs, where: influence(self, inputs)), strict=True)
+            totals, counts = zip(*each(self, test, lambda inputs, where: influence(self, inputs)), strict=True)
             moved = torch.stack(totals).sum(0), sum(counts)
         return training_frame(self, moved)
-
-    def _each(self, x: Any, work: Callable[[Inputs, str], T]) -> list[T]:
-        """Do something with every batch, checked and on the model's device; the model is left as found."""
-        self._check_fresh()
-        found = []
-        with (
-            borrowed(self.problem.network.model),
-            rounded_products(self.bread.tf32 or torch.backends.cuda.matmul.allow_tf32),
-        ):
-            for number, inputs in enumerate(self._inputs(x)):
-                where = f"batch {number} of the inputs to predict"
-                moved = to_device(inputs, self.problem.device)
-                if batch_size(moved, where) == 0:
-                    raise InputError(f"expected at least one input, got an empty {where}.")
-                check_finite(moved, "inputs", where)
-                found.append(work(moved, where))
-        if not found:
-            raise InputError("expected at least one batch to predict, got an empty loader.")
-        return found
 
     def _predict_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         try:
@@ -227,36 +202,6 @@ class Tracer:
         finished = finish(found, shift, deletions, hc1)
         finished["laplace"] = finished["laplace"] * self.noise_scale
         return finished
-
-    def _inputs(self, x: Any) -> Iterator[Inputs]:
-        positional = self.problem.batches.positional
-        if isinstance(x, (Tensor, Mapping, tuple)):
-            yield without_targets(x, positional)
-        elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
-            track = self.problem.progress.track
-            yield from (without_targets(raw, positional) for raw in track(x, "predictions, batch", length(x)))
-        else:
-            raise InputError(
-                f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "
-                "Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
-            )
-
-    def _check_fresh(self) -> None:
-        check_calm(self.problem.network.model)
-        here = Network(self.problem.network.model).device
-        if here != self.problem.device:
-            raise StaleModelError(
-                f"expected the model on {self.problem.device}, where it was fitted, got it on {here}. "
-                "Move it back, or call whence.fit again."
-            )
-        now = fingerprint(self.problem.network.model)
-        changed = sorted(name for name in self.marks.keys() | now.keys() if self.marks.get(name) != now.get(name))
-        if changed:
-            shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
-            raise StaleModelError(
-                f"expected the weights and buffers that were fitted, got changes in {shown}. "
-                "Call whence.fit again, or load the weights of that time."
-            )
 
     def __repr__(self) -> str:
         """Sizes, ridge, noise and degrees of freedom."""

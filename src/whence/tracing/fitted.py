@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Protocol
 
@@ -55,6 +56,10 @@ class Fitted(Protocol):
     @property
     def sigma(self) -> Tensor:
         """(k, k) noise covariance."""
+
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """What the model looked like when it was fitted."""
 
     @property
     def noise_scale(self) -> float:

@@ -1,0 +1,86 @@
+"""From what a user asks about to batches on the model's device; the model is left as found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from whence.errors import InputError, StaleModelError
+from whence.tangents.batches import Inputs, batch_size, check_finite, to_device, without_targets
+from whence.tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
+from whence.tangents.forward import Network
+from whence.tangents.loaders import length
+
+from .fitted import Fitted
+
+T = TypeVar("T")
+
+
+def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T]) -> list[T]:
+    """Do something with every batch, checked and on the model's device.
+
+    Args:
+        fitted: whose model is asked.
+        x: a batch as in training, or a loader or list of batches.
+        work: gets a batch and words that name it.
+    """
+    found = []
+    with borrowed_model(fitted):
+        for number, inputs in enumerate(_inputs(fitted, x)):
+            where = f"batch {number} of the inputs to predict"
+            moved = to_device(inputs, fitted.problem.device)
+            if batch_size(moved, where) == 0:
+                raise InputError(f"expected at least one input, got an empty {where}.")
+            check_finite(moved, "inputs", where)
+            found.append(work(moved, where))
+    if not found:
+        raise InputError("expected at least one batch to predict, got an empty loader.")
+    return found
+
+
+@contextmanager
+def borrowed_model(fitted: Fitted) -> Iterator[None]:
+    """Use the model as it was fitted, and leave it as found."""
+    _check_fresh(fitted)
+    rounded = fitted.bread.tf32 or torch.backends.cuda.matmul.allow_tf32
+    with borrowed(fitted.problem.network.model), rounded_products(rounded):
+        yield
+
+
+def _inputs(fitted: Fitted, x: Any) -> Iterator[Inputs]:
+    positional = fitted.problem.batches.positional
+    if isinstance(x, (Tensor, Mapping, tuple)):
+        yield without_targets(x, positional)
+    elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
+        track = fitted.problem.progress.track
+        yield from (without_targets(raw, positional) for raw in track(x, "predictions, batch", length(x)))
+    else:
+        raise InputError(
+            f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "
+            "Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
+        )
+
+
+def _check_fresh(fitted: Fitted) -> None:
+    model = fitted.problem.network.model
+    check_calm(model)
+    here = Network(model).device
+    if here != fitted.problem.device:
+        raise StaleModelError(
+            f"expected the model on {fitted.problem.device}, where it was fitted, got it on {here}. "
+            "Move it back, or call whence.fit again."
+        )
+    now = fingerprint(model)
+    changed = sorted(name for name in fitted.marks.keys() | now.keys() if fitted.marks.get(name) != now.get(name))
+    if changed:
+        shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
+        raise StaleModelError(
+            f"expected the weights and buffers that were fitted, got changes in {shown}. "
+            "Call whence.fit again, or load the weights of that time."
+        )
