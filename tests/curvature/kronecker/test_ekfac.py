@@ -93,7 +93,7 @@ def fading(*shape: int) -> Callable[[int], Tensor]:
 
 CORNERED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "linear": (lambda: Flat(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)), fading(9)),
-    "tokens": (lambda: Flat(nn.Linear(9, 8, bias=False), nn.Tanh(), nn.Linear(8, 2)), fading(2, 9)),
+    "tokens": (lambda: Flat(nn.Linear(18, 8, bias=False), nn.Tanh(), nn.Linear(8, 2)), fading(2, 18)),
     "convolution": (lambda: Flat(nn.Conv2d(2, 6, 3), nn.Tanh(), nn.Conv2d(6, 4, 3)), images(2, 6, 6)),
     "norms between": (lambda: Flat(nn.Linear(9, 8), nn.LayerNorm(8), nn.Linear(8, 7)), fading(9)),
 }
