@@ -79,6 +79,14 @@ class Factors:
         _add(self.inputs, below)
         _add(self.outputs, above)
 
+    def join(self, other: Factors) -> None:
+        """Replace each factor by the mean of both, the other's scaled to the same trace: one basis for two matrices."""
+        for mine, theirs in ((self.inputs, other.inputs), (self.outputs, other.outputs)):
+            if mine is not None and theirs is not None:
+                sizes = [torch.diagonal(one, dim1=-2, dim2=-1).sum(-1, keepdim=True) for one in (mine, theirs)]
+                scale = sizes[0] / sizes[1].clamp_min(torch.finfo(theirs.dtype).tiny)
+                mine.add_(theirs * scale.unsqueeze(-1)).div_(2.0)
+
     def basis(self, facts: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
         name = self.block.name
@@ -125,10 +133,15 @@ def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
             sums[0] += _over(inner, 1, alike_out @ inner)
             sums[1] += _over(above, 2, alike_in.unsqueeze(1) @ above)
         else:
-            matrices = outer(inner, above)  # (n, c, e, o, i)
-            sums[0] += _over(matrices, 2)
-            sums[1] += _over(matrices.transpose(3, 4), 2)
+            below, beyond = matrix_moments(outer(inner, above))
+            sums[0] += below
+            sums[1] += beyond
     return sums[0], sums[1]
+
+
+def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of gradient matrices (n, c, e, o, i)."""
+    return _over(matrices, 2), _over(matrices.transpose(3, 4), 2)
 
 
 def _over(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,11 +92,17 @@ class Sums:
         return found
 
 
-def gather_squares(stream: LayerStream, bases: Sequence[Basis], noise: Tensor) -> Spectrum:
+def gather_squares(
+    stream: LayerStream,
+    bases: Sequence[Basis],
+    noise: Tensor,
+    observe: Callable[[int, Tangent], None] | None = None,
+) -> Spectrum:
     """One pass: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
-    set of gradients serves both sums. With other losses the two are the same, up to a dispersion.
+    set of gradients serves both sums. With other losses the two are the same, up to a dispersion. `observe` is shown
+    the gradients J_i^T r_i of every piece of every block.
     """
     problem = stream.problem
     roots = problem.hessian_roots
@@ -111,7 +117,10 @@ def gather_squares(stream: LayerStream, bases: Sequence[Basis], noise: Tensor) -
         residuals = (problem.residuals[where] @ frame).unsqueeze(2)
         for at, lazy in enumerate(tangents):
             tangent = settled(lazy, bases[at])
-            score[at] += total(combine(tangent, residuals))
+            pulled = combine(tangent, residuals)
+            score[at] += total(pulled)
+            if observe is not None:
+                observe(at, pulled)
             sums[at].add(tangent if roots is None else combine(tangent, roots[where]), weights)
     found = [one.finish() for one in sums]
     for basis, squares in zip(bases, found, strict=True):

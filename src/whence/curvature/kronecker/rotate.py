@@ -108,7 +108,7 @@ def beyond(tangent: Tangent, basis: Basis) -> list[Tangent]:
         columns = None if basis.outputs is None else basis.outputs[0]
         return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns), tangent.weights)]
     a, g = raised(tangent.inputs()), raised(tangent.grads())
-    inside = a if basis.inputs is None else _times(a, basis.inputs)
+    inside = a if basis.inputs is None else times(a, basis.inputs)
     return [
         Kronecker(tangent.block, Whole(_rest(a, basis.inputs)), Whole(g)),
         Kronecker(tangent.block, Whole(inside), Whole(_rest(g, basis.outputs))),
@@ -119,10 +119,10 @@ def _rest(values: Tensor, columns: Tensor | None) -> Tensor:
     """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r); or (e, i, r), for rows (..., e, t, i)."""
     if columns is None:
         return torch.zeros_like(values)
-    return values - _times(_times(values, columns), columns.transpose(-1, -2))
+    return values - times(times(values, columns), columns.transpose(-1, -2))
 
 
-def _times(values: Tensor, matrix: Tensor) -> Tensor:
+def times(values: Tensor, matrix: Tensor) -> Tensor:
     """Without a copy of the matrix for every example where it is one for all groups."""
     if matrix.dim() == 3 and len(matrix) == 1:
         return (values.squeeze(-3) @ matrix[0]).unsqueeze(-3)

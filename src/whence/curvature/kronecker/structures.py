@@ -20,6 +20,8 @@ from .factors import gather_factors
 from .moments import Spectrum, Squares, gather_squares
 from .spectral import SpectralBread
 from .stream import LayerStream, working_precision
+from .turn import MeatFactors, leading
+from .two_bases import TwoBasesBread
 
 LARGEST_EXACT = 1024
 """Blocks without a Kronecker form (norms, biases, bare parameters) up to this size get an exact block."""
@@ -30,6 +32,12 @@ class EKFAC(Structure):
     """Kronecker eigenbasis with corrected eigenvalues: the paper's scaling to deep networks.
 
     Args:
+        meat: basis of the meats of HeC0, HeC2 and HeC3. "two_bases" gives them an eigenbasis of their own among the
+            leading directions of each layer (the paper's appendix); "one_basis" takes them as diagonal in the
+            curvature's; "joint" chooses one basis for both, from the sum of both pairs of factors.
+        basis: what a layer seen at several positions is decomposed by: "gradients", of examples, summed over
+            positions; or "positions", one by one, as KFAC does.
+        corner: leading directions of each side of a layer in which "two_bases" are kept, or `None` for all.
         tolerance: share of the homoscedastic variance that may lie outside the corner of the eigenbasis in which
             eigenvalues are kept one by one; outside, they are replaced by their mean. Zero keeps all of them.
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
@@ -40,14 +48,32 @@ class EKFAC(Structure):
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
     tolerance: float = 1e-2
     largest_exact: int = LARGEST_EXACT
+    meat: Literal["one_basis", "joint", "two_bases"] = "one_basis"
+    basis: Literal["positions", "gradients"] = "positions"
+    corner: int | None = 64
+
+    def __post_init__(self) -> None:
+        """Check the choices at once, not after a pass over the data."""
+        choices = {"meat": ("one_basis", "joint", "two_bases"), "basis": ("positions", "gradients")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                wanted = ", ".join(map(repr, allowed))
+                raise InputError(f"expected EKFAC's {name} to be one of {wanted}, got {getattr(self, name)!r}.")
+        if self.corner is not None and self.corner < 1:
+            raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
-        bases = eigenbases(stream, lam, self.tolerance, self.largest_exact, facts)[0]
+        whole, joint = self.basis == "gradients", self.meat == "joint"
+        bases = eigenbases(stream, lam, self.tolerance, self.largest_exact, facts, whole=whole, joint=joint)[0]
         noise = noise_covariance(problem)
-        return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
+        if self.meat != "two_bases":
+            return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
+        factors = MeatFactors([leading(basis, self.corner) for basis in bases], problem.device)
+        spectrum = gather_squares(stream, bases, noise, factors.add)
+        return TwoBasesBread(factors.turns(facts), stream, bases, spectrum, lam, noise, facts, weigh)
 
 
 @dataclass(frozen=True)
@@ -111,13 +137,32 @@ def noise_covariance(problem: Linearization) -> Tensor:
 
 
 def eigenbases(
-    stream: LayerStream, ridge: float, tolerance: float, largest_exact: int, facts: list[str]
+    stream: LayerStream,
+    ridge: float,
+    tolerance: float,
+    largest_exact: int,
+    facts: list[str],
+    *,
+    whole: bool = False,
+    joint: bool = False,
 ) -> tuple[list[Basis], list[Tensor | None]]:
-    """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in it."""
-    factors, _ = gather_factors(stream, largest_exact)
+    """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in it.
+
+    Args:
+        stream: tangents of the training set.
+        ridge: lambda.
+        tolerance: share of the homoscedastic variance that may lie outside the corner.
+        largest_exact: dense blocks up to this size are decomposed.
+        facts: is told what is worth telling.
+        whole: sum gradients over positions before they are counted.
+        joint: add the factors of the residual-weighted gradients, scaled to the same trace.
+    """
+    factors, weighted = gather_factors(stream, largest_exact, whole=whole, residual_weighted=joint)
     precision = working_precision(stream.problem)
     bases, products = [], []
-    for one in factors:
+    for at, one in enumerate(factors):
+        if joint and one.block.kind == "kronecker":  # other blocks have bases that are exact, or none
+            one.join(weighted[at])
         positions = one.positions / stream.problem.total_weight
         basis, product = cut(*one.basis(facts), positions, ridge, tolerance)
         bases.append(basis.to(precision))
