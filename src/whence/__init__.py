@@ -21,7 +21,7 @@ from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, on
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
-from .tracing import Attribution, Explanation, Shares
+from .tracing import Attribution, Explanation, Shares, WhatIf
 
 __all__ = [
     "EKFAC",
@@ -55,6 +55,7 @@ __all__ = [
     "UncapturedParameterError",
     "Uncertainty",
     "UnsupportedLayerError",
+    "WhatIf",
     "WhenceError",
     "__version__",
     "fit",

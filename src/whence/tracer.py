@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from .estimators import LeftOut, Weighing, finish
 from .results import Diagnostics, Uncertainty
 from .tangents.batches import Inputs, check_finite
 from .tangents.linearization import Linearization
-from .tracing import Attribution, Calibration, Explanation, attribution, verdicts
-from .tracing.asking import each
+from .tracing import Attribution, Calibration, Explanation, WhatIf, attribution, changes, verdicts
+from .tracing.asking import borrowed_model, each
 from .tracing.fitted import check_count, check_level, check_ungrouped
 from .tracing.training import influence, training_frame
 
@@ -147,6 +147,39 @@ class Tracer:
         return verdicts.join(
             each(self, x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top))
         )
+
+    def what_if(
+        self,
+        x: Any,
+        *,
+        remove: Sequence[int] = (),
+        repeat: Sequence[int] = (),
+        relabel: Mapping[int, Any] | None = None,
+    ) -> WhatIf:
+        """How predictions and their variances would change with another training set, without training again.
+
+        Exact for the linearized model and squared error; one Newton step for other losses. Examples go by their
+        position in the training set.
+
+        Args:
+            x: as for `predict`.
+            remove: examples to leave out.
+            repeat: examples to count once more; named twice, twice more.
+            relabel: new targets of some examples.
+
+        Examples:
+            >>> import torch, whence
+            >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+            >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+            >>> tracer = whence.fit(net, [(x, 2 * x + 1)], ridge=0.1)
+            >>> tracer.what_if(x[:3], remove=[0, 5], relabel={7: [1.0]}).change.shape
+            torch.Size([3, 1])
+        """
+        check_ungrouped(self)
+        counts, shift = changes.read_change(self, remove, repeat, relabel or {})
+        with borrowed_model(self):
+            change = changes.prepare(self, counts, shift)
+        return changes.join(each(self, x, lambda inputs, where: changes.apply(self, inputs, change)))
 
     def training_frame(self, test: Any = None) -> pandas.DataFrame:
         """One row for each training example, to find out which of them matter and which labels to doubt.

@@ -2,6 +2,7 @@
 
 from .attribution import Attribution, Shares
 from .calibration import Calibration
+from .changes import WhatIf
 from .verdicts import Explanation
 
-__all__ = ["Attribution", "Calibration", "Explanation", "Shares"]
+__all__ = ["Attribution", "Calibration", "Explanation", "Shares", "WhatIf"]

@@ -1,0 +1,203 @@
+"""What would happen if training examples were removed, relabelled or repeated.
+
+In the linearized model the answer is exact. Let the examples of a set S count 1 + c_i times (-1 removes, +1 repeats)
+and their residuals change by d_i (another label). With alignments A = J F_lam^-1 J_S^T of a prediction with the set,
+H = J_S F_lam^-1 J_S^T within the set, and C, L the diagonal blocks of the c_i and of the loss's Hessian,
+
+    f'(x) - f(x) = A M (C e + (I + C) d)       M = (I + C L H)^-1
+    a'_i(x) = a_i(x) - A M C L H_Si            e'_i = e_i + d_i - L_i H_iS M (C e + (I + C) d)
+
+from which Ho and HeC3 after the change follow as before it. For squared error these are the numbers that refits of the
+linearized model give; for other losses one Newton step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.errors import InputError
+from whence.estimators import leave_one_out
+from whence.tangents.batches import Inputs, take
+
+from .fitted import Fitted
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Predictions and variances after a change of the training set.
+
+    Attributes:
+        change: (m, k) f'(x) - f(x).
+        ho, hec3: (m, k) variances before.
+        new_ho, new_hec3: (m, k) variances after, with the noise covariance of before.
+    """
+
+    change: Tensor
+    ho: Tensor
+    hec3: Tensor
+    new_ho: Tensor
+    new_hec3: Tensor
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.change)
+
+    def __repr__(self) -> str:
+        """Sizes and means."""
+        before, after = (float(values.sum(1).mean()) for values in (self.hec3, self.new_hec3))
+        return (
+            f"WhatIf({len(self)} predictions move by {float(self.change.norm(dim=1).mean()):.3g} on average, their "
+            f"mean HeC3 from {before:.3g} to {after:.3g})"
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the training set, ready to be applied to predictions.
+
+    Attributes:
+        index: (s,) the examples concerned.
+        counts: (n,) how often each example counts afterwards.
+        push: (s k,) M (C e + (I + C) d).
+        bend: (s k, n k) M C L H_S, by which alignments with all examples lose.
+        left_out: (n, k) leave-one-out residuals afterwards.
+    """
+
+    index: Tensor
+    counts: Tensor
+    push: Tensor
+    bend: Tensor
+    left_out: Tensor
+
+
+def prepare(fitted: Fitted, counts: Tensor, shift: Tensor) -> Change:
+    """Solve for a change.
+
+    Args:
+        fitted: a fit with true leverages.
+        counts: (n,) how often each example is to count; 1 leaves it as it is.
+        shift: (n, k) by how much residuals change, sample weights included.
+    """
+    problem = fitted.problem
+    k = problem.k
+    index = ((counts != 1) | (shift != 0).any(1)).nonzero().squeeze(1)
+    rows = _rows_of(fitted, index)  # H_S: (s, k, n, k)
+    s = len(index)
+    extra = (counts - 1)[index].reshape(s, 1)
+    residuals = fitted.meats.roots["hec0"].sum(2)
+    score = extra * residuals[index] + (1 + extra) * shift[index]
+    within = rows[:, :, index].reshape(s, k, s * k)
+    curved = extra.reshape(s, 1, 1) * _hessian(fitted, index, within)  # C L H
+    inner = torch.eye(s * k, dtype=rows.dtype, device=rows.device) + curved.reshape(s * k, s * k)
+    everywhere = (extra.reshape(s, 1, 1) * _hessian(fitted, index, rows.flatten(2))).flatten(0, 1)
+    push = torch.linalg.solve(inner, score.reshape(-1))
+    bend = torch.linalg.solve(inner, everywhere)
+    flat = rows.reshape(s * k, problem.n, k)
+    moved = torch.einsum("anj,a->nj", flat, push)  # H_iS M (...): how far the outputs move
+    hats = fitted.bread.hats - torch.einsum("anj,anl->njl", flat, bend.reshape(flat.shape))
+    all_of_them = torch.arange(problem.n, device=problem.device)
+    lost = _hessian(fitted, all_of_them, moved.unsqueeze(2)).squeeze(2)
+    after = leave_one_out(
+        residuals + shift - lost, hats, problem.hessian_roots, fitted.weighing.policy, fitted.weighing.by_output
+    )
+    return Change(index, counts, push, bend, after.hec3)
+
+
+def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
+    """Predictions of one batch after a change."""
+    problem = fitted.problem
+    n, k, by_output = problem.n, problem.k, fitted.weighing.by_output
+    noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
+    after = change.left_out.diag_embed() if by_output else change.left_out.unsqueeze(2)
+    kept = change.counts.clamp_min(0.0).sqrt().reshape(n, 1, 1)
+    parts: list[list[Tensor]] = [[] for _ in range(5)]
+    for where, chunks in fitted.bread.alignments(inputs):
+        aligned = torch.cat([part for _, part in chunks], dim=2)  # (m, k, n, k)
+        ours = aligned[:, :, change.index].flatten(2)
+        bent = aligned - (ours @ change.bend).reshape(aligned.shape)
+        values = (
+            ours @ change.push,
+            _variance(aligned, noise),
+            _variance(aligned, left_out),
+            _variance(bent, kept * noise),
+            _variance(bent, kept * after),
+        )
+        for column, value in zip(parts, values, strict=True):
+            column.append(value)
+    return WhatIf(*(torch.cat(column) for column in parts))
+
+
+def join(parts: Sequence[WhatIf]) -> WhatIf:
+    """Several batches as one."""
+    names = WhatIf.__dataclass_fields__
+    return WhatIf(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+def read_change(
+    fitted: Fitted, remove: Sequence[int], repeat: Sequence[int], relabel: Mapping[int, Any]
+) -> tuple[Tensor, Tensor]:
+    """Counts (n,) and shifts of residuals (n, k) from what a user says."""
+    problem = fitted.problem
+    if fitted.weighing.policy != "exact":
+        raise InputError(
+            "expected a structure with true leverages to take examples out of a fit, got an approximate one. "
+            'Fit with structure="exact", "core" or "sketch".'
+        )
+    counts = torch.ones(problem.n, dtype=problem.dtype, device=problem.device)
+    for chosen, by in ((remove, -1.0), (repeat, 1.0)):
+        for example in chosen:
+            counts[_position(example, problem.n)] += by
+    if bool((counts < 0).any()):
+        raise InputError("expected every example to be removed once at most, got one that is named twice in `remove`.")
+    shift = torch.zeros_like(problem.residuals)
+    for example, target in relabel.items():
+        at = _position(example, problem.n)
+        said = torch.as_tensor(target, device=problem.device)
+        outputs = problem.outputs[at : at + 1]
+        checked = problem.likelihood.check_targets(said.unsqueeze(0), outputs, f"the new label of example {example}")
+        fresh = problem.likelihood.residuals(outputs, checked)
+        weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
+        shift[at] = weight * fresh[0] - problem.residuals[at]
+    return counts, shift
+
+
+def _position(example: Any, n: int) -> int:
+    at = int(example)
+    if at != example or not 0 <= at < n:
+        raise InputError(f"expected training examples by their positions 0 to {n - 1}, got {example!r}.")
+    return at
+
+
+def _rows_of(fitted: Fitted, index: Tensor) -> Tensor:
+    """Alignments of some training examples with all of them, (s, k, n, k)."""
+    problem = fitted.problem
+    need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
+    problem.budget.require(4.0 * need, f"a change of {len(index)} training examples", "Change fewer at once.")
+    found = []
+    for batch in problem.read("examples to change"):
+        here = index[(index >= batch.start) & (index < batch.start + batch.size)] - batch.start
+        if len(here):
+            some = take(batch.inputs, here)  # type: ignore[arg-type]  # tensors take positions as they take slices
+            for _, chunks in fitted.bread.alignments(some):
+                found.append(torch.cat([part for _, part in chunks], dim=2))
+    return torch.cat(found) if found else problem.outputs.new_zeros(0, problem.k, problem.n, problem.k)
+
+
+def _hessian(fitted: Fitted, index: Tensor, values: Tensor) -> Tensor:
+    """L_i v_i for values (s, k, q) of some examples."""
+    roots = fitted.problem.hessian_roots
+    if roots is None:
+        return values
+    some = roots[index]
+    return some @ (some.transpose(1, 2) @ values)
+
+
+def _variance(aligned: Tensor, roots: Tensor) -> Tensor:
+    """Diagonal of sum_i a_i W_i W_i^T a_i^T: (m, k, n, k) with (n or 1, k, q) to (m, k)."""
+    weighted = torch.einsum("mkni,niq->mknq", aligned, roots.expand(aligned.shape[2], -1, -1))
+    return weighted.square().sum((2, 3))
