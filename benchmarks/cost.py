@@ -1,6 +1,6 @@
 """What fit and predict cost, as multiples of forward + k backward passes over the same data, beside the peers.
 
-    python -m benchmarks.cost --out results/cost.json
+    python -m benchmarks.cost --data DIR --out results/cost.json
 
 One process for each pair of model and subject: CPU time of all threads, the smallest of several runs where they are
 short; batch sizes are swept for everyone, the reference included, on a part of the data, and the best is used; the
@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,17 @@ FLOORS = {"M1": (6.0, 2.0), "M2": (6.0, 3.0), "M3": (6.0, 3.0), "M4": (12.0, 5.0
 """What the default must not exceed: fit, predict."""
 
 
-def child(model: str, subject: str, given: argparse.Namespace, *more: str) -> dict[str, Any]:
+def child(model: str, subject: str, prepared: Path, given: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Run one measurement, and keep what it said last, even if it was stopped."""
-    sizes = [f"--{name}={value}" for name, value in (("n", given.n), ("test", given.test)) if value]
     surrounding = {
         **os.environ,
         "OMP_NUM_THREADS": str(given.threads),
         "MKL_NUM_THREADS": str(given.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    command = [sys.executable, "-m", "benchmarks.one_cost", model, subject, *sizes, *more]
+    if "--memory" in more:  # freed memory goes back at once, so that what is resident is what is held
+        surrounding.update({"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"})
+    command = [sys.executable, "-m", "benchmarks.one_cost", model, subject, str(prepared), *more]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=given.seconds, env=surrounding)
         out, failed = done.stdout, ""
@@ -52,13 +54,13 @@ def child(model: str, subject: str, given: argparse.Namespace, *more: str) -> di
     return row
 
 
-def measure(model: str, subject: str, given: argparse.Namespace) -> dict[str, Any]:
+def measure(model: str, subject: str, prepared: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Time, then memory with the batches that were best."""
-    row = {"subject": subject, **child(model, subject, given)}
+    row = {"subject": subject, **child(model, subject, prepared, given)}
     if "missing" in row or "fit_batch" not in row or given.no_memory:
         return row
     batches = (str(row["fit_batch"]), str(row.get("predict_batch", 0)))
-    memory = child(model, subject, given, "--memory", *batches)
+    memory = child(model, subject, prepared, given, "--memory", *batches)
     row.update({key: value for key, value in memory.items() if key.endswith("_mb") or key == "memory_method"})
     if "failed" in memory:
         row["memory_failed"] = memory["failed"]
@@ -88,6 +90,7 @@ def main() -> None:
     """Measure every pair that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--data", type=Path, help="folder of the data sets; random weights and inputs when not given")
     parser.add_argument("--subjects", nargs="+", default=[*STRUCTURES, *PEERS], help="structures or peers")
     parser.add_argument("--out", type=Path, default=Path("out/cost.json"))
     parser.add_argument("--n", type=int, help="training examples, in place of each model's")
@@ -96,15 +99,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900, help="after which one measurement is stopped")
     parser.add_argument("--no-memory", action="store_true")
     given = parser.parse_args()
-    record: dict[str, Any] = {**surroundings(), "threads": given.threads, "floors": FLOORS, "rows": []}
+    record: dict[str, Any] = {**surroundings(), "threads": given.threads, "floors": FLOORS}
+    record.update({"trained": given.data is not None, "rows": []})
     say("| model | subject | fit x [batch] | predict x [batch; points timed] | extra MB fit / predict | refs apart |")
     say("|---|---|---|---|---|---|")
-    for model in given.models:
-        for subject in given.subjects:
-            row = measure(model, subject, given)
-            record["rows"].append(row)
-            save(given.out, record)
-            say(line(row))
+    with tempfile.TemporaryDirectory() as folder:
+        for model in given.models:
+            prepared = Path(folder) / f"{model}.pt"
+            chosen = MODELS[model]
+            chosen.prepare(given.data, given.n or chosen.n, given.test or chosen.test, prepared)
+            for subject in given.subjects:
+                row = measure(model, subject, prepared, given)
+                record["rows"].append(row)
+                save(given.out, record)
+                say(line(row))
 
 
 if __name__ == "__main__":

@@ -61,10 +61,10 @@ def read_digits(folder: Path, name: str) -> Split:
     return Split((parts[0] - mean) / std, parts[1], (parts[2] - mean) / std, parts[3])
 
 
-def read_cifar(folder: Path) -> Split:
+def read_cifar(folder: Path, most: int = 5) -> Split:
     """CIFAR-10, images (n, 3, 32, 32) standardised a channel; the first batches of 10,000 that are there."""
     home = folder / "cifar-10"
-    names = [f"data_batch_{number}" for number in range(1, 6)]
+    names = [f"data_batch_{number}" for number in range(1, most + 1)]
     names = [*itertools.takewhile(lambda name: (home / f"{name}.res.xz").exists(), names), "test_batch"]
     with ThreadPoolExecutor(len(names)) as threads:
         images = list(threads.map(lambda name: _read_residuals(home / f"{name}.res.xz"), names))

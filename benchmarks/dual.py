@@ -25,6 +25,7 @@ class Exact:
 
     Attributes:
         ho: (m,) homoscedastic.
+        hec0: (m,) by plain residuals.
         hec3: (m,) leave-one-out, whole examples.
         hec3_output: (m,) leave-one-out, single outputs: the paper's stacked reading.
         freedom: degrees of freedom.
@@ -32,6 +33,7 @@ class Exact:
     """
 
     ho: Tensor
+    hec0: Tensor
     hec3: Tensor
     hec3_output: Tensor
     freedom: float
@@ -61,14 +63,15 @@ class Kernels:
         apart = errors / (1.0 - leverage)
         values, vectors = torch.linalg.eigh(errors.T @ errors / n)
         noise = vectors * values.clamp_min(0.0).sqrt()
-        sums: list[list[Tensor]] = [[], [], []]
+        sums: list[list[Tensor]] = [[], [], [], []]
         for some in self.cross.split(500 * k):
             aligned = (some @ inverse).reshape(-1, k, n, k)
             sums[0].append((aligned @ noise).square().sum((1, 2, 3)))
-            sums[1].append((aligned * without).sum(3).square().sum((1, 2)))
-            sums[2].append((aligned * apart).square().sum((1, 2, 3)))
-        ho, hec3, hec3_output = map(torch.cat, sums)
-        return Exact(ho, hec3, hec3_output, float(leverage.sum()), float(leverage.max()))
+            sums[1].append((aligned * errors).sum(3).square().sum((1, 2)))
+            sums[2].append((aligned * without).sum(3).square().sum((1, 2)))
+            sums[3].append((aligned * apart).square().sum((1, 2, 3)))
+        ho, hec0, hec3, hec3_output = map(torch.cat, sums)
+        return Exact(ho, hec0, hec3, hec3_output, float(leverage.sum()), float(leverage.max()))
 
 
 def kernels(network: nn.Module, inputs: Tensor, targets: Tensor, test_inputs: Tensor, batch: int) -> Kernels:

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,20 +50,20 @@ def sweep(work: Callable[[int], object], sizes: Sequence[int]) -> tuple[int, dic
 class Bench:
     """One subject on one model."""
 
-    def __init__(self, name: str, model: Model, who: Subject, n: int, test: int) -> None:
-        self.model, self.who, self.n, self.test = model, who, n, test
-        self.network = model.network()
+    def __init__(self, name: str, model: Model, who: Subject, prepared: Path) -> None:
+        self.model, self.who = model, who
+        self.network, self.inputs, self.targets, self.tests = model.load(prepared)
+        n, self.test = len(self.inputs), len(self.tests)
         self.result: dict[str, Any] = {
             "model": name,
             "parameters": sum(p.numel() for p in self.network.parameters()),
             "frozen": who.frozen(self.network),
             "version": who.version(),
             "n": n,
-            "test": test,
+            "test": self.test,
             "threads": torch.get_num_threads(),
         }
         self.untouched = deepcopy(self.network)
-        self.inputs, self.targets, self.tests = model.data(n, test)
         self.few = min(n, max(n // 8, max(model.sweep)))
 
     def tell(self, **news: Any) -> None:
@@ -120,7 +121,11 @@ class Bench:
         taken = extra_bytes(lambda: fits.append(self.who.fit(self.network, self.inputs, self.targets, batch_fit)))
         self.tell(memory_method=METHOD, fit_extra_mb=taken / 1e6)
         factors, example = sizes_of(self.untouched, self.inputs[:2], self.model.outputs)
-        self.tell(factors_mb=factors / 1e6, batch_mb=batch_fit * example / 1e6, example_mb=example / 1e6)
+        self.tell(
+            factors_mb=factors / 1e6,
+            batch_mb=min(batch_fit, len(self.inputs)) * example / 1e6,
+            example_mb=example / 1e6,
+        )
         if batch_predict:
             part = self.tests[: max(batch_predict, 2)]
             taken = extra_bytes(lambda: self.who.predict(fits[0], part, batch_predict))
@@ -164,8 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("subject")
-    parser.add_argument("--n", type=int)
-    parser.add_argument("--test", type=int)
+    parser.add_argument("prepared", type=Path, help="what Model.prepare saved")
     parser.add_argument("--memory", nargs=2, type=int, metavar=("FIT_BATCH", "PREDICT_BATCH"))
     given = parser.parse_args()
     model = MODELS[given.model]
@@ -178,7 +182,7 @@ def main() -> None:
         print(json.dumps({"model": given.model, "missing": str(error)}), flush=True)
         return
     with contextlib.redirect_stdout(sys.stderr):  # peers print
-        bench = Bench(given.model, model, who, given.n or model.n, given.test or model.test)
+        bench = Bench(given.model, model, who, given.prepared)
         if given.memory:
             bench.memory(given.memory[0], given.memory[1] or None)
         else:
