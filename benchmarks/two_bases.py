@@ -141,11 +141,11 @@ def run(name: str, split: Split, seed: int, given: argparse.Namespace, record: d
 
 def summary(row: dict[str, Any]) -> str:
     """One line."""
+    ranks = " ".join(f"{row['rank_' + one]:.3f}" for one in ("ho", "hec0", "hec3", "ratio0", "ratio3"))
+    scales = " ".join(f"{row['scale_' + one]:.2f}" for one in ("ho", "hec0", "hec3"))
     return (
-        f"rank Ho {row['rank_ho']:.3f} HeC0 {row['rank_hec0']:.3f} HeC3 {row['rank_hec3']:.3f} ratios "
-        f"{row['rank_ratio0']:.3f} {row['rank_ratio3']:.3f} | AUROC {row['auroc_ratio0']:.3f} {row['auroc_ratio3']:.3f} "
-        f"| scale {row['scale_ho']:.2f} {row['scale_hec0']:.2f} {row['scale_hec3']:.2f} | fit {row['fit_multiple']:.1f} "
-        f"predict {row['predict_multiple']:.2f}"
+        f"ranks (Ho, HeC0, HeC3, HeC0/Ho, HeC3/Ho) {ranks} | AUROC {row['auroc_ratio0']:.3f} {row['auroc_ratio3']:.3f} "
+        f"| scales {scales} | fit {row['fit_multiple']:.1f} predict {row['predict_multiple']:.2f}"
     )
 
 

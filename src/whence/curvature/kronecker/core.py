@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from whence.curvature.base import Structure, Weigh
 from whence.curvature.primal import PrimalBread
+from whence.errors import InputError
 from whence.tangents.linearization import Linearization
 
 from .basis import Basis
@@ -32,6 +33,7 @@ class Core(Structure):
         largest: most coordinates to take.
         tolerance: as of EKFAC: coordinates outside the corner are never taken.
         largest_exact: blocks without a Kronecker form are rotated to their eigenvectors up to this size.
+        basis: as of EKFAC.
     """
 
     name: ClassVar[str] = "core"
@@ -41,6 +43,12 @@ class Core(Structure):
     largest: int = 8192
     tolerance: float = 1e-3
     largest_exact: int = LARGEST_EXACT
+    basis: Literal["positions", "gradients"] = "positions"
+
+    def __post_init__(self) -> None:
+        """Check the choice at once, not after a pass over the data."""
+        if self.basis not in ("positions", "gradients"):
+            raise InputError(f"expected Core's basis to be 'positions' or 'gradients', got {self.basis!r}.")
 
     @property
     def takes_groups(self) -> bool:
@@ -51,7 +59,8 @@ class Core(Structure):
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerStream(problem)
         facts = list(stream.notes)
-        bases = eigenbases(stream, ridge or 0.0, self.tolerance, self.largest_exact, facts)[0]
+        whole = self.basis == "gradients"
+        bases = eigenbases(stream, ridge or 0.0, self.tolerance, self.largest_exact, facts, whole=whole)[0]
         noise = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
         spectrum = [squares.inside for squares in gather_squares(stream, bases, noise).curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
