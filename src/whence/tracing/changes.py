@@ -111,12 +111,12 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor) -> Change:
 def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
     """Predictions of one batch after a change."""
     problem = fitted.problem
-    n, k, by_output = problem.n, problem.k, fitted.weighing.by_output
+    n, by_output = problem.n, fitted.weighing.by_output
     noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
     after = change.left_out.diag_embed() if by_output else change.left_out.unsqueeze(2)
     kept = change.counts.clamp_min(0.0).sqrt().reshape(n, 1, 1)
     parts: list[list[Tensor]] = [[] for _ in range(5)]
-    for where, chunks in fitted.bread.alignments(inputs):
+    for _, chunks in fitted.bread.alignments(inputs):
         aligned = torch.cat([part for _, part in chunks], dim=2)  # (m, k, n, k)
         ours = aligned[:, :, change.index].flatten(2)
         bent = aligned - (ours @ change.bend).reshape(aligned.shape)
