@@ -21,7 +21,7 @@ from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, on
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
-from .tracing import Attribution, Explanation, Shares, WhatIf
+from .tracing import Attribution, Explanation, Shares, Suggestion, WhatIf
 
 __all__ = [
     "EKFAC",
@@ -49,6 +49,7 @@ __all__ = [
     "Sketch",
     "StaleModelError",
     "Structure",
+    "Suggestion",
     "TargetError",
     "TooLargeError",
     "Tracer",

@@ -18,7 +18,8 @@ from .tangents.linearization import Linearization
 from .tracing import Attribution, Calibration, Explanation, WhatIf, attribution, changes, verdicts
 from .tracing.asking import borrowed_model, each
 from .tracing.fitted import check_count, check_level, check_ungrouped
-from .tracing.training import influence, training_frame
+from .tracing.suggestions import Suggestion, check_first, label_first
+from .tracing.training import influence, suspicion, training_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -180,6 +181,25 @@ class Tracer:
         with borrowed_model(self):
             change = changes.prepare(self, counts, shift)
         return changes.join(each(self, x, lambda inputs, where: changes.apply(self, inputs, change)))
+
+    def suggest(self, budget: int = 100, pool: Any = None, test: Any = None) -> Suggestion:
+        """What to do next: labels to check first, or inputs to label first.
+
+        Args:
+            budget: how many.
+            pool: inputs without labels, as for `predict`. Chosen are those whose labels would take away most of the
+                total variance, one after the other, so that copies are not chosen twice. Without a pool, training
+                examples are listed by how doubtful their labels are.
+            test: inputs whose variance is to fall, if not that of the pool.
+        """
+        check_count(budget, "budget")
+        if pool is None:
+            check_ungrouped(self)
+            return check_first(suspicion(self), budget)
+        batches = each(self, pool, lambda inputs, where: inputs)
+        aims = None if test is None else each(self, test, lambda inputs, where: inputs)
+        with borrowed_model(self):
+            return label_first(self, batches, aims, budget)
 
     def training_frame(self, test: Any = None) -> pandas.DataFrame:
         """One row for each training example, to find out which of them matter and which labels to doubt.

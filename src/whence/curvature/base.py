@@ -7,7 +7,7 @@ the training examples' weights make a *sandwich*, which turns test inputs into c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -160,6 +160,10 @@ class Bread(ABC):
         examples, a (m, k, n, k)) in order, and must be read before the next inputs are asked for. Nothing of size n
         times the number of parameters is ever held.
         """
+
+    @abstractmethod
+    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
+        """J F_lam^-1 J'^T of one batch with the inputs of other batches, (m, k, p, k)."""
 
 
 class Structure(ABC):

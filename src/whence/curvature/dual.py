@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +92,23 @@ class DualBread(Bread):
                 aligned = self.project(part.flatten(0, 1)).reshape(len(part), problem.k, problem.n, problem.k)
                 yield slice(start, start + len(part)), iter([(everything, aligned)])
                 start += len(part)
+
+    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
+        """(J J'^T - a L K_x'^T) / lambda with the products K_x' of the others with all training rows."""
+        k = self.problem.k
+        found = []
+        for rows in self.blocks(inputs):
+            flat = rows.flatten(0, 1)
+            aligned = self.project(self.cross_kernel(flat))
+            parts = []
+            for batch in others:
+                for other in self.blocks(batch):
+                    other_flat = other.flatten(0, 1)
+                    cross = self.cross_kernel(other_flat).reshape(len(other_flat), -1, k)
+                    curved = self.times_hessian(cross).flatten(1)
+                    parts.append((flat @ other_flat.T - aligned @ curved.T) / self.ridge)
+            found.append(torch.cat(parts, dim=1).reshape(len(rows), k, -1, k))
+        return torch.cat(found)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
         """Rows (m, k, d) of a batch, as many at once as fit: each block costs a pass over the training rows."""

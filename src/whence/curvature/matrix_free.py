@@ -6,7 +6,7 @@ solves, so a fit is dear; a prediction needs k solves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +109,16 @@ class MatrixFreeBread(Bread):
         """K solves a test point, then products with the Jacobian of the training examples."""
         for where, rows in self.jacobian.rows(inputs, self.problem.k):
             yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
+
+    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
+        """K solves an input, then products with the Jacobian of the others."""
+        k = self.problem.k
+        found = []
+        for _, rows in self.jacobian.rows(inputs, k):
+            solved = self.solve(rows.flatten(0, 1))
+            along = torch.cat([self.jacobian.jvp(batch, solved) for batch in others], dim=1)  # (m k, p, k)
+            found.append(along.reshape(len(rows), k, -1, k))
+        return torch.cat(found)
 
     def _align(self, solved: Tensor, m: int) -> Iterator[tuple[slice, Tensor]]:
         for batch in self.problem.read("alignments"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +101,17 @@ class PrimalBread(Bread):
         for where, rows in self.features.rows(inputs, self.problem.k):
             scaled = self.whiten(rows.to(self.inverse.dtype)) @ self.inverse  # F_lam^-1 z is this over the scale
             yield where, self._align(scaled)
+
+    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
+        """Inner products of whitened rows."""
+        k = self.problem.k
+        rows = torch.cat([self.whiten(rows).flatten(0, 1) for _, rows in self.features.rows(inputs, k)])
+        parts = [
+            rows @ self.whiten(others_rows).flatten(0, 1).T
+            for batch in others
+            for _, others_rows in self.features.rows(batch, k)
+        ]
+        return torch.cat(parts, dim=1).to(self.problem.dtype).reshape(len(rows) // k, k, -1, k)
 
     def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
         m, k = scaled.shape[:2]

@@ -3,6 +3,7 @@
 from .attribution import Attribution, Shares
 from .calibration import Calibration
 from .changes import WhatIf
+from .suggestions import Suggestion
 from .verdicts import Explanation
 
-__all__ = ["Attribution", "Calibration", "Explanation", "Shares", "WhatIf"]
+__all__ = ["Attribution", "Calibration", "Explanation", "Shares", "Suggestion", "WhatIf"]

@@ -111,6 +111,24 @@ class SpectralBread(Bread):
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """Precondition the gradients of the inputs, then contract them with the layers of the training examples."""
+        for where, directions in self._preconditioned(inputs):
+            yield where, self._align(directions)
+
+    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
+        """The same with the layers of other inputs."""
+        k = self.problem.k
+        found = []
+        for _, directions in self._preconditioned(inputs):
+            parts = [
+                self._contract(tangents, directions)
+                for batch in others
+                for _, tangents, _ in self.stream.of(batch, 0, self.stream.identity(), k)
+            ]
+            found.append(torch.cat(parts, dim=2))
+        return torch.cat(found)
+
+    def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Tensor]]]:
+        """F_lam^-1 J^T of some inputs at a time, (m k, *shape) for each block."""
         problem, precision = self.problem, working_precision(self.problem)
         row = problem.k * problem.selection.size * torch.finfo(precision).bits // 8
         most = max(1, int(0.05 * problem.budget.limit) // row)  # the gradients, and what is solved on the way
@@ -121,14 +139,17 @@ class SpectralBread(Bread):
             for _, tangents, _ in self.stream.of(take(inputs, where), 0, self.stream.identity(), problem.k):
                 for at, tangent in enumerate(tangents):
                     pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
-            yield where, self._align([torch.cat(piece) for piece in pieces])
+            yield where, [torch.cat(piece) for piece in pieces]
 
     def _align(self, directions: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        for where, tangents in self.stream.read("alignments", self.stream.identity(), self.problem.k):
+            yield where, self._contract(tangents, directions)
+
+    def _contract(self, tangents: Sequence[Tangent], directions: Sequence[Tensor]) -> Tensor:
+        """(m, k, n, k) inner products of all gradients with all directions, summed over blocks."""
         k = self.problem.k
-        for where, tangents in self.stream.read("alignments", self.stream.identity(), k):
-            parts = (align(tangent, one) for tangent, one in zip(tangents, directions, strict=True))
-            summed = sum_of(parts)  # (n, k, m k)
-            yield where, summed.reshape(len(summed), k, -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
+        summed = sum_of(align(tangent, one) for tangent, one in zip(tangents, directions, strict=True))  # (n, k, m k)
+        return summed.reshape(len(summed), k, -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
 
     def _noise_scale(self, root: Tensor | None) -> float | None:
         """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
