@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 from PIL import Image
 
 Array = numpy.ndarray[Any, Any]
+MAPS = ("cividis", "RdBu")
 HEC3, HO, EQUAL, DATA = "#D55E00", "#0072B2", "#009E73", "#999999"
 
 
@@ -98,45 +99,74 @@ def _legend() -> list[Line2D | Patch]:
 
 
 def draw_spirals(record: dict[str, Any], path: Path) -> Path:
-    """Maps of the variances, each estimator beside its ground truth, and of their ratio."""
-    axis = numpy.array(record["maps"]["axis"])
-    curves = record["curves"]
-    panels = [
-        ("Ho", "ho first"),
-        ("Monte Carlo, labels with equal noise", "homoscedastic variance"),
-        ("HeC3", "hec3 first"),
-        ("Monte Carlo, new data", "full variance"),
-    ]
-    maps = {title: _square(curves[name], axis) for title, name in panels}
-    low, high = numpy.quantile(numpy.stack(list(maps.values())), [0.02, 0.98])
+    """Estimates above, Monte-Carlo ground truth below: the variances of Ho, those of HeC3, and their ratio."""
+    axis, curves = numpy.array(record["maps"]["axis"]), record["curves"]
+    rows = (
+        ("estimated from one training set", ("Ho", "ho first"), ("HeC3", "hec3 first")),
+        (
+            "Monte Carlo",
+            ("new labels, noise equal everywhere", "homoscedastic variance"),
+            ("new data", "full variance"),
+        ),
+    )
     region = _square(record["maps"]["data"], axis, log=False)
-    figure = Figure(figsize=(11, 6.4), layout="constrained")
-    left, right = numpy.ravel(numpy.array(figure.subfigures(1, 2, width_ratios=(1.45, 1))))
-    axes = left.subplots(2, 2, sharex=True, sharey=True)
-    for panel, (title, values) in zip(axes.flat, maps.items(), strict=True):
-        panel.pcolormesh(axis, axis, values, cmap="cividis", vmin=low, vmax=high, shading="gouraud")
-        panel.contour(axis, axis, region, [0.5], colors="white", linewidths=0.7)
-        panel.set_title(title, fontsize=10)
-        panel.set_aspect("equal")
-    scale = ScalarMappable(Normalize(low, high), "cividis")
-    left.colorbar(scale, ax=axes, label="log10 variance", shrink=0.8)
-    _disagreement(right, axis, maps["HeC3"] - maps["Ho"], record)
+    logs = numpy.stack([[_square(curves[name], axis) for _, name in panels] for _, *panels in rows])
+    low, high = numpy.quantile(logs[:, :, region > 0], [0.01, 0.99])
+    ratios = logs[:, 1] - logs[:, 0]
+    reach = float(numpy.quantile(numpy.abs(ratios[:, region > 0]), 0.98))
+    scales = Normalize(low, high + 0.5), Normalize(-reach, reach)
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(2, 3, sharex=True, sharey=True)
+    for row, (name, *panels) in enumerate(rows):
+        titles = [title for title, _ in panels] + [" / ".join(title.split(",")[0] for title, _ in reversed(panels))]
+        for column, values in enumerate([*logs[row], ratios[row]]):
+            panel, scale = axes[row, column], scales[column // 2]
+            panel.pcolormesh(axis, axis, values, cmap=MAPS[column // 2], norm=scale, shading="gouraud")
+            panel.contour(axis, axis, region, [0.5], colors="white" if column < 2 else "black", linewidths=0.8)
+            panel.set(title=titles[column], aspect="equal", xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+        axes[row, 0].set_ylabel(name)
+    _examples(axes[0, 2], record)
+    figure.colorbar(ScalarMappable(scales[0], MAPS[0]), ax=axes[:, :2], label="log10 variance", shrink=0.6)
+    figure.colorbar(ScalarMappable(scales[1], MAPS[1]), ax=axes[:, 2], label="log10 ratio", shrink=0.6)
     return save(figure, path)
 
 
-def _disagreement(figure: Any, axis: Array, values: Array, record: dict[str, Any]) -> None:
-    panel = figure.subplots()
-    reach = float(numpy.quantile(numpy.abs(values), 0.98))
-    image = panel.pcolormesh(axis, axis, values, cmap="RdBu", vmin=-reach, vmax=reach, shading="gouraud")
+def _examples(panel: Axes, record: dict[str, Any]) -> None:
     points, labels = numpy.array(record["first_draw"]["x"]), numpy.array(record["first_draw"]["y"])[:, 0]
     for sign, marker, colour in ((1, "o", "black"), (-1, "^", "#E69F00")):
-        chosen = points[labels * sign > 0]
-        panel.scatter(*chosen.T, s=9, marker=marker, color=colour, linewidths=0.3, edgecolors="white")
-    panel.set(xlim=(axis[0], axis[-1]), ylim=(axis[0], axis[-1]), aspect="equal")
-    panel.set_title("HeC3 against Ho, and the training examples", fontsize=10)
-    figure.colorbar(image, ax=panel, label="log10 HeC3 / Ho", shrink=0.6)
+        panel.scatter(*points[labels * sign > 0].T, s=4, marker=marker, color=colour, linewidths=0)
 
 
 def _square(values: Any, axis: Array, log: bool = True) -> Array:
     square = numpy.array(values, dtype=float).reshape(len(axis), len(axis)).T  # rows are the second coordinate
     return numpy.log10(square) if log else square
+
+
+def draw_steps(record: dict[str, Any], path: Path) -> Path:
+    """How the agreement grows with the iterations of the optimiser, as it is and recentered."""
+    lines = (
+        ("HeC3 / full", "HeC3 over the scatter of networks stopped there", HEC3, "o", "-"),
+        ("recentered / recentered", "recentered HeC3 over the scatter of recentered networks", HO, "s", "--"),
+        ("recentered / full", "recentered HeC3 over the scatter of networks stopped there", EQUAL, "^", ":"),
+    )
+    scenarios = [value for key, value in record.items() if key.startswith("scenario ")]
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    axes = numpy.atleast_1d(figure.subplots(1, len(scenarios), sharey=True))
+    for panel, scenario, number in zip(axes, scenarios, record["configuration"]["scenarios"], strict=True):
+        places = range(len(scenario["rows"]))
+        panel.axhspan(0.8, 1.25, color="black", alpha=0.08, linewidth=0)
+        for shift, (key, label, colour, marker, style) in enumerate(lines):
+            values = [row[key] for row in scenario["rows"]]
+            middle = numpy.array([value["average"] for value in values])
+            spread = [middle - [value["low"] for value in values], [value["high"] for value in values] - middle]
+            at = [place + 0.12 * (shift - 1) for place in places]
+            panel.errorbar(
+                at, middle, spread, color=colour, marker=marker, linestyle=style, markersize=5, label=label, capsize=2
+            )
+        panel.set_xticks(list(places), [row["iterations"].replace("converged", "all") for row in scenario["rows"]])
+        panel.set(yscale="log", xlabel="iterations of L-BFGS", title=f"scenario {number}")
+        panel.set_yticks([0.5, 0.8, 1, 1.25, 2, 4], ["0.5", "0.8", "1", "1.25", "2", "4"], minor=False)
+        panel.minorticks_off()
+    axes[0].set_ylabel("median ratio")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return save(figure, path)

@@ -175,6 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--scenarios", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/toys"))
+    parser.add_argument("--figures", type=Path, help="folder of the figure (default: that of the results)")
     given = parser.parse_args(arguments)
     plan = Plan(hidden=100, examples=400, trials=given.trials, ridge=0.01, seed=given.seed)
     results: dict[str, Any] = {}
@@ -186,7 +187,11 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n".join(line for row in rows for line in _show(row)), flush=True)
     configuration = {"experiment": f"limits {given.study}", **plan.as_dict(), "scenarios": given.scenarios}
     path = given.out / f"limits-{given.study}.json"
-    record.write(path, configuration, results, record.command_line(__spec__.name))
+    done = record.write(path, configuration, results, record.command_line(__spec__.name))
+    if given.study == "steps":
+        from .figures import draw_steps  # matplotlib is an extra
+
+        print(f"figure: {draw_steps(done, (given.figures or given.out) / 'toy-steps.png')}")
 
 
 def _show(row: Row) -> list[str]:

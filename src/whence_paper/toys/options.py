@@ -27,6 +27,7 @@ class Options:
     """What was asked for."""
 
     plan: Plan
+    usual: Defaults
     out: Path
     figures: Path | None
     again: bool
@@ -34,8 +35,9 @@ class Options:
     @property
     def variant(self) -> str:
         """For file names: the optimiser, and what differs from the usual."""
-        extra = "" if self.plan.init == "same" else f"-{self.plan.init}"
-        return self.plan.optimiser + extra
+        init = "" if self.plan.init == "same" else f"-{self.plan.init}"
+        steps = f"-{self.plan.steps}" if self.plan.optimiser == "paper" and self.plan.steps != self.usual.steps else ""
+        return self.plan.optimiser + steps + init
 
 
 def parse(arguments: list[str] | None, description: str, usual: Defaults) -> Options:
@@ -68,7 +70,7 @@ def parse(arguments: list[str] | None, description: str, usual: Defaults) -> Opt
         init=given.init,
         seed=given.seed,
     )
-    return Options(plan, given.out, None if given.no_figures else _first(given.figures, given.out), given.again)
+    return Options(plan, usual, given.out, None if given.no_figures else _first(given.figures, given.out), given.again)
 
 
 def _first(value: Any, otherwise: Any) -> Any:

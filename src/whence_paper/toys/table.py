@@ -22,8 +22,11 @@ def lines(result: dict[str, Any]) -> list[str]:
         "  median (largest) over networks:"
         + ";".join(f" {name} {value['median']:.3g} ({value['largest']:.3g})" for name, value in facts.items())
     )
-    gradients = [value for log in result["trials"].values() for value in log["gradient"]]
-    done.append(f"  largest gradient left {max(gradients):.2g}; {result['cpu_seconds']:.0f} s of processor time")
+    gradients = sorted(value for log in result["trials"].values() for value in log["gradient"])
+    done.append(
+        f"  gradient left: median {gradients[len(gradients) // 2]:.2g}, largest {gradients[-1]:.2g}; "
+        f"{result['cpu_seconds']:.0f} s of processor time"
+    )
     return done
 
 
