@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -113,28 +111,35 @@ def draw_spirals(record: dict[str, Any], path: Path) -> Path:
     logs = numpy.stack([[_square(curves[name], axis) for _, name in panels] for _, *panels in rows])
     low, high = numpy.quantile(logs[:, :, region > 0], [0.01, 0.99])
     ratios = logs[:, 1] - logs[:, 0]
-    reach = float(numpy.quantile(numpy.abs(ratios[:, region > 0]), 0.98))
-    scales = Normalize(low, high + 0.5), Normalize(-reach, reach)
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    reach = numpy.ceil(4 * numpy.quantile(numpy.abs(ratios[:, region > 0]), 0.98)) / 4
+    levels = numpy.arange(numpy.floor(4 * low) / 4, high + 0.5, 0.25), numpy.arange(-reach, reach + 0.25, 0.25)
+    figure = Figure(figsize=(10, 7.4), layout="constrained")
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
+    drawn = []
     for row, (name, *panels) in enumerate(rows):
         titles = [title for title, _ in panels] + [" / ".join(title.split(",")[0] for title, _ in reversed(panels))]
         for column, values in enumerate([*logs[row], ratios[row]]):
-            panel, scale = axes[row, column], scales[column // 2]
-            panel.pcolormesh(axis, axis, values, cmap=MAPS[column // 2], norm=scale, shading="gouraud")
-            panel.contour(axis, axis, region, [0.5], colors="white" if column < 2 else "black", linewidths=0.8)
-            panel.set(title=titles[column], aspect="equal", xticks=[-1, 0, 1], yticks=[-1, 0, 1])
-        axes[row, 0].set_ylabel(name)
+            panel, kind = axes[row, column], column // 2
+            drawn.append(panel.contourf(axis, axis, values, levels[kind], cmap=MAPS[kind], extend="both"))
+            panel.contour(axis, axis, region, [0.5], colors=("white", "black")[kind], linewidths=0.9)
+            panel.set(aspect="equal", xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+            panel.set_title(titles[column], fontsize=11)
+        axes[row, 0].set_ylabel(name, fontsize=11)
     _examples(axes[0, 2], record)
-    figure.colorbar(ScalarMappable(scales[0], MAPS[0]), ax=axes[:, :2], label="log10 variance", shrink=0.6)
-    figure.colorbar(ScalarMappable(scales[1], MAPS[1]), ax=axes[:, 2], label="log10 ratio", shrink=0.6)
+    for image, columns, label in ((drawn[0], axes[:, :2], "log10 variance"), (drawn[2], axes[:, 2], "log10 ratio")):
+        bar = figure.colorbar(image, ax=columns, label=label, location="bottom", shrink=0.7, aspect=25, pad=0.02)
+        bar.set_ticks(
+            [tick for tick in range(-5, 3) if low - 0.5 < tick < high + 0.25] if columns.ndim > 1 else [-1, 0, 1]
+        )
     return save(figure, path)
 
 
 def _examples(panel: Axes, record: dict[str, Any]) -> None:
     points, labels = numpy.array(record["first_draw"]["x"]), numpy.array(record["first_draw"]["y"])[:, 0]
-    for sign, marker, colour in ((1, "o", "black"), (-1, "^", "#E69F00")):
-        panel.scatter(*points[labels * sign > 0].T, s=4, marker=marker, color=colour, linewidths=0)
+    for sign, marker, colour in ((1, "o", "black"), (-1, "^", "white")):
+        chosen = points[labels * sign > 0]
+        panel.scatter(chosen[:, 0], chosen[:, 1], s=7, marker=marker, color=colour, linewidths=0.3, edgecolors="black")
+    panel.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2))
 
 
 def _square(values: Any, axis: Array, log: bool = True) -> Array:
