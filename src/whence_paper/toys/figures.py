@@ -154,10 +154,10 @@ def draw_steps(record: dict[str, Any], path: Path) -> Path:
         ("recentered / recentered", "recentered HeC3 over the scatter of recentered networks", HO, "s", "--"),
         ("recentered / full", "recentered HeC3 over the scatter of networks stopped there", EQUAL, "^", ":"),
     )
-    scenarios = [value for key, value in record.items() if key.startswith("scenario ")]
+    scenarios = {key: value for key, value in record.items() if key.startswith("scenario ")}
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = numpy.atleast_1d(figure.subplots(1, len(scenarios), sharey=True))
-    for panel, scenario, number in zip(axes, scenarios, record["configuration"]["scenarios"], strict=True):
+    for panel, (title, scenario) in zip(axes, scenarios.items(), strict=True):
         places = range(len(scenario["rows"]))
         panel.axhspan(0.8, 1.25, color="black", alpha=0.08, linewidth=0)
         for shift, (key, label, colour, marker, style) in enumerate(lines):
@@ -169,7 +169,7 @@ def draw_steps(record: dict[str, Any], path: Path) -> Path:
                 at, middle, spread, color=colour, marker=marker, linestyle=style, markersize=5, label=label, capsize=2
             )
         panel.set_xticks(list(places), [row["iterations"].replace("converged", "all") for row in scenario["rows"]])
-        panel.set(yscale="log", xlabel="iterations of L-BFGS", title=f"scenario {number}")
+        panel.set(yscale="log", xlabel="iterations of L-BFGS", title=title)
         panel.set_yticks([0.5, 0.8, 1, 1.25, 2, 4], ["0.5", "0.8", "1", "1.25", "2", "4"], minor=False)
         panel.minorticks_off()
     axes[0].set_ylabel("median ratio")

@@ -178,16 +178,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--figures", type=Path, help="folder of the figure (default: that of the results)")
     given = parser.parse_args(arguments)
     plan = Plan(hidden=100, examples=400, trials=given.trials, ridge=0.01, seed=given.seed)
-    results: dict[str, Any] = {}
+    configuration = {"experiment": f"limits {given.study}", **plan.as_dict()}
+    path = given.out / f"limits-{given.study}.json"
+    done = record.read(path, configuration) or {}  # scenarios can be computed one at a time
     for number in given.scenarios:
         began = time.process_time()
         rows = STUDIES[given.study](Sinc(number), plan)
-        results[f"scenario {number}"] = {"rows": rows, "cpu_seconds": round(time.process_time() - began, 1)}
         print(f"scenario {number}")
         print("\n".join(line for row in rows for line in _show(row)), flush=True)
-    configuration = {"experiment": f"limits {given.study}", **plan.as_dict(), "scenarios": given.scenarios}
-    path = given.out / f"limits-{given.study}.json"
-    done = record.write(path, configuration, results, record.command_line(__spec__.name))
+        kept = {key: value for key, value in done.items() if key.startswith("scenario ")}
+        kept[f"scenario {number}"] = {"rows": rows, "cpu_seconds": round(time.process_time() - began, 1)}
+        done = record.write(path, configuration, dict(sorted(kept.items())), record.command_line(__spec__.name))
     if given.study == "steps":
         from .figures import draw_steps  # matplotlib is an extra
 

@@ -82,6 +82,7 @@ class Sinc(Problem):
     Attributes:
         scenario: 1, 2 or 3.
         quiet: in scenario 2, standard deviation of the noise far from 0; near it, it is larger by 0.3.
+        spread: in scenario 3, standard deviation of the inputs around -4 and 4.
 
     Examples:
         >>> problem = Sinc(2)
@@ -92,6 +93,7 @@ class Sinc(Problem):
 
     scenario: int
     quiet: float = 0.05
+    spread: float = 1.5
     encoding: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
@@ -115,12 +117,12 @@ class Sinc(Problem):
         return self.scenario != 2
 
     def inputs(self, n: int, generator: Generator) -> Tensor:
-        """N(0, 3^2); in scenario 3 an even mixture of N(-4, 1.5^2) and N(4, 1.5^2)."""
+        """N(0, 3^2); in scenario 3 an even mixture of N(-4, spread^2) and N(4, spread^2)."""
         normal = torch.randn(n, 1, generator=generator, dtype=torch.float64)
         if self.scenario != 3:
             return 3.0 * normal
         side = torch.randint(2, (n, 1), generator=generator, dtype=torch.float64)
-        return 8.0 * side - 4.0 + 1.5 * normal
+        return 8.0 * side - 4.0 + self.spread * normal
 
     def mean(self, x: Tensor) -> Tensor:
         """sin(x)/x."""
