@@ -24,7 +24,7 @@ LAYERS = (
     ("report", "plots"),
     ("whence",),
     ("persist",),
-    ("tracer", "api", "options"),
+    ("tracer", "predictor", "api", "options"),
     ("tracing",),  # below the tracer, which offers it as methods
     ("estimators", "results", "probabilities"),
     ("curvature",),

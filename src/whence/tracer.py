@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from .curvature import Bread, Meats, NewtonStep, RidgePath, Sandwich
-from .errors import InputError, ShapeError
-from .estimators import LeftOut, Weighing, finish
-from .results import Diagnostics, Uncertainty
-from .tangents.batches import Inputs, check_finite
-from .tangents.linearization import Linearization
+from .predictor import Predictor
 from .tracing import Attribution, Calibration, Explanation, WhatIf, attribution, changes, verdicts
 from .tracing.asking import borrowed_model, each
 from .tracing.fitted import check_count, check_level, check_ungrouped
@@ -26,77 +20,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Tracer:
+class Tracer(Predictor):
     """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.
 
-    Attributes:
-        sigma: (k, k) covariance of the residuals, as the likelihood has it.
-        noise_scale: what the inverse curvature is multiplied by in Laplace's reading: noise variance, or dispersion.
-        diagnostics: what was approximated, guarded or repaired.
+    `predict` gives variances; the other methods trace them to training examples and say what to do.
     """
-
-    problem: Linearization
-    bread: Bread
-    sandwich: Sandwich
-    meats: Meats
-    left_out: LeftOut
-    step: NewtonStep
-    weighing: Weighing
-    sigma: Tensor
-    noise_scale: float
-    diagnostics: Diagnostics
-    marks: Mapping[str, int]
-
-    @property
-    def ridge(self) -> float:
-        """Lambda, on the sum scale."""
-        return self.bread.ridge
-
-    @property
-    def ridge_path(self) -> RidgePath | None:
-        """The leave-one-out error over ridges, when the ridge was chosen by it."""
-        return self.bread.path
-
-    @property
-    def degrees_of_freedom(self) -> float:
-        """Effective degrees of freedom, the trace of the hat matrix; at most n k for an exact structure."""
-        return self.bread.degrees_of_freedom
-
-    @property
-    def residuals(self) -> Tensor:
-        """(n, k) residuals of the training examples; of the recentered model if it was asked for.
-
-        Minus the gradient of the loss in the outputs: y - f(x) for squared error, y - p for classes. Sample weights are
-        not in them; an example of weight zero has none.
-        """
-        return self.problem.unweighted(self.weighing.residuals(slice(0, self.problem.n), self.step.change))
-
-    @property
-    def leverage(self) -> Tensor:
-        """(n, k) leverage of each output of each training example."""
-        return self.left_out.leverage
-
-    @property
-    def loo_residuals(self) -> Tensor:
-        """(n, k) residuals each training example would have, had it been left out."""
-        return self.problem.unweighted(self.left_out.hec3)
-
-    def predict(self, x: Any, *, covariance: bool | None = None) -> Uncertainty:
-        """Predictions with variances, for one batch or for all batches of a loader.
-
-        Args:
-            x: a batch as in training (a tensor, a tuple of positional inputs, a dict of keyword inputs), or a loader
-                or list of batches. Targets that come with the inputs are ignored.
-            covariance: compute covariances between outputs at once, or only when they are asked for; by default at
-                once where that costs little.
-        """
-        at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
-        means, parts = zip(*each(self, x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
-        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        if at_once:
-            return Uncertainty(torch.cat(means), joined, likelihood=self.problem.likelihood)
-        again = None if isinstance(x, Iterator) else lambda: self.predict(x, covariance=True).covariances
-        return Uncertainty(torch.cat(means), {}, joined, again, self.problem.likelihood)
 
     def attribute(self, x: Any, top: int = 10, *, matrix: bool = False) -> Attribution:
         """The training examples that carry the variance of each prediction.
@@ -219,48 +147,3 @@ class Tracer:
             totals, counts = zip(*each(self, test, lambda inputs, where: influence(self, inputs)), strict=True)
             moved = torch.stack(totals).sum(0), sum(counts)
         return training_frame(self, moved)
-
-    def _predict_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
-        try:
-            predicted = self.sandwich.predict(inputs)
-        except (InputError, ShapeError) as error:
-            raise type(error)(f"{error} This was {where}.") from error.__cause__
-        mean = self._mean(predicted.outputs, inputs, where)
-        return mean, self._finish(predicted.covariances, predicted.shift)
-
-    def _variances_of_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs, variances = self.sandwich.variances(inputs)
-        return self._mean(outputs, inputs, where), self._finish(variances, None)
-
-    def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
-        problem = self.problem
-        check_finite(outputs, "outputs of the model", where)
-        if outputs.shape[1] != problem.k:
-            raise ShapeError(f"expected {problem.k} outputs as in training, got {outputs.shape[1]} in {where}.")
-        if not self.weighing.recenter:
-            return outputs
-        assert self.step.direction is not None
-        return outputs + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
-
-    def _finish(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
-        """Add the estimators that follow from others, to covariances or variances alike."""
-        problem = self.problem
-        deletions = problem.numbers if self.weighing.by_output else problem.counted
-        groups = self.weighing.groups
-        left = problem.numbers - self.bread.degrees_of_freedom
-        hc1 = problem.numbers / left if left > 0 else float("inf")
-        if groups is not None:  # Stata's correction for few clusters
-            deletions = groups.counted
-            hc1 *= (deletions / (deletions - 1)) * ((problem.numbers - 1) / problem.numbers)
-        finished = finish(found, shift, deletions, hc1)
-        finished["laplace"] = finished["laplace"] * self.noise_scale
-        return finished
-
-    def __repr__(self) -> str:
-        """Sizes, ridge, noise and degrees of freedom."""
-        p = self.problem
-        noise = float(self.sigma.diagonal().mean().sqrt())
-        return (
-            f"Tracer({p.n} training examples, {p.k} outputs, {p.selection.size} parameters; {p.likelihood.name}, "
-            f"ridge {self.ridge:.4g}, noise {noise:.3g}, degrees of freedom {self.degrees_of_freedom:.4g})"
-        )
