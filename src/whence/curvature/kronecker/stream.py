@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from whence.errors import UncapturedParameterError
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.borrow import rounded_products
 from whence.tangents.capture import Capture
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
+
+PROOF = 8
+"""Examples that a capture may be proved on."""
 
 PIECE_BYTES = {"cpu": 192 * 2**20, "cuda": 12 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
@@ -20,35 +25,72 @@ Cotangents = Callable[[slice, int], Tensor]
 """From the place among the training examples and their number n to cotangents (c, n, k)."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a capture found out about a model.
+
+    Attributes:
+        blocks: blocks of parameters, in the order of the tangents.
+        fixed: bytes of an example's activations.
+        each: bytes of an example's output gradients for each cotangent.
+    """
+
+    blocks: tuple[Block, ...]
+    fixed: float
+    each: float
+
+
 class LayerStream:
     """A re-iterable stream of tangents over the training data, and over any other inputs.
 
     Args:
         problem: the linearized training problem.
+        known: what an earlier capture of the same model found out; this one is then proved on the first inputs that
+            come, and must find the same blocks.
     """
 
-    def __init__(self, problem: Linearization) -> None:
+    def __init__(self, problem: Linearization, known: Known | None = None) -> None:
         """Prove the capture on the first batch, and learn how much memory an example takes."""
         self.problem = problem
-        first = next(iter(problem.batches.read(None)))
-        few = take(first.inputs, slice(0, min(first.size, 8)))
-        with rounded_products(False):  # the proof compares sums of products
-            self.capture = Capture(problem.network, dict(problem.selection.parameters), example_inputs=few)
-        self.notes = list(self.capture.notes)
-        self._bytes = self._measure(few)
+        self._capture: Capture | None = None
+        self.notes: list[str] = []
+        if known is None:
+            first = next(iter(problem.batches.read(None)))
+            few = take(first.inputs, slice(0, min(first.size, PROOF)))
+            self._capture = self._prove(few)
+            self.notes = list(self._capture.notes)
+            known = Known(self._capture.blocks, *self._measure(few))
+        self.known = known
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Blocks of parameters, in the order of the tangents."""
-        return self.capture.blocks
+        return self.known.blocks
+
+    def capture(self, inputs: Inputs) -> Capture:
+        """The capture, proved on these inputs if it was not yet."""
+        if self._capture is None:
+            found = self._prove(take(inputs, slice(0, PROOF)))
+            if found.blocks != self.blocks:
+                raise UncapturedParameterError(
+                    "expected the model to use its parameters as it did when it was fitted, got another path of its "
+                    "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
+                    "training data is followed."
+                )
+            self._capture = found
+        return self._capture
+
+    def _prove(self, few: Inputs) -> Capture:
+        problem = self.problem
+        with rounded_products(False):  # the proof compares sums of products
+            return Capture(problem.network, dict(problem.selection.parameters), example_inputs=few)
 
     def piece(self, cotangents: int) -> int:
         """How many examples are handled at once for so many cotangents."""
         if self.problem.chunk_size is not None:
             return self.problem.chunk_size
-        fixed, each = self._bytes
         limit = PIECE_BYTES["cuda" if self.problem.device.type == "cuda" else "cpu"]
-        return max(1, int(limit // max(fixed + cotangents * each, 1)))
+        return max(1, int(limit // max(self.known.fixed + cotangents * self.known.each, 1)))
 
     def read(self, label: str, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, list[Tangent]]]:
         """One pass over the training data: yield (which examples, tangents of every block).
@@ -67,10 +109,10 @@ class LayerStream:
     ) -> Iterator[tuple[slice, list[Tangent], Tensor]]:
         """Tangents of one batch, in pieces, with the outputs (n, k)."""
         size = batch_size(inputs, "this batch")
-        step = self.piece(count)
+        step, capture = self.piece(count), self.capture(inputs)
         for low in range(0, size, step):
             high = min(low + step, size)
-            captured = self.capture.run(take(inputs, slice(low, high)))
+            captured = capture.run(take(inputs, slice(low, high)))
             where = slice(start + low, start + high)
             yield where, captured.tangents(cotangents(where, high - low), last=True), captured.outputs
 
@@ -85,7 +127,7 @@ class LayerStream:
     def _measure(self, few: Inputs) -> tuple[float, float]:
         """Bytes an example: of activations, and of output gradients for each cotangent."""
         n = batch_size(few, "this batch")
-        captured = self.capture.run(few)
+        captured = self.capture(few).run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
         fixed = each = 0.0
         for tangent in captured.tangents(ones, last=True):
