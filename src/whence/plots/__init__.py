@@ -1,0 +1,25 @@
+"""Pictures of results with matplotlib. Each function takes an `Axes`, or makes one, and returns it.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart: blue for noise, vermillion for scarcity. No setting
+of matplotlib is changed.
+"""
+
+from .images import gallery
+from .lines import bands, ridge_path, risk_coverage
+from .maps import source_map
+from .ranks import by_source, by_verdict, rank_scatter
+from .regions import decision_regions
+from .training import leverage_residual
+
+__all__ = [
+    "bands",
+    "by_source",
+    "by_verdict",
+    "decision_regions",
+    "gallery",
+    "leverage_residual",
+    "rank_scatter",
+    "ridge_path",
+    "risk_coverage",
+    "source_map",
+]

@@ -1,0 +1,160 @@
+"""Decisions in two dimensions, and how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whence.errors import InputError, ShapeError
+from whence.report.ranking import score
+from whence.results import Uncertainty
+from whence.tracer import Tracer
+
+from .style import INK, NAMES, PALETTE, Numbers, axes, quiet, sources
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Shown = Literal["doubt", "ho", "hec3", "ratio"]
+BATCH = 4096
+MARKERS = "osD^vP"
+
+
+def decision_regions(
+    tracer: Tracer,
+    inputs: Any,  # (n, 2)
+    labels: Any = None,
+    *,
+    show: Shown = "doubt",
+    names: Sequence[str] | None = None,
+    steps: int = 120,
+    pad: float = 0.15,
+    ax: Axes | None = None,
+) -> Axes:
+    """What the network decides all over a plane, and how sure it is.
+
+    "doubt" colours each decision and fades to white where another training set may turn it: where the margin is small
+    against its HeC3 standard deviation. "ho" and "hec3" show variances on a logarithmic scale, "ratio" their quotient:
+    blue where labels are noisy, vermillion where examples are few.
+
+    Args:
+        tracer: a fit to inputs of two numbers. One output decides by its sign, several by the largest.
+        inputs: examples to draw, which also set the part of the plane that is shown.
+        labels: (n,) classes of these examples, from 0; for one output also -1 and 1.
+        show: "doubt", "ho", "hec3" or "ratio".
+        names: of the classes, for the legend.
+        steps: places along each axis.
+        pad: what to show beyond the inputs, as a share of their range.
+        ax: where to draw.
+    """
+    if show not in ("doubt", "ho", "hec3", "ratio"):
+        raise InputError(f'expected show to be "doubt", "ho", "hec3" or "ratio", got {show!r}.')
+    points = torch.as_tensor(inputs)
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise ShapeError(f"expected inputs of shape (n, 2), got {tuple(points.shape)}.")
+    east, north = (_line(points[:, axis], pad, steps) for axis in (0, 1))
+    plane = torch.cartesian_prod(torch.from_numpy(east), torch.from_numpy(north)).to(points)
+    found = tracer.predict(list(plane.split(BATCH)), covariance=(show == "doubt" and tracer.problem.k > 1) or None)
+    choice, lead = decisions(found)
+    ax = axes(ax)
+    grid = (steps, steps)
+    if show == "doubt":
+        ax.imshow(
+            _faded(choice, lead).reshape(steps, steps, 3).transpose(1, 0, 2),
+            extent=(east[0], east[-1], north[0], north[-1]),
+            origin="lower",
+            aspect="auto",
+            interpolation="bilinear",
+        )
+    else:
+        _shade(ax, east, north, score(found, show).cpu().numpy().reshape(grid).T, show)
+    for group in range(int(choice.max()) + 1):
+        mask = (choice == group).reshape(grid).T.astype(float)
+        if 0 < mask.mean() < 1:
+            ax.contour(east, north, mask, levels=[0.5], colors=[INK], linewidths=1.0)
+    _examples(ax, points, labels, names)
+    ax.set(xlim=(east[0], east[-1]), ylim=(north[0], north[-1]), xlabel="first input", ylabel="second input")
+    quiet(ax)
+    return ax
+
+
+def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
+    """(m,) the class decided for, and (m,) how many standard deviations of HeC3 it leads by."""
+    mean = uncertainty.mean
+    if mean.shape[1] == 1:
+        choice, lead = (mean[:, 0] > 0).long(), mean[:, 0].abs()
+        variance = uncertainty.variance("hec3")[:, 0]
+    else:
+        best = mean.topk(2, dim=1)
+        choice, lead = best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
+        if uncertainty.covariances or uncertainty.later is not None:
+            pair = best.indices
+            whole = uncertainty.covariance("hec3")
+            rows = torch.arange(len(mean), device=mean.device)
+            a, b = pair[:, 0], pair[:, 1]
+            variance = whole[rows, a, a] + whole[rows, b, b] - 2 * whole[rows, a, b]
+        else:
+            variance = uncertainty.variance("hec3").gather(1, best.indices).sum(1)
+    sigmas = lead / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    return choice.cpu().numpy(), sigmas.cpu().numpy()
+
+
+def _faded(choice: Numbers, lead: Numbers) -> Numbers:
+    """(m, 3) colours of classes, white where a decision is a toss of a coin and pastel where it is firm."""
+    from matplotlib.colors import to_rgb  # an extra: only plots need it
+
+    colours = np.array([to_rgb(PALETTE[int(group) % len(PALETTE)]) for group in choice])
+    firm = torch.erf(torch.from_numpy(lead) / 2**0.5).numpy()  # 1 - 2 P(the margin turns), for normal errors
+    strength = 0.55 * firm[:, None] ** 1.5
+    faded: Numbers = 1.0 - strength * (1.0 - colours)
+    return faded
+
+
+def _shade(ax: Axes, east: Numbers, north: Numbers, values: Numbers, show: str) -> None:
+    positive = np.maximum(values, values[values > 0].min() if (values > 0).any() else 1e-300)
+    if show == "ratio":
+        reach = max(float(np.abs(np.log10(positive)).max()), 0.05)
+        mesh = ax.pcolormesh(east, north, np.log10(positive), cmap=sources(), vmin=-reach, vmax=reach, shading="auto")
+    else:
+        mesh = ax.pcolormesh(east, north, np.log10(positive), cmap="cividis", shading="auto")
+    mesh.set_rasterized(True)
+    bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.set_label(NAMES[show] if show == "ratio" else f"variance by {NAMES[show]}")
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{10**value:.2g}")
+
+
+def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None) -> None:
+    places = points.detach().cpu().numpy()
+    if labels is None:
+        ax.scatter(places[:, 0], places[:, 1], s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
+        return
+    given = torch.as_tensor(labels).reshape(-1).cpu().numpy()
+    if len(given) != len(places):
+        raise ShapeError(f"expected {len(places)} labels, one for each input, got {len(given)}.")
+    for group, label in enumerate(np.unique(given)):
+        colour = group if given.min() < 0 else int(label)
+        chosen = given == label
+        ax.scatter(
+            places[chosen, 0],
+            places[chosen, 1],
+            s=18,
+            c=PALETTE[colour % len(PALETTE)],
+            marker=MARKERS[colour % len(MARKERS)],
+            edgecolors="white",
+            linewidths=0.6,
+            label=names[colour] if names is not None else f"class {label:g}",
+            zorder=3,
+        )
+    ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
+
+
+def _line(values: Tensor, pad: float, steps: int) -> Numbers:
+    low, high = float(values.min()), float(values.max())
+    extra = pad * max(high - low, 1e-9)
+    found: Numbers = np.linspace(low - extra, high + extra, steps)
+    return found
