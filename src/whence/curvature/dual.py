@@ -86,10 +86,10 @@ class DualBread(Bread):
         problem, start = self.problem, 0
         everything = slice(0, problem.n)
         for rows in self.blocks(inputs):
-            cross = self.cross_kernel(rows.flatten(0, 1)).reshape(len(rows), problem.k, -1)
-            step = max(1, int(0.1 * problem.budget.limit) // (problem.k * cross.shape[2] * cross.element_size()))
+            cross = self.cross_kernel(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+            step = max(1, int(0.1 * problem.budget.limit) // (cross[0].numel() * cross.element_size()))
             for part in cross.split(step):
-                aligned = self.project(part.flatten(0, 1)).reshape(len(part), problem.k, problem.n, problem.k)
+                aligned = self.project(part.flatten(0, 1)).reshape(*part.shape[:2], problem.n, problem.k)
                 yield slice(start, start + len(part)), iter([(everything, aligned)])
                 start += len(part)
 
@@ -107,16 +107,16 @@ class DualBread(Bread):
                     cross = self.cross_kernel(other_flat).reshape(len(other_flat), -1, k)
                     curved = self.times_hessian(cross).flatten(1)
                     parts.append((flat @ other_flat.T - aligned @ curved.T) / self.ridge)
-            found.append(torch.cat(parts, dim=1).reshape(len(rows), k, -1, k))
+            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, self.problem.seen(others[0])))
         return torch.cat(found)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
         """Rows (m, k, d) of a batch, as many at once as fit: each block costs a pass over the training rows."""
-        problem = self.problem
-        row = problem.k * self.features.size * problem.outputs.element_size()
+        problem, seen = self.problem, self.problem.seen(inputs)
+        row = seen * self.features.size * problem.outputs.element_size()
         most = max(1, int(0.1 * problem.budget.limit) // row)
         pending: list[Tensor] = []
-        for _, rows in self.features.rows(inputs, problem.k):
+        for _, rows in self.features.rows(inputs, seen):
             if pending and sum(map(len, pending)) + len(rows) > most:
                 yield torch.cat(pending)
                 pending = []
@@ -219,12 +219,11 @@ class DualSandwich(Sandwich):
         problem, bread = self.bread.problem, self.bread
         with torch.no_grad():
             outputs = problem.network(inputs).to(problem.dtype)
-        k = problem.k
         found: dict[str, list[Tensor]] = {}
         shifts = []
         for rows in bread.blocks(inputs):  # (m, k, d)
-            cross = bread.cross_kernel(rows.flatten(0, 1)).reshape(len(rows), k, -1)
-            step = max(1, int(0.1 * problem.budget.limit) // (k * cross.shape[2] * cross.element_size()))
+            cross = bread.cross_kernel(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+            step = max(1, int(0.1 * problem.budget.limit) // (cross[0].numel() * cross.element_size()))
             for part_rows, part in zip(rows.split(step), cross.split(step), strict=True):
                 covariances, shift = self._covariances(part_rows, part)
                 for name, value in covariances.items():
@@ -236,7 +235,7 @@ class DualSandwich(Sandwich):
         """From rows (m, k, d) and their products with all training rows (m, k, n k)."""
         bread, problem = self.bread, self.bread.problem
         projected = bread.project(cross.flatten(0, 1)).reshape(cross.shape)
-        alignments = projected.reshape(-1, problem.k, problem.n, problem.k)
+        alignments = projected.reshape(*rows.shape[:2], problem.n, problem.k)
         covariances, shift = covariances_from_alignments(alignments, self.meats)
         # J F_lam^-1 J^T = (J J^T - a L K_x^T) / lambda
         curved = bread.times_hessian(cross.reshape(-1, problem.n, problem.k)).reshape(cross.shape)

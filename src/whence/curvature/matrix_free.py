@@ -107,23 +107,23 @@ class MatrixFreeBread(Bread):
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """K solves a test point, then products with the Jacobian of the training examples."""
-        for where, rows in self.jacobian.rows(inputs, self.problem.k):
+        for where, rows in self.jacobian.rows(inputs, self.problem.seen(inputs)):
             yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """K solves an input, then products with the Jacobian of the others."""
-        k = self.problem.k
+        k = self.problem.seen(inputs)
         found = []
         for _, rows in self.jacobian.rows(inputs, k):
             solved = self.solve(rows.flatten(0, 1))
             along = torch.cat([self.jacobian.jvp(batch, solved) for batch in others], dim=1)  # (m k, p, k)
-            found.append(along.reshape(len(rows), k, -1, k))
+            found.append(along.reshape(len(rows), k, *along.shape[1:]))
         return torch.cat(found)
 
     def _align(self, solved: Tensor, m: int) -> Iterator[tuple[slice, Tensor]]:
         for batch in self.problem.read("alignments"):
             along = self.jacobian.jvp(batch.inputs, solved)  # (m k, n, k)
-            yield batch.rows, along.reshape(m, self.problem.k, batch.size, self.problem.k)
+            yield batch.rows, along.reshape(m, -1, batch.size, self.problem.k)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
@@ -168,9 +168,9 @@ class MatrixFreeSandwich(Sandwich):
             outputs = problem.network(inputs).to(problem.dtype)
         parts: dict[str, list[Tensor]] = {}
         shifts = []
-        for _, rows in bread.jacobian.rows(inputs, problem.k):
+        for _, rows in bread.jacobian.rows(inputs, problem.seen(inputs)):
             solved = bread.solve(rows.flatten(0, 1))
-            alignments = bread.align(solved).reshape(len(rows), problem.k, problem.n, problem.k)
+            alignments = bread.align(solved).reshape(*rows.shape[:2], problem.n, problem.k)
             covariances, shift = covariances_from_alignments(alignments, self.meats)
             covariances["laplace"] = rows @ solved.reshape(rows.shape).transpose(1, 2)
             for name, value in covariances.items():

@@ -98,27 +98,28 @@ class PrimalBread(Bread):
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """Solve for the rows of the inputs, and multiply by those of the training examples."""
-        for where, rows in self.features.rows(inputs, self.problem.k):
+        for where, rows in self.features.rows(inputs, self.problem.seen(inputs)):
             scaled = self.whiten(rows.to(self.inverse.dtype)) @ self.inverse  # F_lam^-1 z is this over the scale
             yield where, self._align(scaled)
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """Inner products of whitened rows."""
-        k = self.problem.k
+        seen = self.problem.seen
+        k, j = seen(inputs), seen(others[0])
         rows = torch.cat([self.whiten(rows).flatten(0, 1) for _, rows in self.features.rows(inputs, k)])
         parts = [
             rows @ self.whiten(others_rows).flatten(0, 1).T
             for batch in others
-            for _, others_rows in self.features.rows(batch, k)
+            for _, others_rows in self.features.rows(batch, j)
         ]
-        return torch.cat(parts, dim=1).to(self.problem.dtype).reshape(len(rows) // k, k, -1, k)
+        return torch.cat(parts, dim=1).to(self.problem.dtype).reshape(len(rows) // k, k, -1, j)
 
     def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
         m, k = scaled.shape[:2]
         flat = scaled.flatten(0, 1)
         for where, rows in self.rows.read("alignments"):
             trained = (rows.to(flat.dtype) / self.scale).flatten(0, 1)  # (n k, r)
-            yield where, (flat @ trained.T).reshape(m, k, -1, k)
+            yield where, (flat @ trained.T).reshape(m, k, -1, self.problem.k)
 
     def _accumulate(self, prescale: Tensor) -> tuple[Tensor, Tensor]:
         """The curvature of prescaled features, and the score."""
@@ -211,7 +212,7 @@ class PrimalSandwich(Sandwich):
             outputs = problem.network(inputs).to(problem.dtype)
         parts: dict[str, list[Tensor]] = {name: [] for name in (*self.matrices, "laplace")}
         shifts = []
-        for _, rows in self.bread.features.rows(inputs, problem.k):
+        for _, rows in self.bread.features.rows(inputs, problem.seen(inputs)):
             white = self.bread.whiten(rows)
             flipped = white.transpose(1, 2)
             parts["laplace"].append((white @ flipped).to(problem.dtype))

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from whence.errors import InputError, NotDeterministicError, ShapeError, UncapturedParameterError, WhenceError
 
 from .batches import Inputs, batch_size, check_finite, describe, take
+from .views import View
 
 ROUNDING = {torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 """Two calls may differ by this share of the largest output, as sums in random order on a GPU do; 1e-5 else."""
@@ -36,7 +37,9 @@ class Network:
         self._places = places_of(model)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, k) of the model as it is."""
+        """Outputs (n, k) of the model as it is; of a view, what it sees of them."""
+        if isinstance(inputs, View):
+            return inputs.see(self(inputs.inputs, where))
         args, kwargs = arguments(inputs)
         try:
             with self._kernels():
@@ -54,6 +57,8 @@ class Network:
 
     def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Outputs (n, k) with some parameters replaced, as `torch.func` wants it."""
+        if isinstance(inputs, View):
+            return inputs.see(self.with_parameters(parameters, inputs.inputs))
         args, kwargs = arguments(inputs)
         placed = {place: value for name, value in parameters.items() for place in self._places[name]}
         with self._kernels():

@@ -13,11 +13,12 @@ from whence.likelihoods import Likelihood, Noise
 from whence.memory import Budget
 from whence.progress import Progress
 
-from .batches import Batch, Batches, check_finite
+from .batches import Batch, Batches, Inputs, check_finite
 from .forward import Network
 from .jacobian import CHUNK_BYTES, Jacobian
 from .losses import Rows, join
 from .select import Selection
+from .views import View
 
 CHUNK_SHARE = 0.05
 """A chunk of Jacobian rows takes at most this share of the memory budget."""
@@ -77,6 +78,10 @@ class Linearization:
     def device(self) -> torch.device:
         """Where the network lives."""
         return self.network.device
+
+    def seen(self, inputs: Inputs) -> int:
+        """How many outputs of these inputs are looked at: all k, or what a view says."""
+        return inputs.count if isinstance(inputs, View) else self.k
 
     def jacobian(self) -> Jacobian:
         """The tangents, through `torch.func`."""

@@ -39,7 +39,7 @@ class Projected:
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r))."""
-        for where, tangents, _ in self.stream.of(inputs, 0, self.stream.identity(), outputs):
+        for where, tangents, _ in self.stream.of(inputs, 0, self.stream.identity(outputs), outputs):
             n = where.stop - where.start
             rows: Tensor | None = None
             low = 0

@@ -112,17 +112,17 @@ class SpectralBread(Bread):
     def alignments(self, inputs: Inputs) -> Alignments:
         """Precondition the gradients of the inputs, then contract them with the layers of the training examples."""
         for where, directions in self._preconditioned(inputs):
-            yield where, self._align(directions)
+            yield where, self._align(directions, self.problem.seen(inputs))
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """The same with the layers of other inputs."""
-        k = self.problem.k
+        k, j = self.problem.seen(inputs), self.problem.seen(others[0])
         found = []
         for _, directions in self._preconditioned(inputs):
             parts = [
-                self._contract(tangents, directions)
+                self._contract(tangents, directions, k)
                 for batch in others
-                for _, tangents, _ in self.stream.of(batch, 0, self.stream.identity(), k)
+                for _, tangents, _ in self.stream.of(batch, 0, self.stream.identity(j), j)
             ]
             found.append(torch.cat(parts, dim=2))
         return torch.cat(found)
@@ -130,26 +130,26 @@ class SpectralBread(Bread):
     def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Tensor]]]:
         """F_lam^-1 J^T of some inputs at a time, (m k, *shape) for each block."""
         problem, precision = self.problem, working_precision(self.problem)
-        row = problem.k * problem.selection.size * torch.finfo(precision).bits // 8
+        k = problem.seen(inputs)
+        row = k * problem.selection.size * torch.finfo(precision).bits // 8
         most = max(1, int(0.05 * problem.budget.limit) // row)  # the gradients, and what is solved on the way
         size = batch_size(inputs, "this batch")
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
             pieces: list[list[Tensor]] = [[] for _ in self.bases]
-            for _, tangents, _ in self.stream.of(take(inputs, where), 0, self.stream.identity(), problem.k):
+            for _, tangents, _ in self.stream.of(take(inputs, where), 0, self.stream.identity(k), k):
                 for at, tangent in enumerate(tangents):
                     pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
             yield where, [torch.cat(piece) for piece in pieces]
 
-    def _align(self, directions: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    def _align(self, directions: Sequence[Tensor], k: int) -> Iterator[tuple[slice, Tensor]]:
         for where, tangents in self.stream.read("alignments", self.stream.identity(), self.problem.k):
-            yield where, self._contract(tangents, directions)
+            yield where, self._contract(tangents, directions, k)
 
-    def _contract(self, tangents: Sequence[Tangent], directions: Sequence[Tensor]) -> Tensor:
-        """(m, k, n, k) inner products of all gradients with all directions, summed over blocks."""
-        k = self.problem.k
-        summed = sum_of(align(tangent, one) for tangent, one in zip(tangents, directions, strict=True))  # (n, k, m k)
-        return summed.reshape(len(summed), k, -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
+    def _contract(self, tangents: Sequence[Tangent], directions: Sequence[Tensor], k: int) -> Tensor:
+        """(m, k, n, c) inner products of all gradients with all directions (m k, ...), summed over blocks."""
+        summed = sum_of(align(tangent, one) for tangent, one in zip(tangents, directions, strict=True))  # (n, c, m k)
+        return summed.reshape(*summed.shape[:2], -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
 
     def _noise_scale(self, root: Tensor | None) -> float | None:
         """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
@@ -241,9 +241,9 @@ class SpectralSandwich(Sandwich):
 
     def _sum(self, inputs: Inputs, of: Callable[[Weights, Tangent], Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs, and sums over blocks of something (w, n, ...)."""
-        stream = self.bread.stream
+        stream, k = self.bread.stream, self.bread.problem.seen(inputs)
         outputs, sums = [], []
-        for _, tangents, out in stream.of(inputs, 0, stream.identity(), self.bread.problem.k):
+        for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):
             ready = [settled(lazy, basis) for lazy, basis in zip(tangents, self.bread.bases, strict=True)]
             sums.append(sum_of(of(weights, one) for weights, one in zip(self.weights, ready, strict=True)))
             outputs.append(out)

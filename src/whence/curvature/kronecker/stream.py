@@ -116,9 +116,10 @@ class LayerStream:
             where = slice(start + low, start + high)
             yield where, captured.tangents(cotangents(where, high - low), last=True), captured.outputs
 
-    def identity(self) -> Cotangents:
-        """Every output in turn."""
-        return self.constant(torch.eye(self.problem.k, dtype=self.problem.dtype, device=self.problem.device))
+    def identity(self, outputs: int | None = None) -> Cotangents:
+        """Every output in turn; of so many, where a view does not see all."""
+        size = self.problem.k if outputs is None else outputs
+        return self.constant(torch.eye(size, dtype=self.problem.dtype, device=self.problem.device))
 
     def constant(self, rows: Tensor) -> Cotangents:
         """The same cotangents (c, k) for every example."""
