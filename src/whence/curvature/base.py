@@ -165,6 +165,22 @@ class Bread(ABC):
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """J F_lam^-1 J'^T of one batch with the inputs of other batches, (m, k, p, k)."""
 
+    def precondition(self, vectors: Tensor) -> Tensor:
+        """Something like F_lam^-1 v for vectors (q, d), symmetric and positive: where exact solves start from."""
+        return vectors / self.ridge if self.ridge > 0 else vectors
+
+    def at(self, ridge: float, weigh: Weigh | None) -> Bread:
+        """The same curvature with another ridge, for less than a fit costs.
+
+        Args:
+            ridge: lambda on the sum scale, above zero.
+            weigh: as of `Structure.fit`.
+        """
+        raise InputError(
+            f"expected a structure that keeps its curvature apart from the ridge, got {type(self).__name__}, which "
+            f"solves for every training example anew. Fit again with ridge={ridge:g}."
+        )
+
 
 class Structure(ABC):
     """Options of a curvature, not fitted yet.

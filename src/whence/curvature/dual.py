@@ -12,7 +12,7 @@ from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
 
 from .alignment import covariances_from_alignments
-from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from .features import Features, TrainingRows
 from .groups import Groups, pieces
 from .loo import path_from_kernel
@@ -26,13 +26,19 @@ class DualBread(Bread):
     L = R R^T.
     """
 
-    def __init__(self, problem: Linearization, features: Features, ridge: float | None) -> None:
-        """Assemble the kernel block by block, factor it, read the leverage blocks off it."""
+    rows: TrainingRows
+    kernel: Tensor
+    inner_weights: Tensor
+
+    def __init__(
+        self, problem: Linearization, features: Features, ridge: float | None, known: DualBread | None = None
+    ) -> None:
+        """Assemble the kernel block by block, or take it from a bread that has it, factor it, read leverages off it."""
         self.problem = problem
         self.features = features
-        self.rows = TrainingRows(problem, features)
+        self.rows = known.rows if known else TrainingRows(problem, features)
         self.facts = features.notes
-        self.kernel, self.inner_weights = self._assemble()
+        self.kernel, self.inner_weights = (known.kernel, known.inner_weights) if known else self._assemble()
         self.path: RidgePath | None = None
         if ridge is None:
             self.path = path_from_kernel(self.kernel, problem.residuals + self.inner_weights, self.facts)
@@ -109,6 +115,22 @@ class DualBread(Bread):
                     parts.append((flat @ other_flat.T - aligned @ curved.T) / self.ridge)
             found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, self.problem.seen(others[0])))
         return torch.cat(found)
+
+    def precondition(self, vectors: Tensor) -> Tensor:
+        """The inverse itself: F_lam^-1 v = (v - J^T L a) / lambda with a = J F_lam^-1 v."""
+        problem = self.problem
+        aligned = self.project(self.cross_kernel(vectors)).reshape(len(vectors), problem.n, problem.k)
+        curved = self.times_hessian(aligned)
+        inside = torch.zeros_like(vectors)
+        for where, rows in self.rows.read("solves"):
+            inside += curved[:, where].flatten(1) @ rows.flatten(0, 1)
+        return (vectors - inside) / self.ridge
+
+    def at(self, ridge: float, weigh: Weigh | None) -> DualBread:
+        """Factor the same kernel anew."""
+        need = 5.0 * self.kernel.numel() * self.kernel.element_size()
+        self.problem.budget.require(need, "a second factor of the kernel", f"Fit again with ridge={ridge:g}.")
+        return DualBread(self.problem, self.features, ridge, self)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
         """Rows (m, k, d) of a batch, as many at once as fit: each block costs a pass over the training rows."""

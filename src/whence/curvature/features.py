@@ -36,8 +36,15 @@ class Features(Protocol):
     def prescale(self, ridge: float | None) -> Tensor:
         """(r,) sizes by which features may be divided so that single precision serves; ones if not known."""
 
+    @property
+    def orthonormal(self) -> bool:
+        """Whether the features are coordinates along orthonormal directions."""
+
+    def into(self, vectors: Tensor) -> Tensor:
+        """Vectors among the selected weights (..., d) along the features (..., r)."""
+
     def lift(self, step: Tensor) -> Tensor:
-        """A step in the features (r,) as a step of the selected weights (d,)."""
+        """A step in the features (..., r) as a step of the selected weights (..., d)."""
 
 
 class TrainingRows:

@@ -19,6 +19,7 @@ from whence.tangents.linearization import Linearization
 
 from .alignment import covariances_from_alignments
 from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .conjugate import conjugate_gradients
 from .features import check_gradients
 
 
@@ -68,37 +69,25 @@ class MatrixFreeBread(Bread):
 
     def solve(self, vectors: Tensor) -> Tensor:
         """F_lam^-1 v for vectors (q, d), all at once."""
-        solution = torch.zeros_like(vectors)
-        residual = vectors.clone()
-        direction = vectors.clone()
-        size = residual.square().sum(1)
-        goal = size * self.tolerance**2
-        for _ in range(self.iterations):
-            active = size > goal
-            if not bool(active.any()):
-                break
-            image = torch.zeros_like(direction)
-            image[active] = self.multiply(direction[active]) + self.ridge * direction[active]
-            curvature = (direction * image).sum(1)
-            if bool((curvature[active] <= 0).any()):
-                raise SingularCurvatureError(
-                    f"expected a positive curvature in every direction, got {float(curvature[active].min()):.2g} at "
-                    f"ridge={self.ridge:g}. Raise `ridge`, use weights of higher precision, or take another road."
-                )
-            step = torch.where(active, size / curvature, 0.0).unsqueeze(1)
-            solution += step * direction
-            residual -= step * image
-            fresh = residual.square().sum(1)
-            direction = torch.where(active.unsqueeze(1), residual + (fresh / size).unsqueeze(1) * direction, direction)
-            size = fresh
-        reached = float((size / vectors.square().sum(1).clamp_min(torch.finfo(size.dtype).tiny)).max().sqrt())
+        found = conjugate_gradients(
+            lambda some, _: self.multiply(some) + self.ridge * some,
+            vectors,
+            tolerance=self.tolerance,
+            iterations=self.iterations,
+        )
+        if found.lowest <= 0:
+            raise SingularCurvatureError(
+                f"expected a positive curvature in every direction, got {found.lowest:.2g} at "
+                f"ridge={self.ridge:g}. Raise `ridge`, use weights of higher precision, or take another road."
+            )
+        reached = float(found.reached.max())
         self.worst = max(self.worst, reached)
         if reached > max(10 * self.tolerance, 1e-6):
             raise SingularCurvatureError(
                 f"expected conjugate gradients to converge within {self.iterations} steps, got a relative residual of "
                 f"{reached:.2g}. Raise `ridge` or `iterations`, or take another road."
             )
-        return solution
+        return found.solution
 
     def align(self, solved: Tensor) -> Tensor:
         """J_i v for every training example: (q, d) -> (q, n, k)."""

@@ -12,7 +12,7 @@ from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
 
-from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich
+from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from .eigen import eigenvectors
 from .features import Features, TrainingRows
 from .groups import Groups, pieces
@@ -28,11 +28,13 @@ class PrimalBread(Bread):
     Scaling by D makes features of any size equal partners, so that unscaled inputs cost no digits.
     """
 
-    def __init__(self, problem: Linearization, features: Features, ridge: float | None) -> None:
+    def __init__(
+        self, problem: Linearization, features: Features, ridge: float | None, rows: TrainingRows | None = None
+    ) -> None:
         """Accumulate the curvature in one pass, factor it, and take the leverage blocks in another."""
         self.problem = problem
         self.features = features
-        self.rows = TrainingRows(problem, features)
+        self.rows = rows or TrainingRows(problem, features)
         self.facts = features.notes
         prescale = features.prescale(ridge)  # (r,)
         curvature, score = self._accumulate(prescale)
@@ -113,6 +115,22 @@ class PrimalBread(Bread):
             for _, others_rows in self.features.rows(batch, j)
         ]
         return torch.cat(parts, dim=1).to(self.problem.dtype).reshape(len(rows) // k, k, -1, j)
+
+    def precondition(self, vectors: Tensor) -> Tensor:
+        """The inverse itself along the features; 1 / lambda along directions outside, where lambda is all there is."""
+        features = self.features
+        if not features.orthonormal or (features.size < vectors.shape[1] and self.ridge <= 0):
+            return super().precondition(vectors)
+        inside = features.into(vectors)  # (q, r)
+        solved = features.lift((self.whiten(inside) @ self.inverse) / self.scale)
+        if features.size == vectors.shape[1]:
+            return solved
+        outside = vectors - features.lift(inside)
+        return solved + (outside - features.lift(features.into(outside))) / self.ridge
+
+    def at(self, ridge: float, weigh: Weigh | None) -> PrimalBread:
+        """Factor anew; rows that are in memory are not computed again."""
+        return PrimalBread(self.problem, self.features, ridge, self.rows)
 
     def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
         m, k = scaled.shape[:2]

@@ -74,6 +74,15 @@ class Jacobian:
         """No prior knowledge of the sizes: ones."""
         return torch.ones(self.size, dtype=self.dtype, device=self.network.device)
 
+    @property
+    def orthonormal(self) -> bool:
+        """Features are the selected weights themselves."""
+        return True
+
+    def into(self, vectors: Tensor) -> Tensor:
+        """Features are the selected weights themselves."""
+        return vectors
+
     def lift(self, step: Tensor) -> Tensor:
         """Features are the selected weights themselves."""
         return step

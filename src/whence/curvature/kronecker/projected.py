@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ class Projected:
         bases: of each block.
         indices: flat positions among each block's coordinates.
         sizes: (r,) second moments of the features over the training set, where they are known.
+        orthonormal: whether the bases' columns are.
     """
 
     stream: LayerStream
@@ -31,6 +32,7 @@ class Projected:
     indices: Sequence[Tensor]
     sizes: Tensor | None
     notes: list[str]
+    orthonormal: bool = True
 
     @property
     def size(self) -> int:
@@ -56,12 +58,19 @@ class Projected:
     def weights(self) -> Tensor:
         """The network's weights in these coordinates, (r,)."""
         problem = self.stream.problem
-        parameters = {name: p.detach().double() for name, p in problem.selection.parameters.items()}
+        return self._along({name: p.detach().double() for name, p in problem.selection.parameters.items()})
+
+    def into(self, vectors: Tensor) -> Tensor:
+        """U^T v: vectors among the selected weights (..., d) in these coordinates, (..., r)."""
+        return self._along(self.stream.problem.selection.unflatten(vectors.double()))
+
+    def _along(self, parameters: Mapping[str, Tensor]) -> Tensor:
         parts = []
         for basis, index in zip(self.bases, self.indices, strict=True):
             moved = basis.to(torch.float64).into(basis.block.to_matrix(parameters))
-            parts.append(moved.reshape(-1)[index])
-        return torch.cat(parts).to(problem.dtype)
+            lead = moved.shape[: moved.ndim - len(basis.shape)]
+            parts.append(moved.reshape(*lead, math.prod(basis.shape))[..., index])
+        return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
 
     def prescale(self, ridge: float | None) -> Tensor:
         """Square roots of the damped second moments, which make the curvature's diagonal one."""
@@ -71,17 +80,18 @@ class Projected:
         return (self.sizes + max(ridge, 1e-12 * float(self.sizes.max()))).sqrt().to(problem.dtype)
 
     def lift(self, step: Tensor) -> Tensor:
-        """U z: from the coordinates back to the selected weights, (d,)."""
+        """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
         problem = self.stream.problem
+        lead = step.shape[:-1]
         tensors: dict[str, Tensor] = {}
         for basis, index, part in zip(
-            self.bases, self.indices, step.split([len(index) for index in self.indices]), strict=True
+            self.bases, self.indices, step.split([len(index) for index in self.indices], dim=-1), strict=True
         ):
-            flat = step.new_zeros(math.prod(basis.shape))
-            flat[index] = part
-            matrix = basis.to(step.dtype).out_of(flat.reshape(basis.shape))
+            flat = step.new_zeros(*lead, math.prod(basis.shape))
+            flat[..., index] = part
+            matrix = basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
             tensors.update(basis.block.from_matrix(matrix))
-        return problem.selection.flatten(tensors)
+        return problem.selection.flatten(tensors, leading=len(lead))
 
 
 def primal_bytes(r: int) -> float:

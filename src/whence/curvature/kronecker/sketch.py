@@ -50,7 +50,7 @@ class Sketch(Structure):
         r = sum(len(index) for index in indices)
         problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
         facts = [*stream.notes, f"random sketch of {r} features for {problem.selection.size} weights"]
-        return PrimalBread(problem, Projected(stream, moved, indices, None, facts), ridge)
+        return PrimalBread(problem, Projected(stream, moved, indices, None, facts, orthonormal=False), ridge)
 
 
 def allot(sizes: Sequence[int], total: int) -> list[int]:

@@ -127,6 +127,19 @@ class SpectralBread(Bread):
             found.append(torch.cat(parts, dim=2))
         return torch.cat(found)
 
+    def precondition(self, vectors: Tensor) -> Tensor:
+        """The inverse of this curvature."""
+        selection = self.problem.selection
+        given = selection.unflatten(vectors.double())
+        tensors: dict[str, Tensor] = {}
+        for at, basis in enumerate(self.bases):
+            tensors.update(basis.block.from_matrix(self.solve(at, basis.block.to_matrix(given))))
+        return selection.flatten(tensors, leading=1).to(vectors.dtype)
+
+    def at(self, ridge: float, weigh: Weigh | None) -> SpectralBread:
+        """The same bases and eigenvalues: one pass, for the leverages and the meats."""
+        return SpectralBread(self.stream, self.bases, self.spectrum, ridge, self.noise, [], weigh)
+
     def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Tensor]]]:
         """F_lam^-1 J^T of some inputs at a time, (m k, *shape) for each block."""
         problem, precision = self.problem, working_precision(self.problem)

@@ -151,6 +151,10 @@ class TwoBasesBread(SpectralBread):
         self._opened.append(TurnedMeats(self.bases, self.turns, roots, self.problem.device))
         return self._opened[-1]
 
+    def at(self, ridge: float, weigh: Weigh | None) -> TwoBasesBread:
+        """The same bases and eigenvalues: one pass, for the leverages and the meats."""
+        return TwoBasesBread(self.turns, self.stream, self.bases, self.spectrum, ridge, self.noise, [], weigh)
+
     def sandwich(self, meats: Meats) -> SpectralSandwich:
         """Squares of the weighted gradients in the basis of the meats where there is one, else in the curvature's."""
         plain = super().sandwich(meats)
