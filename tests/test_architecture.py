@@ -26,7 +26,7 @@ LAYERS = (
     ("persist",),
     ("tracer", "predictor", "api", "options"),
     ("tracing",),  # below the tracer, which offers it as methods
-    ("estimators", "results", "probabilities"),
+    ("estimators", "results", "probabilities", "outputs", "tables"),
     ("curvature",),
     ("tangents",),
     ("likelihoods",),

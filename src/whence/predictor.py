@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from torch import Tensor
 from .curvature import Bread, Meats, NewtonStep, RidgePath, Sandwich
 from .errors import InputError, ShapeError
 from .estimators import LeftOut, Weighing, finish
+from .outputs import Look, Seen, join, look_at
 from .results import Diagnostics, Uncertainty
 from .tangents.batches import Inputs, check_finite
 from .tangents.linearization import Linearization
+from .tangents.views import View
 from .tracing.asking import each
 
 
@@ -74,7 +76,14 @@ class Predictor:
         """(n, k) residuals each training example would have, had it been left out."""
         return self.problem.unweighted(self.left_out.hec3)
 
-    def predict(self, x: Any, *, covariance: bool | None = None) -> Uncertainty:
+    def predict(
+        self,
+        x: Any,
+        *,
+        covariance: bool | None = None,
+        outputs: Literal["all", "predicted"] | Sequence[int] | int = "all",
+        generator: torch.Generator | None = None,
+    ) -> Uncertainty:
         """Predictions with variances, for one batch or for all batches of a loader.
 
         Args:
@@ -82,7 +91,13 @@ class Predictor:
                 or list of batches. Targets that come with the inputs are ignored.
             covariance: compute covariances between outputs at once, or only when they are asked for; by default at
                 once where that costs little.
+            outputs: which to look at, since each costs a backward pass: "all"; "predicted", that of the predicted class
+                alone; a list of positions; or a number of random sketches, whose `trace` and `trace_error` estimate
+                the total variance of all outputs without bias.
+            generator: of the sketches' random signs; by default one with seed 0.
         """
+        if not (isinstance(outputs, str) and outputs == "all"):
+            return self._look(x, Look.of(outputs), covariance, generator or torch.Generator().manual_seed(0))
         at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
         means, parts = zip(*each(self, x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -90,6 +105,33 @@ class Predictor:
             return Uncertainty(torch.cat(means), joined, likelihood=self.problem.likelihood)
         again = None if isinstance(x, Iterator) else lambda: self.predict(x, covariance=True).covariances
         return Uncertainty(torch.cat(means), {}, joined, again, self.problem.likelihood)
+
+    def _look(self, x: Any, look: Look, covariance: bool | None, generator: torch.Generator) -> Uncertainty:
+        at_once = bool(covariance) or not self.sandwich.variances_alone
+
+        def work(inputs: Inputs, where: str) -> Seen:
+            outputs = self._mean(self._outputs(inputs, where), inputs, where)
+            return look_at(look, self.problem.likelihood, inputs, outputs, self._answer, at_once, generator)
+
+        found = join(each(self, x, work))
+        later = None
+        if not found.covariances and look.kind != "sketches" and not isinstance(x, Iterator):
+            later = lambda: self._look(x, look, True, generator).covariances  # noqa: E731
+        return Uncertainty(
+            found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
+        )
+
+    def _outputs(self, inputs: Inputs, where: str) -> Tensor:
+        with torch.no_grad():
+            return self.problem.network(inputs, where).to(self.problem.dtype)
+
+    def _answer(self, view: View, full: bool) -> dict[str, Tensor]:
+        """Covariances of what a view sees; or variances alone."""
+        if not full and self.sandwich.variances_alone:
+            return self._finish(self.sandwich.variances(view)[1], None)
+        predicted = self.sandwich.predict(view)
+        found = self._finish(predicted.covariances, predicted.shift)
+        return found if full else {name: value.diagonal(dim1=1, dim2=2) for name, value in found.items()}
 
     def _predict_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         try:

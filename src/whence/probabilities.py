@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,15 @@ def likelihood_of(likelihood: Likelihood | None) -> Likelihood:
             "expected results that know their likelihood for probabilities, got none. Take them from Tracer.predict."
         )
     return likelihood
+
+
+def by_row(of: Callable[..., Tensor], *values: Tensor) -> Tensor:
+    """What a function says about rows (N, ...), for values (m, ..., k) that have positions or none."""
+    shape = values[0].shape[:-1]
+    if len(shape) == 1:
+        return of(*values)
+    found = of(*(value.reshape(-1, *value.shape[len(shape) :]) for value in values))
+    return found.reshape(*shape, *found.shape[1:])
 
 
 def slopes(likelihood: Likelihood, outputs: Tensor) -> Tensor:

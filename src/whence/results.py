@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from .errors import InputError
 from .likelihoods import Likelihood
-from .probabilities import delta_method, likelihood_of, margin_variances, margins
+from .outputs import AT_ONCE, Chosen
+from .probabilities import by_row, delta_method, likelihood_of, margin_variances, margins
+from .tables import columns_of
 
 if TYPE_CHECKING:
     import pandas
@@ -25,12 +29,16 @@ class Uncertainty:
     All variances are of the *mean function* f(x): how far the prediction would move with other training data. They do
     not contain the noise of a new observation around f(x).
 
+    Where a network answers at several positions (tokens, pixels), each position is a prediction: shapes (m, k) below
+    are then (m, ..., k). Where only some outputs were looked at, k is their number, and `chosen` says which.
+
     Attributes:
         mean: (m, k) outputs of the network.
         covariances: (m, k, k) for each estimator, as far as they were computed.
         variances: (m, k) for each estimator, where the covariances were not computed.
         later: computes the covariances when they are asked for.
         likelihood: of the network, which knows what its outputs mean.
+        chosen: which outputs were looked at, unless all.
     """
 
     mean: Tensor
@@ -38,6 +46,7 @@ class Uncertainty:
     variances: Mapping[str, Tensor] = field(default_factory=dict)
     later: Callable[[], Mapping[str, Tensor]] | None = None
     likelihood: Likelihood | None = None
+    chosen: Chosen | None = None
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -81,14 +90,37 @@ class Uncertainty:
     @property
     def ratio(self) -> Tensor:
         """(m,) trace HeC3 / trace Ho: above one where leave-one-out residuals nearby are larger than average."""
-        ho, hec3 = self.ho.sum(1), self.hec3.sum(1)
+        ho, hec3 = self.trace("ho"), self.trace("hec3")
         return torch.where(ho == 0, torch.ones_like(ho), hec3 / ho)
 
     def variance(self, estimator: str) -> Tensor:
         """(m, k) variance of each output, by the name of the estimator."""
+        if self.chosen is not None and self.chosen.sketches:
+            raise InputError(
+                "expected outputs that were looked at one by one for their variances, got random sketches of all. Ask "
+                "for trace(...) and trace_error(...), or predict with outputs='all', 'predicted' or a list."
+            )
         if estimator in self.variances:
             return self.variances[estimator].clamp_min(0.0)
-        return torch.diagonal(self.covariance(estimator), dim1=1, dim2=2).clamp_min(0.0)
+        return torch.diagonal(self.covariance(estimator), dim1=-2, dim2=-1).clamp_min(0.0)
+
+    def trace(self, estimator: str = "hec3") -> Tensor:
+        """(m,) total variance of the outputs that were looked at; of random sketches, an unbiased estimate for all."""
+        if self.chosen is not None and self.chosen.sketches:
+            return self._sketches(estimator).mean(-1)
+        return self.variance(estimator).sum(-1)
+
+    def trace_error(self, estimator: str = "hec3") -> Tensor:
+        """(m,) standard error of `trace` over the random signs of the sketches; zero without sketches."""
+        if self.chosen is not None and self.chosen.sketches:
+            values = self._sketches(estimator)
+            return values.std(-1) / math.sqrt(values.shape[-1])
+        return torch.zeros_like(self.trace(estimator))
+
+    def _sketches(self, estimator: str) -> Tensor:
+        if estimator not in self.variances:
+            raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
+        return self.variances[estimator]
 
     @property
     def estimators(self) -> tuple[str, ...]:
@@ -100,6 +132,11 @@ class Uncertainty:
         if estimator not in self.estimators:
             raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
         if estimator not in self.covariances:
+            if self.chosen is not None and (self.chosen.sketches or self.mean.shape[-1] > AT_ONCE):
+                raise InputError(
+                    f"expected at most {AT_ONCE} outputs, looked at one by one, for covariances between them. Predict "
+                    "with a list of outputs."
+                )
             if self.later is None:
                 raise InputError(
                     "expected inputs that can be read again, got an iterator, which is spent. "
@@ -111,24 +148,34 @@ class Uncertainty:
     @property
     def probabilities(self) -> Tensor:
         """(m, k) probabilities of the classes, for categorical and Bernoulli likelihoods."""
-        return likelihood_of(self.likelihood).probabilities(self.mean)
+        if self.chosen is not None and self.chosen.probabilities is not None:
+            return self.chosen.probabilities
+        return by_row(likelihood_of(self.likelihood).probabilities, self.mean)
 
     def probability_covariance(self, estimator: str = "hec3") -> Tensor:
         """(m, k, k) covariance of the probabilities, by the delta method: L Cov(f) L with L = diag(p) - p p^T."""
         likelihood = likelihood_of(self.likelihood)
-        likelihood.probabilities(self.mean[:1])  # the error for outputs that are no logits comes first
-        return delta_method(likelihood, self.mean, self.covariance(estimator))
+        self._check_all("covariances of probabilities")
+        by_row(likelihood.probabilities, self.mean[:1])  # the error for outputs that are no logits comes first
+        return by_row(partial(delta_method, likelihood), self.mean, self.covariance(estimator))
 
     @property
     def margin(self) -> Tensor:
         """(m,) the largest logit less the second largest; for logits apart |f|, (m,) for one and (m, k) for many."""
-        return margins(likelihood_of(self.likelihood), self.mean)
+        likelihood = likelihood_of(self.likelihood)
+        self._check_all("a margin")
+        return by_row(partial(margins, likelihood), self.mean)
 
     def margin_variance(self, estimator: str = "hec3") -> Tensor:
         """(m,) or (m, k) variance of the margin: a margin of few standard deviations may turn into another class."""
         likelihood = likelihood_of(self.likelihood)
-        likelihood.contrasts(self.mean[:1])
-        return margin_variances(likelihood, self.mean, self.covariance(estimator))
+        self._check_all("the variance of a margin")
+        by_row(likelihood.contrasts, self.mean[:1])  # the error for outputs that are no logits comes first
+        return by_row(partial(margin_variances, likelihood), self.mean, self.covariance(estimator))
+
+    def _check_all(self, what: str) -> None:
+        if self.chosen is not None and not self.chosen.sketches:
+            raise InputError(f'expected all outputs for {what}, got some of them. Predict with outputs="all".')
 
     def interval(self, level: float = 0.95, estimator: str = "hec3") -> tuple[Tensor, Tensor]:
         """Lower and upper confidence bounds (m, k) of the mean function, from the normal distribution.
@@ -153,36 +200,20 @@ class Uncertainty:
                 "expected pandas for a table. Install it: pip install 'whence[report]'."
             ) from error
 
-        k = self.mean.shape[1]
-        columns = _columns("mean", self.mean)
-        if self.likelihood is not None and self.likelihood.has_classes:
-            columns.update(_columns("probability", self.probabilities))
-            columns.update(_columns("margin", self.margin))
-        for name in self.estimators:
-            variance = self.variance(name)
-            columns[name] = variance.sum(1)
-            if k > 1:
-                columns.update({f"{name}_{output}": variance[:, output] for output in range(k)})
-        columns["ratio"] = self.ratio
-        return pandas.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
+        columns = columns_of(self)
+        return pandas.DataFrame({name: column.reshape(-1).cpu().numpy() for name, column in columns.items()})
 
     def __repr__(self) -> str:
         """Sizes and medians."""
-        m, k = self.mean.shape
-        if not m:
+        *shape, k = self.mean.shape
+        if not len(self):
             return f"Uncertainty(no predictions, {k} outputs)"
-        middle = {name: float(self.variance(name).sum(1).median()) for name in ("ho", "hec3")}
+        middle = {name: float(self.trace(name).nanmedian()) for name in ("ho", "hec3")}
+        where = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
         return (
-            f"Uncertainty({m} predictions, {k} outputs; median variance Ho {middle['ho']:.3g}, "
-            f"HeC3 {middle['hec3']:.3g}, median ratio {float(self.ratio.median()):.3g})"
+            f"Uncertainty({shape[0]} predictions{where}, {k} outputs; median variance Ho {middle['ho']:.3g}, "
+            f"HeC3 {middle['hec3']:.3g}, median ratio {float(self.ratio.nanmedian()):.3g})"
         )
-
-
-def _columns(name: str, values: Tensor) -> dict[str, Tensor]:
-    """(m,) or (m, k) values as columns of a table."""
-    if values.ndim == 1 or values.shape[1] == 1:
-        return {name: values.reshape(len(values))}
-    return {f"{name}_{output}": column for output, column in enumerate(values.T)}
 
 
 @dataclass(frozen=True)

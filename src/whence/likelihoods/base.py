@@ -95,6 +95,13 @@ class Likelihood(ABC):
             'likelihood="categorical" or "bernoulli" if the network was trained with cross-entropy.'
         )
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """(m,) the output that belongs to the predicted class."""
+        raise InputError(
+            f'expected a likelihood with one class an example for outputs="predicted", got {self.name!r}. Name the '
+            "outputs, for example outputs=[0]."
+        )
+
     def contrasts(self, outputs: Tensor) -> Tensor:
         """(m, c, k) the difference of outputs that decides for the predicted class, for each of c decisions."""
         raise InputError(

@@ -121,6 +121,10 @@ class Categorical(Likelihood):
         """softmax(f)."""
         return outputs.softmax(1)
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The most probable class."""
+        return outputs.argmax(1)
+
     def contrasts(self, outputs: Tensor) -> Tensor:
         """The largest output less the second largest: (m, 1, k)."""
         first, second = outputs.topk(2, dim=1).indices.unbind(1)

@@ -6,6 +6,7 @@ tangents, curvatures and sandwiches cost c backward passes and never learn how m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -73,7 +74,12 @@ class Mixed:
 View: TypeAlias = Picked | Mixed
 
 # Views are walked through as dicts and tuples are: moved to a device, cut into chunks, mapped over by torch.vmap.
+
+
+def _mixed(parts: Iterable[Any], start: Any) -> Mixed:
+    inputs, basis = parts
+    return Mixed(inputs, basis, start)
+
+
 _pytree.register_pytree_node(Picked, lambda v: ([v.inputs, v.index], None), lambda parts, _: Picked(*parts))
-_pytree.register_pytree_node(
-    Mixed, lambda v: ([v.inputs, v.basis], v.start), lambda parts, start: Mixed(*list(parts)[:2], start)
-)
+_pytree.register_pytree_node(Mixed, lambda v: ([v.inputs, v.basis], v.start), _mixed)
