@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from whence import ShapeError, Uncertainty
-from whence.plots import gallery, rank_scatter
+from plotted import line_fit
+from whence import InputError, ShapeError, Uncertainty
+from whence.plots import by_source, by_verdict, gallery, rank_scatter
 from whence.report import Group
 
 
@@ -43,3 +45,26 @@ def test_counts_must_agree() -> None:
         gallery(torch.zeros(2, 4, 4), ["x"])
     with pytest.raises(ShapeError, match=r"expected images of shape \(m, h, w\)"):
         gallery(torch.zeros(4, 4))
+
+
+def test_sources_by_the_side_of_the_diagonal() -> None:
+    assert [group.tone for group in by_source(results(), share=0.34)] == ["noise", "plain", "scarcity"]
+    assert {group.tone for group in by_source(results(), share=1.0)} <= {"noise", "scarcity"}
+    with pytest.raises(InputError, match="expected a share between 0 and 1, got 10"):
+        by_source(results(), share=10)
+
+
+def test_verdicts_of_an_explanation_become_groups() -> None:
+    tracer, _, _ = line_fit()
+    found = tracer.explain(torch.tensor([[0.0], [50.0]]).double(), level=0.9)
+    assert [(group.name, group.tone) for group in by_verdict(found)] == [
+        ("confident", "plain"),
+        ("scarce data", "scarcity"),
+    ]
+
+
+def test_both_faults_show_both_colours() -> None:
+    ax = rank_scatter(results(), [Group("both", "noise"), Group("x"), Group("x")], Figure().subplots())
+    both = next(part for part in ax.collections if part.get_label() == "both")
+    assert to_hex(both.get_facecolor()[0]) == "#0072b2"
+    assert to_hex(both.get_edgecolor()[0]) == "#d55e00"

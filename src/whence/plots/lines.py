@@ -12,7 +12,7 @@ from whence.errors import InputError
 from whence.report.ranking import score
 from whence.results import Uncertainty
 
-from .style import BLUE, COLOURS, DASHES, GREY, INK, LINE, NAMES, PALETTE, Numbers, axes, column, quiet
+from .style import BLUE, COLOURS, DASHES, FURTHER, GREY, INK, LINE, NAMES, Numbers, axes, column, quiet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def bands(
     for number, name in enumerate(estimators):
         low, high = (bound[:, output].cpu().numpy()[order] for bound in uncertainty.interval(level, name))
         reach += [low, high]
-        label, colour = f"{NAMES.get(name, name)}, {level:.0%}", COLOURS.get(name, PALETTE[number])
+        label, colour = f"{NAMES.get(name, name)}, {level:.0%}", COLOURS.get(name, FURTHER[number % len(FURTHER)][0])
         if number == 0:
             ax.fill_between(at[order], low, high, color=colour, alpha=0.25, linewidth=0, label=label, zorder=1)
             continue
@@ -64,7 +64,14 @@ def bands(
     ax.set(xlabel="input", ylabel="output", xlim=(at.min(), at.max()))
     ax.set_ylim(*_limits(known, reach))
     quiet(ax)
-    ax.legend(frameon=False, fontsize="small", loc="best")
+    handles, labels = ax.get_legend_handles_labels()
+    order_of_legend = sorted(range(len(labels)), key=lambda place: (labels[place] != "prediction", -place))
+    ax.legend(
+        [handles[place] for place in order_of_legend],
+        [labels[place] for place in order_of_legend],
+        frameon=False,
+        fontsize="small",
+    )
     return ax
 
 
@@ -94,8 +101,8 @@ def risk_coverage(
     coverage = 100 * np.arange(1, m + 1) / m
     for number, (label, (values, name)) in enumerate(scores.items()):
         risk = kept_risk(values, wrong)
-        colour = COLOURS.get(name, PALETTE[(number + 2) % len(PALETTE)])
-        style = DASHES.get(name, "-")
+        spare = FURTHER[(number - len(by)) % len(FURTHER)]
+        colour, style = COLOURS.get(name, spare[0]), DASHES.get(name, spare[1])
         ax.plot(coverage, risk, color=colour, linestyle=style, linewidth=1.8, label=f"{label} ({risk.mean():.3g})")
     best = kept_risk(wrong, wrong)
     ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({best.mean():.3g})")
@@ -122,15 +129,16 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
     best = int(errors.argmin())
     ax.axvline(path.best, color=BLUE, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     ax.plot(ridges[best : best + 1], errors[best : best + 1], "o", color=BLUE, markersize=8, zorder=3)
-    edge = best in (0, len(ridges) - 1)
-    words = f"{path.best:.3g}" + (", at the end of the grid" if edge else "")
+    words = ", at the end of the grid" if best in (0, len(ridges) - 1) else ""
     right = best > len(ridges) / 2
     ax.annotate(
-        f"λ = {words}",
-        (path.best, errors[best]),
-        xytext=(-8 if right else 8, 14),
+        f"λ = {path.best:.3g}{words}",
+        (path.best, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-6 if right else 6, -4),
         textcoords="offset points",
         ha="right" if right else "left",
+        va="top",
         color=BLUE,
     )
     ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error (mean square)")

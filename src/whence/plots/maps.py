@@ -13,7 +13,7 @@ from whence.report.page import Group, in_order
 from whence.results import Uncertainty
 
 from .ranks import by_source
-from .style import GREY, STYLES, Numbers, axes, column, quiet
+from .style import GREY, STYLES, Numbers, axes, column, quiet, rim
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,8 +65,8 @@ def source_map(
             s=areas[chosen],
             c=colour,
             alpha=0.3 if plain else 0.65,
-            linewidths=0 if plain else 0.4,
-            edgecolors="white",
+            linewidths=0 if plain else 0.4 if rim(group) == "white" else 1.2,
+            edgecolors=rim(group),
             label=group.name,
             zorder=2 + depth,
         )
@@ -90,7 +90,7 @@ def _legend(ax: Axes, top: float | None) -> None:
             area = float(_areas(np.array([value]), top)[0])
             handles.append(ax.scatter([], [], s=area, c=GREY, alpha=0.6, linewidths=0))
             names.append(f"error {value:g}")
-    legend = ax.legend(handles, names, frameon=False, fontsize="small", loc="best")
+    legend = ax.legend(handles, names, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
     for handle in legend.legend_handles[: len(handles) - (0 if top is None else 2)]:
         if handle is not None and hasattr(handle, "set_sizes"):
             handle.set_sizes([36.0])

@@ -14,7 +14,7 @@ from whence.results import Uncertainty
 from whence.tracing import Explanation
 from whence.tracing.verdicts import BOTH, CONFIDENT, NOISY, SCARCE
 
-from .style import LINE, STYLES, axes, quiet
+from .style import LINE, STYLES, axes, quiet, rim
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,8 @@ def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None
             c=colour,
             marker=marker,
             alpha=opacity,
-            linewidths=0,
+            linewidths=0 if rim(group) == "white" else 1.2,
+            edgecolors=rim(group),
             label=group.name,
             zorder=2,
         )
@@ -88,6 +89,6 @@ def by_source(uncertainty: Uncertainty, share: float = 0.1) -> list[Group]:
 
 
 def by_verdict(explanation: Explanation) -> list[Group]:
-    """A group for each prediction of `tracer.explain(x)`; those with both faults are under noise, which comes first."""
+    """A group for each prediction of `tracer.explain(x)`; those with both faults in blue with a rim."""
     tones: dict[str, Tone] = {NOISY: "noise", BOTH: "noise", SCARCE: "scarcity", CONFIDENT: "plain"}
     return [Group(verdict, tones[verdict]) for verdict in explanation.verdicts]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Shown = Literal["doubt", "ho", "hec3", "ratio"]
 BATCH = 4096
 MARKERS = "osD^vP"
+GREYS = ("#1a1a1a", "#ffffff", "#b5b5b5", "#6e6e6e")
 
 
 def decision_regions(
@@ -72,11 +73,9 @@ def decision_regions(
         )
     else:
         _shade(ax, east, north, score(found, show).cpu().numpy().reshape(grid).T, show)
-    for group in range(int(choice.max()) + 1):
-        mask = (choice == group).reshape(grid).T.astype(float)
-        if 0 < mask.mean() < 1:
-            ax.contour(east, north, mask, levels=[0.5], colors=[INK], linewidths=1.0)
-    _examples(ax, points, labels, names)
+    for border in _borders(found.mean):
+        _contour(ax, east, north, border.reshape(grid).T)
+    _examples(ax, points, labels, names, plain=show != "doubt")
     ax.set(xlim=(east[0], east[-1]), ylim=(north[0], north[-1]), xlabel="first input", ylabel="second input")
     quiet(ax)
     return ax
@@ -103,6 +102,23 @@ def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
     return choice.cpu().numpy(), sigmas.cpu().numpy()
 
 
+def _borders(mean: Tensor) -> list[Numbers]:
+    """For each class (m,) its output less the largest other one: zero along the borders of its region."""
+    if mean.shape[1] == 1:
+        return [mean[:, 0].cpu().numpy()]
+    best = mean.topk(2, dim=1)
+    rival = torch.where(mean == best.values[:, :1], best.values[:, 1:], best.values[:, :1])
+    return list((mean - rival).T.cpu().numpy())
+
+
+def _contour(ax: Axes, east: Numbers, north: Numbers, values: Numbers) -> None:
+    from matplotlib.patheffects import withStroke  # an extra: only plots need it
+
+    if values.min() < 0 < values.max():
+        border = ax.contour(east, north, values, levels=[0.0], colors=[INK], linewidths=1.2)
+        border.set_path_effects([withStroke(linewidth=2.4, foreground="white")])
+
+
 def _faded(choice: Numbers, lead: Numbers) -> Numbers:
     """(m, 3) colours of classes, white where a decision is a toss of a coin and pastel where it is firm."""
     from matplotlib.colors import to_rgb  # an extra: only plots need it
@@ -117,7 +133,7 @@ def _faded(choice: Numbers, lead: Numbers) -> Numbers:
 def _shade(ax: Axes, east: Numbers, north: Numbers, values: Numbers, show: str) -> None:
     positive = np.maximum(values, values[values > 0].min() if (values > 0).any() else 1e-300)
     if show == "ratio":
-        reach = max(float(np.abs(np.log10(positive)).max()), 0.05)
+        reach = max(float(np.quantile(np.abs(np.log10(positive)), 0.99)), 0.05)
         mesh = ax.pcolormesh(east, north, np.log10(positive), cmap=sources(), vmin=-reach, vmax=reach, shading="auto")
     else:
         mesh = ax.pcolormesh(east, north, np.log10(positive), cmap="cividis", shading="auto")
@@ -128,7 +144,8 @@ def _shade(ax: Axes, east: Numbers, north: Numbers, values: Numbers, show: str) 
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{10**value:.2g}")
 
 
-def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None) -> None:
+def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None, plain: bool) -> None:
+    """Draw examples in the colours of their classes; in shades of grey on a background that uses colours for more."""
     places = points.detach().cpu().numpy()
     if labels is None:
         ax.scatter(places[:, 0], places[:, 1], s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
@@ -136,6 +153,7 @@ def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None
     given = torch.as_tensor(labels).reshape(-1).cpu().numpy()
     if len(given) != len(places):
         raise ShapeError(f"expected {len(places)} labels, one for each input, got {len(given)}.")
+    shades = GREYS if plain else PALETTE
     for group, label in enumerate(np.unique(given)):
         colour = group if given.min() < 0 else int(label)
         chosen = given == label
@@ -143,9 +161,9 @@ def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None
             places[chosen, 0],
             places[chosen, 1],
             s=18,
-            c=PALETTE[colour % len(PALETTE)],
+            c=shades[colour % len(shades)],
             marker=MARKERS[colour % len(MARKERS)],
-            edgecolors="white",
+            edgecolors=INK if plain and colour % len(GREYS) else "white",
             linewidths=0.6,
             label=names[colour] if names is not None else f"class {label:g}",
             zorder=3,

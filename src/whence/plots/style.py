@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
+from whence.report.page import Group
+from whence.tracing.verdicts import BOTH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +43,13 @@ NAMES = {
     "laplace": "Laplace",
     "ratio": "HeC3/Ho",
 }
+# Colour and dashes of curves without a colour of their own; neighbours differ in both.
+FURTHER: tuple[tuple[str, Any], ...] = (
+    (PURPLE, "-"),
+    (ORANGE, (0, (5, 2))),
+    (BLACK, (0, (1, 1.2))),
+    (SKY, (0, (6, 2, 1, 2))),
+)
 COLOURS = {"hec3": BLUE, "ho": VERMILLION, "ratio": GREEN, "laplace": PURPLE, "jackknife": ORANGE}
 DASHES: dict[str, Any] = {"hec3": "-", "ho": (0, (5, 2)), "ratio": (0, (1, 1.2)), "laplace": (0, (6, 2, 1, 2))}
 
@@ -66,6 +75,11 @@ def quiet(ax: Axes) -> None:
     ax.tick_params(which="minor", length=0)
     for label in (ax.xaxis.label, ax.yaxis.label):
         label.set_color(INK)
+
+
+def rim(group: Group) -> str:
+    """The edge of a group's marks: that of the other source, where both are at work."""
+    return VERMILLION if group.tone == "noise" and group.name == BOTH else "white"
 
 
 def column(values: Any, count: int, what: str, of: str = "prediction") -> Numbers:

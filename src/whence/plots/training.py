@@ -45,7 +45,6 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     ax = axes(ax)
     chosen = np.argsort(-cook, kind="stable")[:top]
     rest = np.setdiff1d(np.arange(n), chosen)
-    ax.axhline(0, color=LINE, linewidth=0.8, zorder=1)
     ax.scatter(leverage[rest], residual[rest], s=14, c=GREY, alpha=0.65, linewidths=0, zorder=2)
     ax.scatter(leverage[chosen], residual[chosen], s=24, c=BLUE, linewidths=0, zorder=3)
     for place in chosen:
@@ -64,6 +63,10 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     ax.set(xlabel="leverage" if k == 1 else "leverage, summed over outputs", ylabel=side)
     ax.margins(x=0.06, y=0.12)
     ax.set_xlim(left=0.0)
+    if k == 1:
+        ax.axhline(0, color=LINE, linewidth=0.8, zorder=1)
+    else:
+        ax.set_ylim(bottom=0.0)
     if k == 1 and tracer.problem.hessian_roots is None:  # elsewhere distance is no function of the two
         _contours(ax, tracer.degrees_of_freedom)
     quiet(ax)
