@@ -11,9 +11,10 @@ from torch import Tensor
 from whence.curvature.kronecker import moments
 from whence.curvature.kronecker import weights as weighting
 from whence.curvature.kronecker.basis import Basis
-from whence.curvature.kronecker.factors import Factors, combine, whole_moments
-from whence.curvature.kronecker.moments import Sums, along, examples_of, total
-from whence.curvature.kronecker.rotate import CHUNK_NUMBERS, beyond, energy, lengths, settled
+from whence.curvature.kronecker.factors import Factors, whole_moments
+from whence.curvature.kronecker.measure import CHUNK_NUMBERS, along, beyond, combine, energy, lengths, total
+from whence.curvature.kronecker.moments import Sums
+from whence.curvature.kronecker.view import View
 from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
 
 CPU = torch.device("cpu")
@@ -75,7 +76,6 @@ def test_sums_of_tangents_are_sums_of_gradients(make: Callable[[int], Tangent], 
     tangent = make(count)
     phi = tangent.materialize()  # (n, c, *shape)
     flat = phi.flatten(2)
-    assert examples_of(tangent) == 6
     same(energy(tangent), flat @ flat.transpose(1, 2))
     same(total(tangent), phi.sum((0, 1)))
     direction = normal(*phi.shape[2:], seed=3)
@@ -83,8 +83,7 @@ def test_sums_of_tangents_are_sums_of_gradients(make: Callable[[int], Tangent], 
     weights = normal(6, count, 4, seed=4)
     mixed = combine(tangent, weights)
     same(mixed.materialize(), torch.einsum("nc...,ncq->nq...", phi, weights))
-    same(settled(tangent, Basis(tangent.block)).materialize(), phi)
-    same(settled(tangent, corner(tangent.block, 0.6)).materialize(), phi)
+    same(View(tangent, corner(tangent.block, 0.6)).tangent.materialize(), phi)
 
 
 @every_tangent
@@ -115,8 +114,10 @@ def test_weighted_lengths_inside_and_outside_a_corner(
     inside = basis.into(phi).flatten(2)
     rest = (phi - basis.out_of(basis.into(phi))).flatten(2)
     wanted = [(inside * w.reshape(-1)) @ inside.transpose(1, 2) + v * rest @ rest.transpose(1, 2) for w, v in pairs]
-    same(weights.grams(tangent), torch.stack(wanted))
-    same(weights.variances(tangent), torch.diagonal(torch.stack(wanted), dim1=2, dim2=3))
+    view = View(tangent, basis, rounded)
+    same(weights.variances(view), torch.diagonal(torch.stack(wanted), dim1=2, dim2=3))
+    same(weights.grams(view), torch.stack(wanted))
+    same(weights.variances(view), torch.diagonal(torch.stack(wanted), dim1=2, dim2=3))
 
 
 @every_tangent
@@ -130,11 +131,12 @@ def test_squares_inside_and_outside_a_corner(
     tangent = make(count)
     basis = corner(tangent.block, keep)
     sums = Sums(basis, 2, CPU)
-    weights = normal(2, count, seed=5).abs()
+    weights, summed = normal(2, count, seed=5).abs(), normal(6, count, seed=6)
     for _ in range(2):
-        sums.add(tangent, weights)
+        sums.add(View(tangent, basis, rounded), weights, summed)
     phi = tangent.materialize()
     inside = basis.into(phi)  # (n, c, *shape)
+    same(sums.total, 2 * torch.einsum("nc,nc...->...", summed, phi))
     lengths = 2 * torch.einsum("qc,nc->q", weights, phi.flatten(2).square().sum(2))
     for found, row, length in zip(sums.finish(), weights, lengths, strict=True):
         wanted = 2 * torch.einsum("c,nc...->...", row, inside.square())
@@ -144,24 +146,37 @@ def test_squares_inside_and_outside_a_corner(
 
 
 @every_tangent
+@every_count
 @pytest.mark.parametrize("keep", [1.0, 0.6])
 @pytest.mark.parametrize("rounded", [False, True])
-def test_single_cotangents_have_a_way_of_their_own(
-    make: Callable[[int], Tangent], keep: float, rounded: bool, monkeypatch: pytest.MonkeyPatch
+def test_squares_of_combined_cotangents(
+    make: Callable[[int], Tangent], count: int, keep: float, rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moments, "products_are_rounded", lambda device: rounded)
-    tangent = make(1)
+    tangent = make(count)
     basis = corner(tangent.block, keep)
-    sums, weights = Sums(basis, 3, CPU), normal(6, 3, seed=6).abs()
-    if not sums.add_single(tangent, weights):
-        assert not sums.inside.any()
-        return
-    wanted = Sums(basis, 3, CPU)
-    scaled = combine(tangent, weights.sqrt().unsqueeze(1))  # (n, 1, q)
-    wanted.add(scaled, torch.eye(3, dtype=torch.float64))
+    combinations = normal(6, count, 3, seed=6)
+    masks, summed = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]).double(), torch.tensor([0.0, 1.0, 2.0]).double()
+    sums, wanted = Sums(basis, 2, CPU), Sums(basis, 2, CPU)
+    view = View(tangent, basis, rounded)
+    for _ in range(2):
+        sums.add_mixed(view, combinations, masks, summed)
+        wanted.add(View(combine(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
+    same(sums.total, wanted.total)
     for one, two in zip(sums.finish(), wanted.finish(), strict=True):
         same(one.inside, two.inside)
         assert one.outside == pytest.approx(two.outside)
+
+
+@every_tangent
+@every_count
+@pytest.mark.parametrize("keep", [1.0, 0.6])
+def test_directions_seen_from_a_basis(make: Callable[[int], Tangent], count: int, keep: float) -> None:
+    tangent = make(count)
+    basis = corner(tangent.block, keep)
+    direction = normal(*tangent.block.matrix_shape, seed=3)
+    found = View(tangent, basis).along(direction if basis.outside else basis.into(direction))
+    same(found, tangent.materialize().flatten(2) @ direction.reshape(-1))
 
 
 # --- Factors ---------------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from whence.curvature.kronecker import rotate as rotating
+from whence.curvature.kronecker import measure
 from whence.curvature.kronecker.basis import Basis
-from whence.curvature.kronecker.rotate import rotate, stays_factored
 from whence.curvature.kronecker.rotated import Factored, Full, Rotated, Sparse
+from whence.curvature.kronecker.view import View, stays_factored
 from whence.tangents.forms import Block, Dense, Kronecker, Rows, Whole
 
 sizes = st.integers(1, 4)
@@ -141,7 +141,7 @@ def turned(phi: Tensor, basis: Basis) -> Tensor:
 def check_rotation(tangent: Any, basis: Basis) -> list[type]:
     phi = turned(tangent.materialize(), basis)
     kinds, seen = [], 0
-    for part, rotated in rotate(tangent, basis):
+    for part, rotated in View(tangent, basis).chunks():
         assert part.start == seen
         seen = part.stop
         check(rotated, phi[part])
@@ -189,7 +189,7 @@ def test_routes(shape: tuple[int, ...], kind: type, early: bool) -> None:
 @pytest.mark.parametrize("positions", [3, 30])
 def test_formed_matrices_come_in_chunks(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tangent = kronecker(7, 2, 2, positions, 3, 2)
-    monkeypatch.setitem(rotating.CHUNK_NUMBERS, "cpu", 3 * 2 * 2 * 3 * 2)
+    monkeypatch.setitem(measure.CHUNK_NUMBERS, "cpu", 3 * 2 * 2 * 3 * 2)
     assert check_rotation(tangent, basis_of(tangent.block)) == [Full] * 3
 
 
@@ -201,7 +201,7 @@ def no_basis(block: Block) -> Basis:
 def test_without_a_basis_nothing_turns(shape: tuple[int, ...]) -> None:
     tangent = kronecker(*shape, bias=True)
     phi = tangent.materialize()
-    for part, rotated in rotate(tangent, no_basis(tangent.block)):
+    for part, rotated in View(tangent, no_basis(tangent.block)).chunks():
         check(rotated, phi[part])
 
 
@@ -214,7 +214,7 @@ def test_dense_and_rows_tangents_are_rotated(make: Callable[[Block], Basis]) -> 
     for tangent, kind in ((dense, Full), (rows, Sparse)):
         basis = make(tangent.block)
         phi = tangent.materialize()
-        [(part, rotated)] = rotate(tangent, basis)
+        [(part, rotated)] = View(tangent, basis).chunks()
         assert isinstance(rotated, kind)
         check(rotated, phi[part] if make is no_basis else turned(phi, basis))
 
@@ -235,6 +235,6 @@ def test_a_basis_goes_there_and_back(kind: Any) -> None:
 def test_half_precision_is_raised_before_it_is_squared(half: torch.dtype) -> None:
     tangent = kronecker(3, 2, 1, 1, 4, 3)
     low = Kronecker(tangent.block, Whole(tangent.inputs().to(half)), Whole(tangent.grads().to(half)))
-    [(_, rotated)] = rotate(low, Basis(tangent.block))
+    [(_, rotated)] = View(low, Basis(tangent.block)).chunks()
     assert isinstance(rotated, Factored)
     assert rotated.a.dtype == rotated.g.dtype == torch.float32

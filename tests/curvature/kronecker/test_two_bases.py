@@ -15,7 +15,7 @@ import curvature_matrices as dense
 import oracles
 import whence
 from capture_models import MODELS, Flat, Model, images
-from whence.curvature.kronecker import rotate as rotating
+from whence.curvature.kronecker import measure
 
 Array = np.ndarray
 RIDGE = 0.7
@@ -157,7 +157,7 @@ def test_chunks_of_examples_make_no_difference(monkeypatch: pytest.MonkeyPatch) 
     model = Flat(nn.Linear(5, 4), nn.Tanh(), nn.Conv1d(3, 4, 2)).double().eval()
     inputs, tested = torch.randn(6, 3, 5).double(), torch.randn(5, 3, 5).double()
     at_once = fit(model, inputs, two_bases(corner=3)).predict(tested).covariance("hec3")
-    monkeypatch.setitem(rotating.CHUNK_NUMBERS, "cpu", 40)
+    monkeypatch.setitem(measure.CHUNK_NUMBERS, "cpu", 40)
     close(fit(model, inputs, two_bases(corner=3)).predict(tested).covariance("hec3"), at_once, 1e-10)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
 
-from .rotate import CHUNK_NUMBERS, raised
+from .measure import CHUNK_NUMBERS, raised
 
 
 def align(tangent: Tangent, directions: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from whence.curvature.eigen import eigenvectors
-from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
+from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 
 from .basis import Basis
-from .rotate import CHUNK_NUMBERS, outer, raised
+from .measure import CHUNK_NUMBERS, combine, outer, raised
 from .stream import LayerStream
 
 LONGEST_SUM = 8192
@@ -167,25 +167,6 @@ def _add(total: Tensor | None, value: Tensor) -> None:
     """Sums of many batches are kept in float64, so that small eigenvalues survive a million examples."""
     assert total is not None
     total.add_(value)
-
-
-def combine(tangent: Tangent, weights: Tensor) -> Tangent:
-    """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
-    if isinstance(tangent, Kronecker):
-        grads = raised(tangent.grads())
-        weights = weights.to(grads.dtype)
-        if grads.shape[1] == 1:
-            mixed = grads * weights.reshape(len(grads), -1, 1, 1, 1)
-        else:
-            mixed = torch.einsum("nceto,ncq->nqeto", grads, weights)
-        return Kronecker(tangent.block, tangent.a, Whole(mixed))
-    if isinstance(tangent, Rows):
-        grads = raised(tangent.grads)
-        mixed = torch.einsum("nctd,ncq->nqtd", grads, weights.to(grads.dtype))
-        return Rows(tangent.block, tangent.index, mixed, tangent.weights)
-    values = raised(tangent.values)
-    turned = weights.transpose(1, 2).to(values.dtype)  # (n, q, c)
-    return Dense(tangent.block, turned * values if values.shape[1] == 1 else turned @ values)
 
 
 def gather_factors(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from whence.curvature.eigen import check_finite_sums
-from whence.tangents.forms import Dense, Kronecker, Rows, Tangent
+from whence.tangents.forms import Tangent
 
 from .basis import Basis
-from .factors import combine
-from .rotate import beyond, energy, lengths, products_are_rounded, raised, rotate, settled
-from .rotated import Factored, Rotated, Sparse
+from .measure import combine, products_are_rounded
+from .rotated import Factored, Full, Rotated
 from .stream import LayerStream
+from .view import View, dtype_of, views
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Spectrum:
 
 
 class Sums:
-    """Accumulates weighted squares of one block."""
+    """Accumulates weighted squares of one block, and a weighted sum of its gradients."""
 
     def __init__(self, basis: Basis, count: int, device: torch.device) -> None:
         """Zeros for `count` sets of weights."""
@@ -56,30 +57,67 @@ class Sums:
         self.rounded = products_are_rounded(device)
         self.inside = torch.zeros(count, *basis.shape, dtype=torch.float64, device=device)
         self.length = torch.zeros(count, dtype=torch.float64, device=device)
+        shape = basis.block.matrix_shape if basis.outside else basis.shape
+        self._total = torch.zeros(shape, dtype=torch.float64, device=device)
 
-    def add(self, tangent: Tangent, weights: Tensor) -> None:
-        """Count one piece: weights (q, c) of the cotangents."""
-        for _, rotated in rotate(tangent, self.basis):
+    @property
+    def total(self) -> Tensor:
+        """The weighted sum of gradients, shaped as the block's matrix."""
+        return self._total if self.basis.outside else self.basis.to(torch.float64).out_of(self._total)
+
+    def add(self, view: View, weights: Tensor, summed: Tensor | None = None) -> None:
+        """Count one piece.
+
+        Args:
+            view: the gradients.
+            weights: (q, c) of the squares of the cotangents.
+            summed: (n, c) of the gradients in the total.
+        """
+        for part, rotated in view.chunks():
             self.inside += rotated.squares(weights.to(dtype_of(rotated)))
-        if self.basis.outside:
-            for measured in self._measured(tangent):
-                self.length += weights.double() @ lengths(measured).double().sum(0)
+            if summed is not None and view.complete:
+                self._total += rotated.total(summed[part].to(dtype_of(rotated)))
+        if not view.complete:
+            self.length += weights.double() @ view.lengths().double().sum(0)
+            if summed is not None:
+                self._total += view.total(summed)
 
-    def add_single(self, tangent: Tangent, weights: Tensor) -> bool:
-        """Count one piece with a single cotangent, weighted by example (n, q); false where this form does not serve."""
-        one_position = isinstance(tangent, Kronecker) and tangent.positions == 1 and tangent.block.groups == 1
-        if not (one_position or isinstance(tangent, Dense)):
-            return False
-        for part, rotated in rotate(tangent, self.basis):
-            assert not isinstance(rotated, Sparse)
-            self.inside += rotated.single(weights[part].to(dtype_of(rotated)))
-        if self.basis.outside:
-            for measured in self._measured(tangent):
-                self.length += weights.double().T @ energy(measured).double().reshape(-1)
+    def add_mixed(self, view: View, weights: Tensor, masks: Tensor, summed: Tensor) -> None:
+        """Count combinations of the cotangents of one piece.
+
+        Args:
+            view: the gradients.
+            weights: (n, c, Q) of the combinations.
+            masks: (q, Q) which combinations make up each sum of squares.
+            summed: (Q,) which of them make up the total.
+        """
+        if weights.shape[1] == 1 and self._add_single(view, weights[:, 0], masks, summed):
+            return
+        for part, rotated in view.mixed(weights):
+            self.inside += rotated.squares(masks.to(dtype_of(rotated)))
+            if view.complete:
+                rows = summed.to(dtype_of(rotated)).expand(part.stop - part.start, -1)
+                self._total += rotated.total(rows)
+        if not view.complete:
+            energy = view.energy().double()
+            lengths = (weights.double() * (energy @ weights.double())).sum((0, 1))  # (Q,)
+            self.length += masks @ lengths
+            self._total += view.total(weights @ summed.to(weights.dtype))
+
+    def _add_single(self, view: View, weights: Tensor, masks: Tensor, summed: Tensor) -> bool:
+        """The same with a single cotangent, weights (n, Q); false where this form does not serve."""
+        squared = weights.double().square() @ masks.T  # (n, q)
+        first = weights @ summed.to(weights.dtype).unsqueeze(1)  # (n, 1)
+        for part, rotated in view.chunks():
+            if not has_single(rotated):
+                return False
+            self.inside += rotated.single(squared[part].to(dtype_of(rotated)))
+            if view.complete:
+                self._total += rotated.total(first[part].to(dtype_of(rotated)))
+        if not view.complete:
+            self.length += squared.T @ view.lengths().double().squeeze(1)
+            self._total += view.total(first)
         return True
-
-    def _measured(self, tangent: Tangent) -> list[Tangent]:
-        return beyond(tangent, self.basis) if self.rounded else [tangent]
 
     def finish(self) -> list[Squares]:
         """The sums, one for each set of weights."""
@@ -90,6 +128,13 @@ class Sums:
             outside = max(left, 0.0) / rest if rest else 0.0
             found.append(Squares(inside, outside))
         return found
+
+
+def has_single(rotated: Rotated) -> TypeGuard[Factored | Full]:
+    """Whether squares of a single cotangent can be weighted example by example."""
+    if isinstance(rotated, Factored):
+        return rotated.a.shape[1] == 1 and rotated.a.shape[2] == 1
+    return isinstance(rotated, Full)
 
 
 def gather_squares(
@@ -107,25 +152,28 @@ def gather_squares(
     problem = stream.problem
     roots = problem.hessian_roots
     frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-    weights = torch.ones(1, problem.k if roots is None else roots.shape[2], dtype=problem.dtype, device=problem.device)
+    weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
     if roots is None:
         sizes, frame = torch.linalg.eigh(noise)
         weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
+    else:  # the residuals are one more combination, which counts in the score only
+        weights = weights.new_ones(1, roots.shape[2] + 1).double()
+        weights[:, -1] = 0.0
     sums = [Sums(basis, len(weights), problem.device) for basis in bases]
-    score = [torch.zeros(b.block.matrix_shape, dtype=torch.float64, device=problem.device) for b in bases]
     for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k):
-        residuals = (problem.residuals[where] @ frame).unsqueeze(2)
-        for at, lazy in enumerate(tangents):
-            tangent = settled(lazy, bases[at])
-            pulled = combine(tangent, residuals)
-            score[at] += total(pulled)
+        residuals = problem.residuals[where] @ frame
+        for at, view in enumerate(views(tangents, bases, problem.device)):
+            if roots is None:
+                sums[at].add(view, weights, residuals)
+            else:
+                joined = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
+                sums[at].add_mixed(view, joined, weights, 1.0 * (weights[0] == 0))
             if observe is not None:
-                observe(at, pulled)
-            sums[at].add(tangent if roots is None else combine(tangent, roots[where]), weights)
+                observe(at, combine(view.tangent, residuals.unsqueeze(2)))
     found = [one.finish() for one in sums]
     for basis, squares in zip(bases, found, strict=True):
         check_finite_sums(squares[0].inside, f"the squares of {basis.block.name}")
-    return Spectrum([one[0] for one in found], [one[-1] for one in found], score)
+    return Spectrum([one[0] for one in found], [one[-1] for one in found], [one.total for one in sums])
 
 
 class MeatSums:
@@ -144,30 +192,25 @@ class MeatSums:
         sizes = [root.shape[2] for root in roots.values()]
         eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
         self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
+        self.last = self.masks[self.names.index("hec3")] if "hec3" in roots else torch.zeros_like(self.masks[0])
         self.sums = [Sums(basis, len(roots), device) for basis in bases]
-        self.centre = [torch.zeros(b.block.matrix_shape, dtype=torch.float64, device=device) for b in bases]
 
-    def add(self, tangents: Sequence[Tangent], roots: Mapping[str, Tensor]) -> None:
+    def add(self, views: Sequence[View], roots: Mapping[str, Tensor]) -> None:
         """Count one piece, with the outputs pulled back: they are combined by the weights."""
         joined = torch.cat(list(roots.values()), dim=2).double()  # (n, k, Q)
-        for at, tangent in enumerate(tangents):
-            if joined.shape[1] == 1 and self.sums[at].add_single(tangent, joined[:, 0].square() @ self.masks.T):
-                if "hec3" in roots:
-                    self.centre[at] += total(combine(tangent, roots["hec3"].sum(2, keepdim=True)))
-            else:
-                self.add_pulled(at, combine(tangent, joined))
+        for sums, view in zip(self.sums, views, strict=True):
+            sums.add_mixed(view, joined, self.masks, self.last)
 
-    def add_pulled(self, at: int, mixed: Tangent) -> None:
-        """Count one piece of one block, with the weights themselves pulled back."""
-        self.sums[at].add(mixed, self.masks)
-        if "hec3" in self.names:
-            last = self.masks[self.names.index("hec3")].unsqueeze(1)  # (Q, 1)
-            self.centre[at] += total(combine(mixed, last.expand(examples_of(mixed), -1, -1)))
+    def add_pulled(self, views: Sequence[View], n: int) -> None:
+        """Count one piece of n examples, with the weights themselves pulled back."""
+        for sums, view in zip(self.sums, views, strict=True):
+            sums.add(view, self.masks, self.last.expand(n, -1))
 
     def finish(self) -> tuple[dict[str, list[Squares]], list[Tensor]]:
         """The squares by name, and the totals."""
         found = [one.finish() for one in self.sums]
-        return {name: [one[at] for one in found] for at, name in enumerate(self.names)}, self.centre
+        squares = {name: [one[at] for one in found] for at, name in enumerate(self.names)}
+        return squares, [one.total for one in self.sums]
 
 
 def gather_meats(stream: LayerStream, sums: MeatSums, roots: Mapping[str, Tensor]) -> MeatSums:
@@ -182,48 +225,9 @@ def gather_meats(stream: LayerStream, sums: MeatSums, roots: Mapping[str, Tensor
     directly = joined.shape[2] <= problem.k
     reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
     for where, tangents in stream.read("meats", *reading):
-        ready = [settled(lazy, basis) for lazy, basis in zip(tangents, sums.bases, strict=True)]
+        ready = views(tangents, sums.bases, problem.device)
         if directly:
-            for at, tangent in enumerate(ready):
-                sums.add_pulled(at, tangent)
+            sums.add_pulled(ready, where.stop - where.start)
         else:
             sums.add(ready, {name: root[where] for name, root in whole.items()})
     return sums
-
-
-def total(tangent: Tangent) -> Tensor:
-    """The gradients of all examples and cotangents together, shaped as the block's matrix."""
-    if isinstance(tangent, Kronecker):
-        a, g = raised(tangent.inputs()), raised(tangent.grads())
-        return torch.einsum("neto,neti->eoi", g.sum(1), a)
-    if isinstance(tangent, Rows):
-        rows, _, values = tangent.aggregate()
-        summed = raised(values).sum(1)
-        return summed.new_zeros(tangent.block.matrix_shape).index_add_(0, rows, summed)
-    return raised(tangent.values).sum((0, 1))
-
-
-def along(tangent: Tangent, direction: Tensor) -> Tensor:
-    """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
-    if isinstance(tangent, Kronecker):
-        a, g = raised(tangent.inputs()), raised(tangent.grads())
-        turned = direction.to(a.dtype).transpose(-1, -2)
-        moved = (a.squeeze(1) @ turned[0]).unsqueeze(1) if len(turned) == 1 else a @ turned
-        return (g * moved.unsqueeze(1)).sum((2, 3, 4))
-    if isinstance(tangent, Rows):
-        at = direction[tangent.index].to(tangent.grads.dtype)  # (n, t, d)
-        found = (tangent.grads * at.unsqueeze(1)).sum(3)
-        return found.sum(2) if tangent.weights is None else (found * tangent.weights.unsqueeze(1)).sum(2)
-    return raised(tangent.values) @ direction.to(raised(tangent.values).dtype)
-
-
-def examples_of(tangent: Tangent) -> int:
-    """Number of examples."""
-    if isinstance(tangent, Kronecker):
-        return tangent.examples
-    return len(tangent.index) if isinstance(tangent, Rows) else len(tangent.values)
-
-
-def dtype_of(rotated: Rotated) -> torch.dtype:
-    """The precision of the gradients."""
-    return rotated.g.dtype if isinstance(rotated, Factored) else rotated.values.dtype

@@ -12,8 +12,8 @@ from torch import Tensor
 from whence.tangents.batches import Inputs
 
 from .basis import Basis
-from .rotate import rotate
 from .stream import LayerStream
+from .view import View
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Projected:
             rows: Tensor | None = None
             low = 0
             for tangent, basis, index in zip(tangents, self.bases, self.indices, strict=True):
-                for part, rotated in rotate(tangent, basis) if len(index) else ():
+                for part, rotated in View(tangent, basis).chunks() if len(index) else ():
                     found = rotated.gather(index)
                     if rows is None:
                         rows = found.new_empty(n, outputs, self.size)

@@ -66,7 +66,7 @@ class Factored:
 
     def mix(self, weights: Tensor) -> Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        return Factored(self.a, torch.einsum("nceto,ncq->nqeto", self.g, weights))
+        return Factored(self.a, mix(self.g, weights))
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction (e, o, i): (n, c)."""
@@ -199,6 +199,13 @@ GROUP_ROWS = 128
 """Rows that fill a GPU's tensor units."""
 
 Rotated: TypeAlias = Factored | Full | Sparse
+
+
+def mix(g: Tensor, weights: Tensor) -> Tensor:
+    """Gradients (n, c, e, t, o) combined by weights (n, c, q): (n, q, e, t, o)."""
+    if g.shape[1] == 1:
+        return g * weights.reshape(len(g), -1, 1, 1, 1)
+    return torch.einsum("nceto,ncq->nqeto", g, weights)
 
 
 def scaled_grams(values: Tensor, scales: Tensor) -> Tensor:

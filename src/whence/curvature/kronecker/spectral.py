@@ -16,9 +16,9 @@ from whence.tangents.forms import Tangent
 
 from .align import align
 from .basis import Basis
-from .moments import MeatSums, Spectrum, Squares, along, gather_meats
-from .rotate import settled
+from .moments import MeatSums, Spectrum, Squares, gather_meats
 from .stream import LayerStream, working_precision
+from .view import View, views
 from .weights import Weights, sum_of
 
 
@@ -200,12 +200,15 @@ class SpectralBread(Bread):
             Weights.of(basis, [(1.0 / (s.inside + self.ridge), 1.0 / (s.outside + self.ridge or 1.0))], precision)
             for basis, s in zip(self.bases, self.spectrum.curvature, strict=True)
         ]
-        steps = [step.to(precision) for step in self._step]
+        steps = [
+            (step if basis.outside else basis.to(step.dtype).into(step)).to(precision)
+            for step, basis in zip(self._step, self.bases, strict=True)
+        ]
         for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k):
-            ready = [settled(lazy, basis) for lazy, basis in zip(tangents, self.bases, strict=True)]
-            for at, tangent in enumerate(ready):
-                hats[where] += weights[at].grams(tangent)[0]
-                change[where] += along(tangent, steps[at])
+            ready = views(tangents, self.bases, problem.device)
+            for at, view in enumerate(ready):
+                hats[where] += weights[at].grams(view)[0]
+                change[where] += view.along(steps[at])
             if weigh is not None:
                 roots = weigh(where, hats[where], change[where])
                 if self._meats is None:
@@ -243,21 +246,21 @@ class SpectralSandwich(Sandwich):
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
         dtype = self.bread.problem.dtype
-        outputs, grams = self._sum(inputs, lambda weights, tangent: weights.grams(tangent))
+        outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view))
         return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The same without the covariances between outputs: gradients are read once for all estimators."""
         dtype = self.bread.problem.dtype
-        outputs, found = self._sum(inputs, lambda weights, tangent: weights.variances(tangent))
+        outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view))
         return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
 
-    def _sum(self, inputs: Inputs, of: Callable[[Weights, Tangent], Tensor]) -> tuple[Tensor, Tensor]:
+    def _sum(self, inputs: Inputs, of: Callable[[Weights, View], Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs, and sums over blocks of something (w, n, ...)."""
         stream, k = self.bread.stream, self.bread.problem.seen(inputs)
         outputs, sums = [], []
         for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):
-            ready = [settled(lazy, basis) for lazy, basis in zip(tangents, self.bread.bases, strict=True)]
+            ready = views(tangents, self.bread.bases, self.bread.problem.device)
             sums.append(sum_of(of(weights, one) for weights, one in zip(self.weights, ready, strict=True)))
             outputs.append(out)
         return torch.cat(outputs), torch.cat(sums, dim=1)

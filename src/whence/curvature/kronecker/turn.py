@@ -17,8 +17,9 @@ from whence.tangents.forms import Tangent
 
 from .basis import Basis
 from .factors import matrix_moments, whole_moments
-from .rotate import CHUNK_NUMBERS, outer, rotate, times
+from .measure import CHUNK_NUMBERS, outer, times
 from .rotated import Factored, Full, Rotated, Sparse
+from .view import View
 
 
 def leading(basis: Basis, size: int | None) -> Basis | None:
@@ -125,7 +126,7 @@ class MeatFactors:
         basis, below, above = self.bases[at], self.inputs[at], self.outputs[at]
         if basis is None or below is None:
             return
-        for _, rotated in rotate(tangent, basis):
+        for _, rotated in View(tangent, basis).chunks():
             if isinstance(rotated, Factored):
                 moments = whole_moments(rotated.a, rotated.g)
             elif above is not None:

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 
 from whence.curvature.base import Meats, Weigh
-from whence.tangents.forms import Tangent
 
 from .basis import Basis
-from .moments import MeatSums, Spectrum, Squares, Sums, dtype_of
-from .rotate import rotate
-from .rotated import Rotated, Sparse
+from .moments import MeatSums, Spectrum, Squares, Sums
+from .rotated import Rotated
 from .spectral import SpectralBread, SpectralSandwich, centre
 from .stream import LayerStream
 from .turn import Turn
+from .view import View, dtype_of
 from .weights import Weights
 
 
@@ -36,20 +35,17 @@ class TurnedSums(Sums):
         self.turn = turn
         self.turned = torch.zeros(count, *turn.basis.shape, dtype=torch.float64, device=device)
 
-    def add(self, tangent: Tangent, weights: Tensor) -> None:
+    def add(self, view: View, weights: Tensor, summed: Tensor | None = None) -> None:
         """Count one piece: weights (q, c) of the cotangents."""
-        super().add(tangent, weights)
-        for _, rotated in rotate(tangent, self.turn.basis):
+        super().add(view, weights, summed)
+        for _, rotated in View(view.tangent, self.turn.basis).chunks():
             self.turned += rotated.squares(weights.to(dtype_of(rotated)))
 
-    def add_single(self, tangent: Tangent, weights: Tensor) -> bool:
-        """Count one piece with a single cotangent, weighted by example (n, q); false where this form does not serve."""
-        if not super().add_single(tangent, weights):
-            return False
-        for part, rotated in rotate(tangent, self.turn.basis):
-            assert not isinstance(rotated, Sparse)
-            self.turned += rotated.single(weights[part].to(dtype_of(rotated)))
-        return True
+    def add_mixed(self, view: View, weights: Tensor, masks: Tensor, summed: Tensor) -> None:
+        """Count combinations of the cotangents of one piece, (n, c, Q)."""
+        super().add_mixed(view, weights, masks, summed)
+        for _, rotated in View(view.tangent, self.turn.basis).mixed(weights):
+            self.turned += rotated.squares(masks.to(dtype_of(rotated)))
 
 
 class TurnedMeats(MeatSums):
@@ -168,7 +164,7 @@ class TwoBasesBread(SpectralBread):
                 squares = {name: one for name, one in sums.turned(at).items() if name != "ho"}
                 if "hec3" in squares:
                     one = Squares(squares["hec3"], 0.0)
-                    squares["jackknife"] = centre(turn.basis, one, sums.centre[at], deletions).inside
+                    squares["jackknife"] = centre(turn.basis, one, sums.sums[at].total, deletions).inside
                 found.update({plain.names.index(name): one for name, one in squares.items()})
             solved = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
             weights[at] = TurnedWeights.add_to(weights[at], turn, found, solved)

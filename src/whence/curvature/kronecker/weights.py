@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.tangents.forms import Tangent
-
 from .basis import Basis
-from .rotate import beyond, energy, lengths, products_are_rounded, rotate
+from .measure import products_are_rounded
 from .rotated import Rotated
+from .view import View
 
 
 @dataclass(frozen=True)
@@ -41,21 +40,17 @@ class Weights:
         outside = torch.tensor([outside for _, outside in pairs], dtype=dtype, device=inside.device)
         return cls(basis, inside, outside.reshape(-1, 1, 1, 1), rounded)
 
-    def variances(self, tangent: Tangent) -> Tensor:
+    def variances(self, view: View) -> Tensor:
         """Weighted squared lengths of the gradients alone, (w, n, c)."""
-        parts = [self.squared(rotated) for _, rotated in rotate(tangent, self.basis)]
+        parts = [self.squared(rotated) for _, rotated in view.chunks()]
         found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        if not self.basis.outside:
-            return found
-        return found + self.outside.squeeze(-1) * sum_of(map(lengths, self._measured(tangent)))
+        return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
 
-    def grams(self, tangent: Tangent) -> Tensor:
+    def grams(self, view: View) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
-        parts = [self.crossed(rotated) for _, rotated in rotate(tangent, self.basis)]
+        parts = [self.crossed(rotated) for _, rotated in view.chunks()]
         found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        if not self.basis.outside:
-            return found
-        return found.add_(self.outside * sum_of(map(energy, self._measured(tangent))))
+        return found if view.complete else found.add_(self.outside * view.energy())
 
     def squared(self, rotated: Rotated) -> Tensor:
         """Weighted squared lengths inside the basis, (w, n, c)."""
@@ -64,9 +59,6 @@ class Weights:
     def crossed(self, rotated: Rotated) -> Tensor:
         """Weighted inner products inside the basis, (w, n, c, c)."""
         return rotated.grams(self.inside)
-
-    def _measured(self, tangent: Tangent) -> list[Tangent]:
-        return beyond(tangent, self.basis) if self.rounded else [tangent]
 
 
 def sum_of(parts: Iterable[Tensor]) -> Tensor:

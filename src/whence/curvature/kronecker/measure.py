@@ -1,87 +1,22 @@
-"""Bring captured tangents into the coordinates of a basis, by the cheapest order of contractions."""
+"""Sums over captured tangents that take no basis: lengths, inner products, totals, combinations of cotangents."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from whence.tangents.forms import Dense, Factor, Kronecker, Rows, Tangent, Whole
+from whence.tangents.forms import Dense, Kronecker, Rows, Tangent, Whole
 
 from .basis import Basis
-from .rotated import Factored, Full, Rotated, Sparse
+from .rotated import mix
 
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}
 """Gradient entries that may be held at once when gradient matrices must be formed."""
 
 
-def rotate(tangent: Tangent, basis: Basis) -> Iterator[tuple[slice, Rotated]]:
-    """Yield (which examples, their gradients in the basis); several chunks only where matrices must be formed.
-
-    A Kronecker tangent stays factored when it is seen at one position, or at so few that pairs of positions are
-    cheaper than matrices; else the matrices are formed, before or after the rotation, whichever takes fewer products.
-    """
-    if isinstance(tangent, Dense):
-        values = raised(tangent.values)
-        moved = values if basis.inputs is None else values @ basis.inputs
-        yield slice(0, len(values)), Full(moved, basis.shape)
-    elif isinstance(tangent, Rows):
-        rows, examples, values = tangent.aggregate()
-        values = raised(values)
-        moved = values if basis.outputs is None else values @ basis.outputs[0]
-        count = tangent.index.shape[0]
-        yield slice(0, count), Sparse(rows, examples, moved, count, basis.shape)
-    elif stays_factored(tangent, basis):
-        yield (
-            slice(0, tangent.examples),
-            Factored(_project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)),
-        )
-    else:
-        yield from _formed(tangent, basis)
-
-
-def settled(tangent: Tangent, basis: Basis) -> Tangent:
-    """Compute once what will be used several times: the factors of tangents that are rotated and measured."""
-    if not isinstance(tangent, Kronecker) or not (basis.outside or tangent.positions == 1):
-        return tangent
-    return Kronecker(tangent.block, Whole(raised(tangent.inputs())), Whole(raised(tangent.grads())))
-
-
-def stays_factored(tangent: Kronecker, basis: Basis) -> bool:
-    """Whether the gradient matrices of this tangent need never be formed."""
-    t = tangent.positions
-    _, o, i = basis.shape
-    return t == 1 or t * t * (o + i) < tangent.cotangents * o * i
-
-
 def raised(values: Tensor) -> Tensor:
     """Half precision to float32; squares of bfloat16 would keep two digits."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-def _project(factor: Factor, basis: Tensor | None) -> Tensor:
-    if basis is None:
-        return raised(factor.tensor())
-    return raised(factor.project(basis))
-
-
-def _formed(tangent: Kronecker, basis: Basis) -> Iterator[tuple[slice, Full]]:
-    n, c, t = tangent.examples, tangent.cotangents, tangent.positions
-    _, o, i = tangent.block.matrix_shape
-    e, o_in, i_in = basis.shape
-    turn_factors = t * i * i_in + c * t * o * o_in + c * t * o_in * i_in
-    turn_matrices = c * t * o * i + c * (o_in * o * i + o_in * i * i_in)
-    early = basis.inputs is not None and turn_factors <= turn_matrices
-    a = _project(tangent.a, basis.inputs if early else None)
-    g = _project(tangent.g, basis.outputs if early else None)
-    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * (o_in * i_in if early else o * i)))
-    for start in range(0, n, step):
-        where = slice(start, min(start + step, n))
-        matrices = outer(a[where], g[where])
-        if not early:
-            matrices = basis.into(matrices)
-        yield where, Full(matrices.reshape(len(matrices), c, -1), basis.shape)
 
 
 def outer(a: Tensor, g: Tensor) -> Tensor:
@@ -155,3 +90,44 @@ def energy(tangent: Tangent) -> Tensor:
     if c == 1:
         return (scaled * g).flatten(1).sum(1).reshape(n, 1, 1)
     return scaled.reshape(n, c, -1) @ g.reshape(n, c, -1).transpose(1, 2)
+
+
+def total(tangent: Tangent) -> Tensor:
+    """The gradients of all examples and cotangents together, shaped as the block's matrix."""
+    if isinstance(tangent, Kronecker):
+        a, g = raised(tangent.inputs()), raised(tangent.grads())
+        return torch.einsum("neto,neti->eoi", g.sum(1), a)
+    if isinstance(tangent, Rows):
+        rows, _, values = tangent.aggregate()
+        summed = raised(values).sum(1)
+        return summed.new_zeros(tangent.block.matrix_shape).index_add_(0, rows, summed)
+    return raised(tangent.values).sum((0, 1))
+
+
+def along(tangent: Tangent, direction: Tensor) -> Tensor:
+    """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
+    if isinstance(tangent, Kronecker):
+        a, g = raised(tangent.inputs()), raised(tangent.grads())
+        turned = direction.to(a.dtype).transpose(-1, -2)
+        moved = (a.squeeze(1) @ turned[0]).unsqueeze(1) if len(turned) == 1 else a @ turned
+        return (g * moved.unsqueeze(1)).sum((2, 3, 4))
+    if isinstance(tangent, Rows):
+        at = direction[tangent.index].to(tangent.grads.dtype)  # (n, t, d)
+        found = (tangent.grads * at.unsqueeze(1)).sum(3)
+        return found.sum(2) if tangent.weights is None else (found * tangent.weights.unsqueeze(1)).sum(2)
+    return raised(tangent.values) @ direction.to(raised(tangent.values).dtype)
+
+
+def combine(tangent: Tangent, weights: Tensor) -> Tangent:
+    """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
+    if isinstance(tangent, Kronecker):
+        grads = raised(tangent.grads())
+        weights = weights.to(grads.dtype)
+        return Kronecker(tangent.block, tangent.a, Whole(mix(grads, weights)))
+    if isinstance(tangent, Rows):
+        grads = raised(tangent.grads)
+        mixed = torch.einsum("nctd,ncq->nqtd", grads, weights.to(grads.dtype))
+        return Rows(tangent.block, tangent.index, mixed, tangent.weights)
+    values = raised(tangent.values)
+    turned = weights.transpose(1, 2).to(values.dtype)  # (n, q, c)
+    return Dense(tangent.block, turned * values if values.shape[1] == 1 else turned @ values)
