@@ -23,9 +23,9 @@ LAYERS = (
     ("cli",),
     ("report", "plots"),
     ("whence",),
-    ("persist",),
-    ("tracer", "predictor", "api", "options"),
-    ("tracing",),  # below the tracer, which offers it as methods
+    ("tracer", "predictor", "api", "loading", "options"),
+    ("persist",),  # these two below the tracer, which offers them as methods
+    ("tracing",),
     ("estimators", "results", "probabilities", "outputs", "tables"),
     ("curvature",),
     ("tangents",),

@@ -5,6 +5,7 @@ from .api import fit
 from .curvature import EKFAC, KFAC, Core, Diagonal, Exact, RidgePath, Sketch, Structure
 from .errors import (
     CorruptArtifactError,
+    FormatError,
     InputError,
     LoaderError,
     NotDeterministicError,
@@ -18,6 +19,7 @@ from .errors import (
     WhenceError,
 )
 from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, one_hot
+from .loading import load
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
@@ -36,6 +38,7 @@ __all__ = [
     "Exact",
     "Explanation",
     "Finding",
+    "FormatError",
     "Gaussian",
     "InputError",
     "Likelihood",
@@ -60,6 +63,7 @@ __all__ = [
     "WhenceError",
     "__version__",
     "fit",
+    "load",
     "one_hot",
     "ridge_from_weight_decay",
 ]

@@ -54,3 +54,7 @@ class TooLargeError(WhenceError, MemoryError):
 
 class CorruptArtifactError(WhenceError, ValueError):
     """A saved file is damaged, hostile, or belongs to something else."""
+
+
+class FormatError(WhenceError, ValueError):
+    """A saved file is of a newer format than this version reads."""

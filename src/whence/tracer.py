@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .persist import save
 from .predictor import Predictor
 from .tracing import Attribution, Calibration, Explanation, WhatIf, attribution, changes, verdicts
 from .tracing.asking import borrowed_model, each
@@ -147,3 +150,12 @@ class Tracer(Predictor):
             totals, counts = zip(*each(self, test, lambda inputs, where: influence(self, inputs)), strict=True)
             moved = torch.stack(totals).sum(0), sum(counts)
         return training_frame(self, moved)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fit to one file, which `whence.load` reads; the name may end in anything, `.whence` say.
+
+        The file holds numbers and words only, in the format of safetensors: no model, no training data, no code. It
+        takes the place of an older one once all of it is on the disk. A likelihood that you wrote yourself is not in
+        it, and is handed to `whence.load` again; a structure that you wrote yourself cannot be saved.
+        """
+        save(self, self.step, self.diagnostics, Path(path))
