@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from whence.errors import TooLargeError
 
 from .batches import Inputs, batch_size, take
+from .capture import Capture
 from .forward import Network, differentiable, first_line
 from .push import forward_mode, twice_backward
 from .select import Selection
@@ -51,7 +52,12 @@ class Jacobian:
         self.chunk_bytes = chunk_bytes
         self.dtype = dtype
         self.notes: list[str] = []
-        self._vectorized = True
+        self._ways_to_rows: list[tuple[str, Callable[[Inputs], Tensor]]] = [
+            ("torch.vmap", self._rows_at_once),
+            ("the capture of layers", self._rows_by_layer),
+            ("one example at a time", self._rows_one_by_one),
+        ]
+        self._capture: Capture | None = None
         self._batched_backward = True
         self._way = 0
         self._proved = False
@@ -192,18 +198,18 @@ class Jacobian:
         return torch.stack(each)
 
     def _rows(self, inputs: Inputs) -> Tensor:
+        """Three ways, each slower than the one before; the last one works always."""
+        name, way = self._ways_to_rows[0]
         try:
-            if self._vectorized:
-                try:
-                    return self._rows_at_once(inputs)
-                except torch.cuda.OutOfMemoryError:
-                    raise
-                except Exception as error:  # whatever a model may do that vmap cannot: one at a time works always
-                    self._vectorized = False
-                    self.notes.append(f"torch.vmap failed ({first_line(error)}); tangents came one example at a time")
-            return self._rows_one_by_one(inputs)
+            return way(inputs)
         except torch.cuda.OutOfMemoryError as error:
             raise self._too_large(inputs) from error
+        except Exception as error:  # whatever a model may do that this way cannot follow
+            if len(self._ways_to_rows) == 1:
+                raise
+            del self._ways_to_rows[0]
+            self.notes.append(f"{name} failed ({first_line(error)}); tangents by {self._ways_to_rows[0][0]}")
+        return self._rows(inputs)
 
     def _rows_at_once(self, inputs: Inputs) -> Tensor:
         def single(parameters: dict[str, Tensor], example: Inputs) -> Tensor:
@@ -214,6 +220,18 @@ class Jacobian:
         with torch.no_grad(), differentiable():  # no graph of the parameters that were not selected
             rows = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(self.selection.detached(), inputs)
         return self.selection.flatten(rows, leading=2).to(self.dtype)
+
+    def _rows_by_layer(self, inputs: Inputs) -> Tensor:
+        """A whole batch, where its inputs decide on the path through the model, as Hugging Face's masks do."""
+        if self._capture is None:
+            self._capture = Capture(self.network, dict(self.selection.parameters), example_inputs=inputs)
+        captured = self._capture.run(inputs)
+        n, k = captured.outputs.shape
+        units = torch.eye(k, dtype=captured.outputs.dtype, device=captured.outputs.device)
+        tensors: dict[str, Tensor] = {}
+        for tangent in captured.tangents(units.unsqueeze(1).expand(-1, n, -1), last=True):
+            tensors.update(tangent.block.from_matrix(tangent.materialize()))
+        return self.selection.flatten(tensors, leading=2).to(self.dtype)
 
     def _rows_one_by_one(self, inputs: Inputs) -> Tensor:
         rows = []
