@@ -31,6 +31,10 @@ class Squares:
     inside: Tensor
     outside: float
 
+    def times(self, factor: float) -> Squares:
+        """All of them times a factor."""
+        return Squares(factor * self.inside, factor * self.outside)
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -153,10 +157,11 @@ def gather_squares(
     roots = problem.hessian_roots
     frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
     weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
-    if roots is None:
+    alone = problem.k == 1  # then the noise is one factor for all
+    if roots is None and not alone:
         sizes, frame = torch.linalg.eigh(noise)
         weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
-    else:  # the residuals are one more combination, which counts in the score only
+    elif roots is not None:  # the residuals are one more combination, which counts in the score only
         weights = weights.new_ones(1, roots.shape[2] + 1).double()
         weights[:, -1] = 0.0
     sums = [Sums(basis, len(weights), problem.device) for basis in bases]
@@ -173,7 +178,10 @@ def gather_squares(
     found = [one.finish() for one in sums]
     for basis, squares in zip(bases, found, strict=True):
         check_finite_sums(squares[0].inside, f"the squares of {basis.block.name}")
-    return Spectrum([one[0] for one in found], [one[-1] for one in found], [one.total for one in sums])
+    curvature, noisy = [one[0] for one in found], [one[-1] for one in found]
+    if roots is None and alone:
+        noisy = [one.times(float(noise)) for one in curvature]
+    return Spectrum(curvature, noisy, [one.total for one in sums])
 
 
 class MeatSums:

@@ -91,7 +91,7 @@ class SpectralBread(Bread):
         ready: dict[str, list[Squares]] = {}
         scale = self._noise_scale(roots.get("ho"))
         if scale is not None:
-            ready["ho"] = [Squares(scale * one.inside, scale * one.outside) for one in self.spectrum.noise]
+            ready["ho"] = [one.times(scale) for one in self.spectrum.noise]
             del roots["ho"]
         if self._meats is not None:
             squares, total = self._meats.finish()
