@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import report as reports
 from .persist import save
 from .predictor import Predictor
 from .tracing import Attribution, Calibration, Explanation, WhatIf, attribution, changes, verdicts
@@ -159,3 +160,49 @@ class Tracer(Predictor):
         it, and is handed to `whence.load` again; a structure that you wrote yourself cannot be saved.
         """
         save(self, self.step, self.diagnostics, Path(path))
+
+    def report(
+        self,
+        path: str | Path,
+        test: Any,
+        *,
+        train: Any = None,
+        names: Sequence[str] | None = None,
+        images: Any = None,
+        texts: Any = None,
+        table: Any = None,
+        **options: Any,
+    ) -> Path:
+        """Write one HTML file that tells which predictions are uncertain, why, and what to do about it.
+
+        It needs no network and no other file. `docs/report.md` shows what is in it.
+
+        Args:
+            path: the file to write.
+            test: inputs as for `predict`; with targets, as (inputs, targets) or a loader of such pairs, the report also
+                tells right from wrong and draws calibration and risk-coverage curves.
+            train: the training data to show, in the order of the fit; by default what the fit was made with.
+            names: of the classes, or of the outputs.
+            images: how to show inputs as pictures: (m, h, w) or (m, c, h, w) of the test inputs, a pair of such arrays
+                for test and training inputs, or a function that makes them from a batch of inputs.
+            texts: the same for texts, or for lists of (token, weight) pairs.
+            table: the same for rows of a table: a data frame, a dict of columns, or an array.
+            **options: `ids` (a name for each prediction), `title`, `about` (paragraphs below it), `sections` (parts of
+                your own, see `whence.report`), `trust` (findings to show), `level` (of the verdicts, 0.95) and
+                `traced` (how many predictions are traced to training examples, 500).
+
+        Returns:
+            Where the file is.
+
+        Examples:
+            >>> import tempfile, torch, whence
+            >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+            >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+            >>> tracer = whence.fit(net, [(x, 2 * x + (99 * x).sin())], ridge=0.1, recenter=True, progress=False)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     tracer.report(f"{folder}/report.html", (2 * x, 4 * x), table={"size": 2 * x[:, 0]}).name
+            'report.html'
+        """
+        return reports.write(
+            self, path, test, train=train, names=names, images=images, texts=texts, table=table, **options
+        )

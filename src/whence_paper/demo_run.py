@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from whence.report import write
-
-from .demo_page import cells, make_page, questions
-from .demo_trial import FULL, QUESTIONS, QUICK, SCORES, Trial, mean_auroc, run_trial
+from .demo_page import TITLE, about, cells, ids, names, questions, sections
+from .demo_task import SIDE
+from .demo_trial import FULL, QUESTIONS, QUICK, SCORES, Size, Trial, mean_auroc, run_trial
 
 
 def run(
@@ -43,7 +42,7 @@ def run(
         steps = track(range(seed, seed + draws), "train, fit, predict", console=console, transient=True)
         trials = [run_trial(each, size) for each in steps]
     console.print(make_table(trials))
-    path = write(make_page(trials, size), out)
+    path = write_report(trials, size, out)
     if figures is not None:
         from .demo_figures import draw_figures  # needs matplotlib, which nothing else here does
 
@@ -53,6 +52,22 @@ def run(
     )
     console.print(f"The digits behind the numbers: {path.resolve()}", highlight=False, soft_wrap=True)
     return trials
+
+
+def write_report(trials: list[Trial], size: Size, out: str | Path) -> Path:
+    """The report of the first trial, with the numbers of all."""
+    first = trials[0]
+    task = first.task
+    return first.tracer.report(
+        out,
+        (task.test_inputs, task.test_targets),
+        names=names(task),
+        images=lambda inputs: 1.0 - inputs.reshape(-1, SIDE, SIDE),
+        ids=ids(task),
+        title=TITLE,
+        about=about(trials),
+        sections=sections(trials, size),
+    )
 
 
 def make_table(trials: list[Trial]) -> Table:

@@ -44,7 +44,7 @@ class Trial:
         uncertainty: of the m test digits.
         auroc: for each question and score, see `areas`.
         accuracy: share of right answers on test digits that are neither noisy nor missing.
-        diagnostics: what `whence` reports of the fit.
+        tracer: the fit.
     """
 
     seed: int
@@ -52,7 +52,7 @@ class Trial:
     uncertainty: whence.Uncertainty
     auroc: dict[str, dict[str, float]]
     accuracy: float
-    diagnostics: whence.Diagnostics
+    tracer: whence.Tracer
 
 
 def run_trial(seed: int, size: Size = FULL) -> Trial:
@@ -74,7 +74,7 @@ def run_trial(seed: int, size: Size = FULL) -> Trial:
         uncertainty=uncertainty,
         auroc=areas(uncertainty, task),
         accuracy=float(right[task.ordinary].double().mean()),
-        diagnostics=tracer.diagnostics,
+        tracer=tracer,
     )
 
 

@@ -67,8 +67,9 @@ def test_table_and_report_hold_every_draw(outcome: tuple[list[Trial], str, str])
             for name in SCORES:
                 assert f"{trial.auroc[question][name]:.2f}" in printed
                 assert f"<td>{trial.auroc[question][name]:.2f}</td>" in html
-    assert html.count("data:image/png;base64,") == 48
-    assert "http" not in html.replace("http-equiv", "")
+    first = trials[0].task
+    assert f"each {first.noisy} got its label from a coin, and no {first.missing} was shown" in html
+    assert html.count("data:image/png;base64,") > 500
 
 
 def test_same_seed_same_report(tmp_path: Path, outcome: tuple[list[Trial], str, str]) -> None:

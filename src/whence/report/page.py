@@ -1,4 +1,4 @@
-"""What a report says, as plain data. Every `str` in here is text and is shown as such, whatever it contains."""
+"""Parts of a report that anyone can add, as plain data. Every `str` in here is text and is shown as such."""
 
 from __future__ import annotations
 
@@ -62,56 +62,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Card:
-    """One prediction in a gallery: a picture (bytes of a PNG file) or none, its title, and lines below it."""
-
-    title: str
-    lines: tuple[str, ...] = ()
-    picture: bytes | None = None
-    group: Group | None = None
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Cards in order, the first one first."""
-
-    kind: ClassVar[str] = "gallery"
-    cards: tuple[Card, ...]
-    caption: str = ""
-
-    def groups(self) -> list[Group]:
-        """The groups that occur, toned ones first."""
-        return in_order(card.group for card in self.cards if card.group is not None)
-
-
-@dataclass(frozen=True)
-class Point:
-    """One prediction in a scatter plot; both coordinates between 0 and 1."""
-
-    x: float
-    y: float
-    group: Group
-    label: str = ""
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """Points in the unit square, with a line from corner to corner where both ranks agree."""
-
-    kind: ClassVar[str] = "scatter"
-    points: tuple[Point, ...]
-    x_label: str
-    y_label: str
-    caption: str
-    left_hint: str = ""  # what it means to lie at the upper left
-    right_hint: str = ""
-
-    def groups(self) -> list[Group]:
-        """The groups that occur, toned ones first."""
-        return in_order(point.group for point in self.points)
-
-
-@dataclass(frozen=True)
 class Facts:
     """Names, values and a sentence about each."""
 
@@ -119,7 +69,7 @@ class Facts:
     rows: tuple[tuple[str, str, str], ...]
 
 
-Block = Words | Table | Gallery | Scatter | Facts
+Block = Words | Table | Facts
 
 
 @dataclass(frozen=True)
@@ -130,23 +80,3 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
     tone: Tone = "plain"
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number worth a tile at the top, and the words that make it mean something."""
-
-    value: str
-    words: str
-    tone: Tone = "plain"
-
-
-@dataclass(frozen=True)
-class Page:
-    """A whole report: the answer first, then the sections."""
-
-    title: str
-    answer: tuple[str, ...]
-    sections: tuple[Section, ...]
-    numbers: tuple[Number, ...] = ()
-    footer: str = ""

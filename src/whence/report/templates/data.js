@@ -1,0 +1,68 @@
+// The data of the page. Arrays of numbers come packed, all else as plain JSON.
+const data = JSON.parse(document.getElementById("data").textContent);
+
+const unpack = (text, Kind) => {
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return new Kind(bytes.buffer);
+};
+const has = (name) => name in data.arrays;
+const floats = (name) => (has(name) ? unpack(data.arrays[name], Float32Array) : null);
+const ints = (name) => (has(name) ? unpack(data.arrays[name], Int32Array) : null);
+const octets = (name) => (has(name) ? unpack(data.arrays[name], Uint8Array) : null);
+
+const numbers = data.kind === "numbers";
+const answers = data.kind === "answers";
+const points = {
+  ho: floats("ho"), hec3: floats("hec3"), noise: floats("noise"), noiseP: floats("noiseP"),
+  scarcityP: floats("scarcityP"), verdict: octets("verdict"), right: octets("right"),
+  mean: floats("mean"), half: floats("half"), wide: floats("wide"), confidence: floats("confidence"),
+  answer: answers ? octets("answer") : ints("answer"),
+  truth: numbers ? floats("truth") : answers ? octets("truth") : ints("truth"),
+};
+const width = numbers ? points.mean.length / data.m : answers ? points.answer.length / data.m : 1;
+const tracedAt = new Map(data.traced.map((prediction, place) => [prediction, place]));
+
+const VERDICTS = ["confident", "noisy labels nearby", "scarce data", "both"];
+const TONES = ["plain", "noise", "scarcity", "both"];
+
+const ranks = (values) => {
+  const order = Uint32Array.from(values.keys()).sort((a, b) => values[a] - values[b] || a - b);
+  const found = new Float32Array(values.length);
+  order.forEach((point, place) => { found[point] = values.length > 1 ? place / (values.length - 1) : 0.5; });
+  return found;
+};
+points.x = ranks(points.ho);
+points.y = ranks(points.hec3);
+const ratio = (i) => (points.ho[i] > 0 ? points.hec3[i] / points.ho[i] : 1);
+
+const short = (value, digits = 3) => {
+  if (Number.isNaN(value)) return "unknown";
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
+};
+const percent = (share) => (share < 0.001 ? "under 0.1 %" : `${+(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`);
+const count = (value) => value.toLocaleString("en");
+const nameOf = (i) => (data.ids ? data.ids[i] : `prediction ${count(i)}`);
+
+// What was predicted, and what is true, in words.
+const sayAnswer = (i) => {
+  if (numbers) return outputsOf(i).map(([name, , told]) => (width > 1 ? `${name} ${told}` : told)).join(", ");
+  if (answers) return yesOf(points.answer, i);
+  return data.names[points.answer[i]];
+};
+const sayTruth = (i) => {
+  if (!points.truth) return "";
+  if (numbers) return Array.from({ length: width }, (_, k) => short(points.truth[i * width + k])).join(", ");
+  if (answers) return yesOf(points.truth, i);
+  return points.truth[i] < 0 ? "unknown" : data.names[points.truth[i]];
+};
+const yesOf = (from, i) => {
+  const yes = data.names.filter((_, k) => from[i * width + k] === 1);
+  return yes.length ? yes.join(", ") : "none";
+};
+const outputsOf = (i) => Array.from({ length: width }, (_, k) => {
+  const at = i * width + k;
+  return [data.names[k], at, short(points.mean[at], 4)];
+});

@@ -1,0 +1,81 @@
+// One prediction: the input, the answer with its range, the verdict, and the training examples behind it.
+const reasons = (i) => {
+  const noise = `Labels of the training examples behind it are ${short(points.noise[i], 2)} times as noisy as usual (p = ${short(points.noiseP[i], 2)}).`;
+  const scarcity = `${percent(points.scarcityP[i])} of the training examples lie in places as thin as this or thinner.`;
+  return [noise, scarcity];
+};
+
+const ADVICE = [
+  "Nothing unusual.",
+  "Check the labels listed under “labels to check”.",
+  "Collect and label more inputs like this one.",
+  "Check the labels listed, and collect more inputs like this one.",
+];
+
+const sayRange = (i) => {
+  if (numbers) {
+    return make("dl", { class: "pairs" }, ...outputsOf(i).flatMap(([name, at, told]) => [
+      make("dt", {}, width > 1 ? name : "prediction"),
+      make("dd", {}, make("b", {}, told), ` ± ${short(points.half[at], 2)} `, make("small", {}, "95 % range of the mean")),
+      make("dt", {}, "new observation"),
+      make("dd", {}, `${short(points.mean[at] - points.wide[at])} to ${short(points.mean[at] + points.wide[at])}`),
+      ...(points.truth ? [make("dt", {}, "observed"), make("dd", {}, short(points.truth[at], 4))] : []),
+    ]));
+  }
+  const place = tracedAt.get(i);
+  const half = place === undefined ? null : points.half[place];
+  const belief = points.confidence[i];
+  const range = half === null ? "" : `, ${percent(Math.max(0, belief - half))} to ${percent(Math.min(1, belief + half))}`;
+  return make("dl", { class: "pairs" },
+    make("dt", {}, "predicted"), make("dd", {}, make("b", {}, sayAnswer(i))),
+    make("dt", {}, answers ? "least sure" : "belief"),
+    make("dd", {}, `${percent(belief)}`, make("small", {}, range ? `${range} (95 %)` : "")),
+    ...(points.truth ? [make("dt", {}, "truly"), make("dd", {}, sayTruth(i), " ", rightOf(i))] : []));
+};
+
+const rightOf = (i) => {
+  if (!points.right || points.right[i] === 2) return "";
+  if (numbers) return points.right[i] ? "inside" : "outside";
+  return make("span", { class: points.right[i] ? "yes" : "no" }, points.right[i] ? "✓ right" : "✗ wrong");
+};
+
+const causesOf = (pairs, title, hint) => make("div", { class: "causes" },
+  make("h4", {}, title), make("p", { class: "aside" }, hint),
+  make("ol", { class: data.form }, ...pairs.map(([example, share]) => {
+    const [label, others, deviations, doubted, item] = data.train[example];
+    return make("li", { class: doubted ? "doubted" : null },
+      itemOf(item, `training example ${example}`),
+      make("span", { class: "label" }, make("b", {}, label), doubted ? ` — others say ${others}` : ""),
+      make("small", {}, `example ${count(example)}, ${percent(share)}`, doubted ? `, ${short(deviations, 2)} deviations off` : ""));
+  })));
+
+const detail = (i, headingId) => {
+  const verdict = points.verdict[i];
+  const place = tracedAt.get(i);
+  const causes = place === undefined
+    ? [make("p", { class: "aside" }, "This prediction was not traced to training examples; its verdict is an estimate. Ask for it with tracer.explain.")]
+    : [
+        verdict === 2 ? null : causesOf(data.check[place], "Labels to check", "Training examples that move this prediction most, by share of HeC3."),
+        verdict === 2 || verdict === 3 ? causesOf(data.near[place], "Nearest examples", "What the prediction rests on, by share of Ho.") : null,
+      ];
+  return make("article", { class: `detail ${TONES[verdict]}` },
+    make("h3", { id: headingId }, nameOf(i)),
+    make("p", { class: "verdict" }, markOf(verdict), ` ${VERDICTS[verdict]}`),
+    itemOf(data.test[i], nameOf(i)),
+    sayRange(i),
+    make("p", {}, ...reasons(i).map((reason) => make("span", {}, `${reason} `)), make("b", {}, ADVICE[verdict])),
+    make("dl", { class: "pairs small" },
+      make("dt", {}, "Ho"), make("dd", {}, short(points.ho[i])),
+      make("dt", {}, "HeC3"), make("dd", {}, short(points.hec3[i])),
+      make("dt", {}, "HeC3/Ho"), make("dd", {}, short(ratio(i), 2))),
+    ...causes);
+};
+
+const inspect = (i) => byId("inspector").replaceChildren(detail(i, "inspector-title"));
+
+const openWindow = (i) => {
+  const close = make("button", { type: "button", class: "close", "aria-label": "Close", click: () => byId("window").close() }, "×");
+  byId("window-body").replaceChildren(close, detail(i, "window-title"));
+  byId("window").showModal();
+  byId("window").scrollTop = 0;
+};

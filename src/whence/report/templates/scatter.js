@@ -1,0 +1,139 @@
+// The picture of all predictions, on a canvas: drawn, pointed at, zoomed, stepped through by keys.
+const plot = byId("plot");
+const canvas = plot.querySelector("canvas");
+const pen = canvas.getContext("2d");
+const MARGIN = { left: 44, right: 12, top: 12, bottom: 40 };
+const scene = {
+  view: { x0: -0.02, x1: 1.02, y0: -0.02, y1: 1.02 },
+  shown: [], selected: null, current: -1, hover: -1, box: null, width: 0, height: 0, byHo: [], byHec3: [],
+};
+
+const area = () => ({ w: scene.width - MARGIN.left - MARGIN.right, h: scene.height - MARGIN.top - MARGIN.bottom });
+const toX = (x) => MARGIN.left + ((x - scene.view.x0) / (scene.view.x1 - scene.view.x0)) * area().w;
+const toY = (y) => MARGIN.top + (1 - (y - scene.view.y0) / (scene.view.y1 - scene.view.y0)) * area().h;
+const fromX = (px) => scene.view.x0 + ((px - MARGIN.left) / area().w) * (scene.view.x1 - scene.view.x0);
+const fromY = (py) => scene.view.y0 + (1 - (py - MARGIN.top) / area().h) * (scene.view.y1 - scene.view.y0);
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+const outline = (x, y, verdict, size) => {
+  if (verdict === 2) {
+    const r = size * 1.3;
+    pen.moveTo(x, y - r); pen.lineTo(x + r, y); pen.lineTo(x, y + r); pen.lineTo(x - r, y); pen.closePath();
+  } else if (verdict === 3) {
+    pen.rect(x - size, y - size, 2 * size, 2 * size);
+  } else {
+    pen.moveTo(x + size, y); pen.arc(x, y, size, 0, 7);
+  }
+};
+
+const drawAxes = () => {
+  const { w, h } = area();
+  pen.fillStyle = colour("panel"); pen.fillRect(MARGIN.left, MARGIN.top, w, h);
+  pen.strokeStyle = colour("line"); pen.lineWidth = 1; pen.strokeRect(MARGIN.left + 0.5, MARGIN.top + 0.5, w - 1, h - 1);
+  pen.font = "12px system-ui, sans-serif"; pen.fillStyle = colour("soft");
+  for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
+    const x = toX(tick), y = toY(tick);
+    pen.textAlign = "center"; pen.textBaseline = "top";
+    if (x >= MARGIN.left && x <= MARGIN.left + w) pen.fillText(`${100 * tick}%`, x, MARGIN.top + h + 5);
+    pen.textAlign = "right"; pen.textBaseline = "middle";
+    if (y >= MARGIN.top && y <= MARGIN.top + h) pen.fillText(`${100 * tick}%`, MARGIN.left - 5, y);
+  }
+  pen.fillStyle = colour("ink"); pen.textAlign = "center"; pen.textBaseline = "bottom";
+  pen.fillText("rank by Ho →", MARGIN.left + w / 2, scene.height - 2);
+  pen.save(); pen.translate(11, MARGIN.top + h / 2); pen.rotate(-Math.PI / 2); pen.textBaseline = "middle";
+  pen.fillText("rank by HeC3 →", 0, 0); pen.restore();
+};
+
+const draw = () => {
+  if (!scene.width) return;
+  const { w, h } = area();
+  pen.clearRect(0, 0, scene.width, scene.height);
+  drawAxes();
+  pen.save(); pen.beginPath(); pen.rect(MARGIN.left, MARGIN.top, w, h); pen.clip();
+  pen.setLineDash([4, 5]); pen.strokeStyle = colour("soft"); pen.beginPath();
+  pen.moveTo(toX(0), toY(0)); pen.lineTo(toX(1), toY(1)); pen.stroke(); pen.setLineDash([]);
+  const base = data.m > 3000 ? 2.2 : data.m > 600 ? 3 : 4;
+  for (const verdict of [0, 1, 2, 3]) {
+    for (const chosen of scene.selected ? [false, true] : [true]) {
+      pen.fillStyle = colour(TONES[verdict]);
+      pen.globalAlpha = chosen ? (verdict ? 0.85 : 0.5) : 0.12;
+      pen.beginPath();
+      for (const i of scene.shown) {
+        if (points.verdict[i] !== verdict || (scene.selected && scene.selected.has(i) !== chosen)) continue;
+        const x = toX(points.x[i]), y = toY(points.y[i]);
+        if (x < 0 || y < 0 || x > scene.width || y > scene.height) continue;
+        outline(x, y, verdict, verdict ? base : base * 0.75);
+      }
+      pen.fill();
+    }
+  }
+  pen.globalAlpha = 1;
+  ring(scene.hover, 1.5); ring(scene.current, 2.5);
+  if (scene.box) {
+    const { ax, ay, bx, by } = scene.box;
+    pen.strokeStyle = colour("ink"); pen.setLineDash([3, 3]);
+    pen.strokeRect(Math.min(ax, bx), Math.min(ay, by), Math.abs(ax - bx), Math.abs(ay - by));
+  }
+  pen.restore();
+};
+
+const ring = (i, weight) => {
+  if (i < 0) return;
+  pen.beginPath(); pen.lineWidth = weight; pen.strokeStyle = colour("ink");
+  outline(toX(points.x[i]), toY(points.y[i]), points.verdict[i], 7); pen.stroke(); pen.lineWidth = 1;
+};
+
+const resize = () => {
+  const width = plot.clientWidth, height = Math.round(Math.min(width * 0.95, 560));
+  if (!width) return;
+  const dense = window.devicePixelRatio || 1;
+  Object.assign(scene, { width, height });
+  canvas.width = width * dense; canvas.height = height * dense; canvas.style.height = `${height}px`;
+  pen.setTransform(dense, 0, 0, dense, 0, 0);
+  draw();
+};
+
+const nearest = (px, py, reach) => {
+  let best = -1, least = reach * reach;
+  for (const i of scene.shown) {
+    const dx = toX(points.x[i]) - px, dy = toY(points.y[i]) - py;
+    const far = dx * dx + dy * dy - (points.verdict[i] ? 4 : 0); // toned marks lie on top
+    if (far < least) { least = far; best = i; }
+  }
+  return best;
+};
+
+const setView = (x0, x1, y0, y1) => { scene.view = { x0, x1, y0, y1 }; draw(); };
+const whole = () => setView(-0.02, 1.02, -0.02, 1.02);
+const zoom = (factor, cx = null, cy = null) => {
+  const v = scene.view;
+  const x = cx ?? (scene.current >= 0 ? points.x[scene.current] : (v.x0 + v.x1) / 2);
+  const y = cy ?? (scene.current >= 0 ? points.y[scene.current] : (v.y0 + v.y1) / 2);
+  if ((v.x1 - v.x0) * factor > 1.04) return whole();
+  return setView(x - (x - v.x0) * factor, x + (v.x1 - x) * factor, y - (y - v.y0) * factor, y + (v.y1 - y) * factor);
+};
+
+const choose = (i) => {
+  scene.current = i;
+  const v = scene.view, x = points.x[i], y = points.y[i];
+  if (x < v.x0 || x > v.x1 || y < v.y0 || y > v.y1) { // step the view along
+    const w = (v.x1 - v.x0) / 2, h = (v.y1 - v.y0) / 2;
+    setView(x - w, x + w, y - h, y + h);
+  }
+  inspect(i);
+  draw();
+};
+
+const select = (chosen) => {
+  scene.selected = chosen && chosen.length ? new Set(chosen) : null;
+  byId("zoom-selection").hidden = byId("clear-selection").hidden = !scene.selected;
+  refresh();
+};
+
+const zoomToSelection = () => {
+  const chosen = [...scene.selected];
+  const [xs, ys] = [chosen.map((i) => points.x[i]), chosen.map((i) => points.y[i])];
+  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const pad = 0.08 * Math.max(x1 - x0, y1 - y0, 0.01);
+  setView(x0 - pad, x1 + pad, y0 - pad, y1 + pad);
+};

@@ -1,0 +1,39 @@
+"""Numbers in words."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with a few digits.
+
+    Examples:
+        >>> number(1234567.0), number(0.001234), number(12.0), number(float("nan"))
+        ('1.23e+06', '0.00123', '12', 'unknown')
+    """
+    return "unknown" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def percent(share: float) -> str:
+    """A share.
+
+    Examples:
+        >>> percent(0.1234), percent(0.0123), percent(0.00001), percent(0.0)
+        ('12 %', '1.2 %', 'below 0.1 %', '0 %')
+    """
+    if share <= 0:
+        return "0 %"
+    if share < 0.001:
+        return "below 0.1 %"
+    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """A count with its noun.
+
+    Examples:
+        >>> counted(1, "label"), counted(1200, "label")
+        ('1 label', '1,200 labels')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,50 @@
+"""Write the report of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .fitted import Reportable
+from .gather import gather
+from .page import Section
+from .render import build, save
+
+TITLE = "How uncertain are these predictions, and why?"
+
+
+def write(
+    fitted: Reportable,
+    path: str | Path,
+    test: Any,
+    *,
+    train: Any = None,
+    names: Sequence[str] | None = None,
+    images: Any = None,
+    texts: Any = None,
+    table: Any = None,
+    ids: Sequence[Any] | None = None,
+    title: str = TITLE,
+    about: Sequence[str] = (),
+    sections: Sequence[Section] = (),
+    trust: Any = None,
+    level: float = 0.95,
+    traced: int = 500,
+) -> Path:
+    """Write a report of a fit and return where it is; see `whence.Tracer.report` for the arguments."""
+    content = gather(
+        fitted,
+        test,
+        train,
+        names,
+        (images, texts, table),
+        ids=ids,
+        title=title,
+        about=(about,) if isinstance(about, str) else about,
+        sections=sections,
+        trust=trust,
+        level=level,
+        traced=traced,
+    )
+    return save(build(content), path)
