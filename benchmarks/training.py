@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Summed over a batch."""
+    return F.mse_loss(outputs, targets, reduction="sum")
 
 
 def train(
@@ -18,8 +25,10 @@ def train(
     weight_decay: float = 1e-2,
     batch: int = 128,
     flips: bool = False,
+    loss: Callable[[Tensor, Tensor], Tensor] = squared_error,
+    decoupled: bool = True,
 ) -> nn.Module:
-    """AdamW on squared error with a rate that falls to zero; data stay on the network's device. Ends in eval mode.
+    """AdamW or Adam with a rate that falls to zero; data stay on the network's device. Ends in eval mode.
 
     Args:
         network: is changed.
@@ -28,21 +37,23 @@ def train(
         epochs: passes over the data.
         seed: of the order of examples.
         rate: the first learning rate.
-        weight_decay: decoupled.
+        weight_decay: of the optimiser.
         batch: examples a step.
         flips: mirror half of the images and shift all by up to four pixels.
+        loss: summed over a batch; its mean over the examples is minimised.
+        decoupled: AdamW's weight decay, or a penalty on the loss as Adam has it.
     """
     draw = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=weight_decay)
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimiser = kind(network.parameters(), lr=rate, weight_decay=weight_decay)
     steps = epochs * -(-len(inputs) // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
     network.train()
     for _ in range(epochs):
         for chosen in torch.randperm(len(inputs), generator=draw).to(inputs.device).split(batch):
             some = augment(inputs[chosen], draw) if flips else inputs[chosen]
-            loss = F.mse_loss(network(some), targets[chosen], reduction="sum") / len(chosen)
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            (loss(network(some), targets[chosen]) / len(chosen)).backward()
             optimiser.step()
             schedule.step()
     for parameter in network.parameters():

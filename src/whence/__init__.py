@@ -23,7 +23,7 @@ from .loading import load
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
-from .tracing import Attribution, Explanation, Shares, Suggestion, WhatIf
+from .tracing import Attribution, Explanation, GroupShares, Shares, Suggestion, WhatIf
 
 __all__ = [
     "EKFAC",
@@ -40,6 +40,7 @@ __all__ = [
     "Finding",
     "FormatError",
     "Gaussian",
+    "GroupShares",
     "InputError",
     "Likelihood",
     "LoaderError",

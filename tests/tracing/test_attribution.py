@@ -145,3 +145,42 @@ def test_estimators_go_by_their_names() -> None:
     case = networks.build("mlp")
     with pytest.raises(whence.InputError, match="expected one of hec3, ho"):
         fit(case.model, case.batches()).attribute(case.test_inputs).shares("hc3")
+
+
+@pytest.mark.parametrize("given", ["tensor", "list", "array"])
+@pytest.mark.parametrize("estimator", ["hec3", "ho"])
+def test_groups_carry_what_their_examples_carry_together(estimator: str, given: str) -> None:
+    case = networks.build("mlp")
+    found = fit(case.model, case.batches(4), ridge=RIDGE).attribute(case.test_inputs, matrix=True)
+    labels = np.arange(networks.EXAMPLES) % 3
+    groups = {"tensor": torch.from_numpy(labels), "list": ["abc"[at] for at in labels], "array": labels}[given]
+    shares = found.by(groups, estimator)
+    matrix = found.shares(estimator).matrix.numpy()
+    wanted = np.stack([matrix[:, labels == at].sum(1) for at in range(3)], axis=1)
+    np.testing.assert_allclose(shares.share, wanted, rtol=1e-12)
+    assert shares.names == (("a", "b", "c") if given == "list" else (0, 1, 2))
+    assert shares.largest == tuple(shares.names[at] for at in wanted.argmax(1))
+    part = np.bincount(labels) / networks.EXAMPLES
+    np.testing.assert_allclose(shares.lift, wanted / part, rtol=1e-12)
+    np.testing.assert_allclose(shares.to_frame().to_numpy(), wanted, rtol=1e-12)
+    assert repr(shares).startswith(f"GroupShares({networks.TEST_POINTS} predictions, 3 groups; mean shares ")
+
+
+def test_groups_of_several_kinds_stay_in_their_order() -> None:
+    case = networks.build("mlp")
+    found = fit(case.model, case.batches(4), ridge=RIDGE).attribute(case.test_inputs, matrix=True)
+    shares = found.by(["b", None] + ["b"] * (networks.EXAMPLES - 2))
+    assert shares.names == ("b", None)
+    assert shares.count.tolist() == [networks.EXAMPLES - 1, 1]
+
+
+def test_groups_need_all_shares_and_one_name_an_example() -> None:
+    case = networks.build("mlp")
+    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
+    with pytest.raises(whence.InputError, match="matrix=True"):
+        tracer.attribute(case.test_inputs).by([0] * networks.EXAMPLES)
+    found = tracer.attribute(case.test_inputs, matrix=True)
+    with pytest.raises(whence.ShapeError, match="expected a group for each"):
+        found.by([0, 1])
+    with pytest.raises(whence.ShapeError, match="one dimension"):
+        found.by(torch.zeros(networks.EXAMPLES, 2))

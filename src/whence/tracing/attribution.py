@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.tangents.batches import Inputs
 
+from .by_group import GroupShares, by_group
 from .fitted import Fitted
 from .tables import frame
 from .terms import Terms, terms_of
@@ -85,6 +86,15 @@ class Attribution:
         if estimator not in ESTIMATORS:
             raise InputError(f"expected one of {', '.join(ESTIMATORS)}, got {estimator!r}.")
         return self.hec3 if estimator == "hec3" else self.ho
+
+    def by(self, groups: Sequence[Any] | Tensor, estimator: str = "hec3") -> GroupShares:
+        """Shares summed over groups of training examples; needs `tracer.attribute(x, matrix=True)`.
+
+        Args:
+            groups: n labels, sources, batches or the like, in the order of the training set.
+            estimator: "hec3" for the groups whose labels move the prediction, "ho" for those it rests on.
+        """
+        return by_group(self.shares(estimator).matrix, groups)
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each prediction, estimator and listed example; residuals and leverages as norms and traces."""
