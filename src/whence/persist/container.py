@@ -20,7 +20,7 @@ from torch import Tensor
 from whence.errors import InputError
 
 from .atomic import replacing
-from .header import MOST_HEADER, ZEROS, Entry, begin, compose, damaged, parse
+from .header import MOST_HEADER, MOST_ITEMS, ZEROS, Entry, begin, compose, damaged, items, parse
 
 PIECE = 2**20
 """Bytes hashed at once."""
@@ -31,10 +31,10 @@ READING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK",
 def write(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Save a manifest and tensors."""
     header = compose(manifest, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
-    if len(header) > MOST_HEADER:
+    if len(header) > MOST_HEADER or items(header) > MOST_ITEMS:
         raise InputError(
-            f"expected a fit whose description takes at most {MOST_HEADER} bytes, got {len(header)}. "
-            "Select fewer parameters."
+            f"expected a fit whose description takes at most {MOST_HEADER} bytes and {MOST_ITEMS} entries, got "
+            f"{len(header)} and {items(header)}. Select fewer parameters."
         )
     length = len(header).to_bytes(8, "little")
     digest = hashlib.sha256(length + header)

@@ -56,7 +56,7 @@ def _others(got: str) -> LoaderError:
 def write_data(draft: Draft, batches: Batches) -> None:
     """Write marks of all batches down, by which the data are recognised; nothing of the data themselves."""
     draft.note(positional=batches.positional, notes=batches.notes)
-    draft.put("sizes", torch.tensor([len(one) for one in batches.prints]))
+    draft.put("sizes", torch.tensor([len(one) for one in batches.prints], dtype=torch.int64))
     draft.put("marks", torch.tensor([mark for one in batches.prints for mark in one], dtype=torch.int64))
 
 

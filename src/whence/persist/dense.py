@@ -122,7 +122,7 @@ def read_free(saved: Saved, problem: Linearization, meats: Meats, given: Given) 
     bread = MatrixFreeBread.__new__(MatrixFreeBread)
     read_bread(saved, bread, problem, given)
     bread.jacobian = _jacobian(bread.problem, bread.facts)
-    bread.tolerance = saved.number("tolerance", 0.0, 1.0)
+    bread.tolerance = max(saved.number("tolerance", 0.0, 1.0), 4 * bread.jacobian.precision)
     bread.iterations = saved.whole("iterations", 1)
     bread.worst = saved.number("worst", 0.0)
     return bread, MatrixFreeSandwich(bread, meats)
@@ -134,6 +134,7 @@ def write_features(draft: Draft, features: Features) -> None:
     draft.note(kind="projected" if isinstance(features, Projected) else "tangents")
     if not isinstance(features, Projected):
         return
+    draft.note(orthonormal=features.orthonormal)
     write_stream(draft, features.stream)
     for at, (basis, index) in enumerate(zip(features.bases, features.indices, strict=True)):
         part = draft.part(f"block_{at}")
@@ -159,7 +160,7 @@ def read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Fea
         indices.append(index)
     count = sum(len(index) for index in indices)
     sizes = saved.double("sizes", count) if saved.has("sizes") else None
-    return Projected(stream, bases, indices, sizes, notes)
+    return Projected(stream, bases, indices, sizes, notes, saved.flag("orthonormal"))
 
 
 def _jacobian(problem: Linearization, notes: list[str]) -> Jacobian:

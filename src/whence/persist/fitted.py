@@ -109,7 +109,11 @@ def restore(path: Path, given: Given, dtype: torch.dtype | None) -> dict[str, An
         if left:
             raise damaged(container.path, f"it holds tensors that do not belong to it, {left[0][:80]!r} first")
         room = Budget(target.device, given.limit)
-        room.require(container.size, f"the fit in {container.path}", "Load it where there is more memory.")
+        widened = (
+            target.algebra.itemsize > target.stored[0].itemsize or target.working.itemsize > target.stored[1].itemsize
+        )
+        need = container.size * (2 if widened else 1)
+        room.require(need, f"the fit in {container.path}", "Load it where there is more memory.")
         found = _fields(replace(saved, target=target), given, notes, fingerprint(given.model))
         if given.loader is not None:
             _recognise(found["problem"], found["bread"])

@@ -21,8 +21,11 @@ from whence.errors import CorruptArtifactError, FormatError
 FORMAT = 1
 """The format that is written. All older ones are read."""
 
-MOST_HEADER = 32 * 2**20
+MOST_HEADER = 16 * 2**20
 """Bytes of the largest header that is read."""
+
+MOST_ITEMS = 2**20
+"""Entries of lists and tables in the largest header that is read: each takes a hundred bytes once it is parsed."""
 
 MOST_AXES = 8
 
@@ -88,6 +91,8 @@ def begin(header: bytes, path: str) -> tuple[str, int]:
 
 def parse(header: bytes, data: int, path: str) -> tuple[dict[str, Any], dict[str, Entry]]:
     """The manifest and the table of tensors of a header followed by so many bytes of data."""
+    if items(header) > MOST_ITEMS:
+        raise damaged(path, "its header has more entries than any fit")
     table = _json(header, path)
     metadata = table.pop("__metadata__")
     if not isinstance(metadata, dict) or set(metadata) != {"whence", "sha256", "manifest"}:
@@ -102,6 +107,11 @@ def parse(header: bytes, data: int, path: str) -> tuple[dict[str, Any], dict[str
     if not isinstance(text, str):
         raise damaged(path, "its manifest is no text")
     return _json(text, path), entries
+
+
+def items(header: bytes) -> int:
+    """At most so many entries are in a header."""
+    return sum(header.count(sign) for sign in (b",", b"[", b"{"))
 
 
 def _json(text: bytes | str, path: str) -> dict[str, Any]:
