@@ -26,11 +26,11 @@ LAYERS = (
     ("tracer", "predictor", "api", "loading", "options"),
     ("persist", "report"),  # these below the tracer, which offers them as methods
     ("tracing",),
-    ("estimators", "results", "probabilities", "outputs", "tables"),
+    ("estimators", "results", "summaries", "probabilities", "outputs", "tables"),
     ("curvature",),
     ("tangents",),
     ("likelihoods",),
-    ("errors", "progress", "memory", "ridge", "_version"),
+    ("errors", "display", "progress", "memory", "ridge", "_version"),
 )
 HEIGHT = {unit: -depth for depth, layer in enumerate(LAYERS) for unit in layer}
 

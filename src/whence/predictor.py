@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from .curvature import Bread, Meats, NewtonStep, RidgePath, Sandwich
+from .display import Shown, Table, count
 from .errors import InputError, ShapeError
 from .estimators import LeftOut, Weighing, finish
 from .outputs import Look, Seen, join, look_at
 from .results import Diagnostics, Uncertainty
+from .summaries import findings
 from .tangents.batches import Inputs, check_finite
 from .tangents.linearization import Linearization
 from .tangents.views import View
@@ -21,7 +23,7 @@ from .tracing.asking import each
 
 
 @dataclass(frozen=True, repr=False)
-class Predictor:
+class Predictor(Shown):
     """A trained network with its curvature and the weights of its training examples: predictions with variances.
 
     Attributes:
@@ -174,7 +176,11 @@ class Predictor:
         p = self.problem
         noise = float(self.sigma.diagonal().mean().sqrt())
         return (
-            f"{type(self).__name__}({p.n} training examples, {p.k} outputs, {p.selection.size} parameters; "
+            f"{type(self).__name__}({count(p.n, 'training example')}, {count(p.k, 'output')}, "
+            f"{count(p.selection.size, 'parameter')}; "
             f"{p.likelihood.name}, ridge {self.ridge:.4g}, noise {noise:.3g}, "
             f"degrees of freedom {self.degrees_of_freedom:.4g})"
         )
+
+    def _table(self) -> Table:
+        return findings(self.diagnostics, repr(self))

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .display import Shown, Table, count
 from .errors import InputError
 from .likelihoods import Likelihood
 from .outputs import AT_ONCE, Chosen
 from .probabilities import by_row, delta_method, likelihood_of, margin_variances, margins
+from .summaries import findings, predictions
 from .tables import columns_of
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Uncertainty:
+class Uncertainty(Shown):
     """Predictions and the variances of each, in units of the outputs squared.
 
     All variances are of the *mean function* f(x): how far the prediction would move with other training data. They do
@@ -207,13 +209,17 @@ class Uncertainty:
         """Sizes and medians."""
         *shape, k = self.mean.shape
         if not len(self):
-            return f"Uncertainty(no predictions, {k} outputs)"
+            return f"Uncertainty(no predictions, {count(k, 'output')})"
         middle = {name: float(self.trace(name).nanmedian()) for name in ("ho", "hec3")}
         where = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
         return (
-            f"Uncertainty({shape[0]} predictions{where}, {k} outputs; median variance Ho {middle['ho']:.3g}, "
-            f"HeC3 {middle['hec3']:.3g}, median ratio {float(self.ratio.nanmedian()):.3g})"
+            f"Uncertainty({count(shape[0], 'prediction')}{where}, {count(k, 'output')}; "
+            f"median variance Ho {middle['ho']:.3g}, HeC3 {middle['hec3']:.3g}, "
+            f"median ratio {float(self.ratio.nanmedian()):.3g})"
         )
+
+    def _table(self) -> Table:
+        return predictions(self)
 
 
 @dataclass(frozen=True)
@@ -226,7 +232,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Diagnostics:
+class Diagnostics(Shown):
     """What was approximated, guarded or repaired, in words and numbers.
 
     Examples:
@@ -249,6 +255,13 @@ class Diagnostics:
             if finding.name == name:
                 return finding.value
         raise KeyError(name)
+
+    def __repr__(self) -> str:
+        """How many findings; `print` shows them."""
+        return f"Diagnostics({count(len(self.findings), 'finding')})"
+
+    def _table(self) -> Table:
+        return findings(self, "What was approximated, guarded or repaired")
 
     def __str__(self) -> str:
         """One line a finding."""

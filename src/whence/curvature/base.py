@@ -13,15 +13,19 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from whence.display import Column, Shown, Table, count, number, numbers
 from whence.errors import InputError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
 
 from .groups import Groups
 
+AROUND = 4
+"""Ridges shown on each side of the best."""
+
 
 @dataclass(frozen=True)
-class RidgePath:
+class RidgePath(Shown):
     """The leave-one-out error of the linearized model over a grid of ridges.
 
     Attributes:
@@ -36,6 +40,23 @@ class RidgePath:
     def best(self) -> float:
         """The ridge with the smallest error."""
         return float(self.ridges[self.errors.argmin()])
+
+    def __repr__(self) -> str:
+        """Size and best."""
+        return f"RidgePath({count(len(self.ridges), 'ridge')}; smallest leave-one-out error at {number(self.best)})"
+
+    def _table(self) -> Table:
+        least = int(self.errors.argmin())
+        low = max(0, min(least - AROUND, len(self.ridges) - 2 * AROUND - 1))
+        here = slice(low, low + 2 * AROUND + 1)
+        ridges, errors = self.ridges[here].tolist(), self.errors[here].tolist()
+        columns = (
+            Column("ridge", numbers(ridges)),
+            Column("error", tuple(f"{error:.5g}" for error in errors)),
+            Column("", tuple("<- smallest" if low + row == least else "" for row in range(len(ridges))), left=True),
+        )
+        title = f"Leave-one-out error (mean square) over {count(len(self.ridges), 'ridge')}"
+        return Table(title, columns, f"{len(ridges)} of them around the smallest; ridges and errors hold all.")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError
 from whence.tangents.batches import Inputs
 
@@ -60,7 +61,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Attribution:
+class Attribution(Shown):
     """For each prediction, the training examples that carry its variance.
 
     Attributes:
@@ -131,6 +132,24 @@ class Attribution:
             f"{explained:.0%} of HeC3, effective number {effective:.3g}, gap {gap:.2g}; medians)"
         )
 
+    def _table(self) -> Table:
+        m, t = self.hec3.index.shape
+        rows, more = rows_shown(m, "to_frame()")
+        effective = self.hec3.effective[:rows].tolist()
+        explained = self.hec3.explained[:rows].tolist()
+        columns = (
+            places(rows),
+            Column("HeC3", numbers(self.hec3.total[:rows].tolist())),
+            Column("effective", numbers(effective)),
+            Column("listed", tuple(f"{share:.0%}" for share in explained), bars=tuple(explained)),
+            Column("largest shares of HeC3 (training example: share)", _largest_shares(self.hec3, rows), left=True),
+        )
+        title = f"{count(m, 'prediction')}, the {t} largest shares of {count(len(self.residuals), 'training example')}"
+        gap = float(self.hec3.gap.abs().max()) if m else 0.0
+        off = f" The shares add up to the variance within {number(gap)}." if gap > 1e-3 else ""
+        note = f"effective: number of examples that carry HeC3; listed: what the {t} carry.{off}\n{more}"
+        return Table(title, columns, note.strip())
+
 
 def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool) -> Attribution:
     """Attribute the variances of one batch; see `Tracer.attribute`."""
@@ -167,6 +186,11 @@ def _largest(terms: Terms, name: str, variance: Tensor, top: int, matrix: bool) 
         effective=torch.where(squares > 0, 1.0 / squares.clamp_min(_tiny(squares)), 0.0),
         matrix=shares if matrix else None,
     )
+
+
+def _largest_shares(shares: Shares, rows: int, most: int = 4) -> tuple[str, ...]:
+    pairs = zip(shares.index[:rows, :most].tolist(), shares.share[:rows, :most].tolist(), strict=True)
+    return tuple(", ".join(f"{at}: {share:.0%}" for at, share in zip(*row, strict=True)) for row in pairs)
 
 
 def _join(parts: Sequence[Shares]) -> Shares:

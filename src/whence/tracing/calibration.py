@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.display import Column, Shown, Table, count, number, numbers
+
 from .fitted import Fitted
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Shown):
     """Yardsticks from leave-one-out quantities of the training examples.
 
     Scarcity: the leverage J F_lam^-1 J^T of a new input is set against the leverages that training examples have in
@@ -45,6 +47,25 @@ class Calibration:
         if len(values) < 2:  # no noise to compare with
             return cls(traces, 1.0, 0.0)
         return cls(traces, float(values.mean()), float(values.var()))
+
+    def __repr__(self) -> str:
+        """Sizes."""
+        return (
+            f"Calibration({count(len(self.leverages), 'leave-one-out leverage')}; squared residuals over noise: mean "
+            f"{number(self.mean)}, variance {number(self.variance)})"
+        )
+
+    def _table(self) -> Table:
+        shares = (0.05, 0.25, 0.5, 0.75, 0.95)
+        at = torch.tensor(shares, dtype=self.leverages.dtype, device=self.leverages.device)
+        found = torch.quantile(self.leverages, at).tolist() if len(self.leverages) else [float("nan")] * len(shares)
+        columns = (
+            Column("training examples below", tuple(f"{share:.0%}" for share in shares)),
+            Column("leave-one-out leverage", numbers(found)),
+        )
+        words = f"Squared leave-one-out residuals over the noise: mean {number(self.mean)}, variance "
+        title = f"What is usual among {count(len(self.leverages), 'training example')}"
+        return Table(title, columns, f"{words}{number(self.variance)}.")
 
     def scarcity(self, leverage: Tensor) -> Tensor:
         """(m,) share of training examples, the input counted among them, whose leverage is at least as large."""

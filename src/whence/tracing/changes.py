@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
 from whence.errors import InputError
 from whence.estimators import leave_one_out
 from whence.tangents.batches import Inputs, take
@@ -28,7 +29,7 @@ from .fitted import Fitted
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIf(Shown):
     """Predictions and variances after a change of the training set.
 
     Attributes:
@@ -54,6 +55,15 @@ class WhatIf:
             f"WhatIf({len(self)} predictions move by {float(self.change.norm(dim=1).mean()):.3g} on average, their "
             f"mean HeC3 from {before:.3g} to {after:.3g})"
         )
+
+    def _table(self) -> Table:
+        m, k = self.change.shape
+        rows, more = rows_shown(m, "change, new_ho, new_hec3")
+        moved = self.change[:, 0] if k == 1 else self.change.norm(dim=1)
+        variances = {"Ho": self.ho, "Ho after": self.new_ho, "HeC3": self.hec3, "HeC3 after": self.new_hec3}
+        columns = [places(rows), Column("moves by", numbers(moved[:rows].tolist()))]
+        columns += [Column(name, numbers(values.sum(1)[:rows].tolist())) for name, values in variances.items()]
+        return Table(f"{count(m, 'prediction')} after a change of the training set", tuple(columns), more)
 
 
 @dataclass(frozen=True)

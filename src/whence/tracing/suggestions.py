@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whence.display import Column, Shown, Table, numbers, rows_shown
 from whence.tangents.batches import Inputs
 
 from .fitted import Fitted
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class Suggestion(Shown):
     """Examples in the order in which to take them.
 
     Attributes:
@@ -50,6 +51,20 @@ class Suggestion:
         """The first few."""
         shown = ", ".join(map(str, self.index[:5].tolist())) + (", ..." if len(self) > 5 else "")
         return f"Suggestion({len(self)} {self.kind}: {shown})"
+
+    def _table(self) -> Table:
+        rows, more = rows_shown(len(self), "to_frame()")
+        scores = self.score[:rows].tolist()
+        largest = max(scores, default=0.0)
+        bars = tuple(score / largest if largest > 0 else 0.0 for score in scores)
+        columns = [
+            Column("rank", tuple(str(row + 1) for row in range(rows))),
+            Column("example" if not len(self.total) else "input", tuple(map(str, self.index[:rows].tolist()))),
+            Column("doubt" if not len(self.total) else "variance taken", numbers(scores), bars=bars),
+        ]
+        if len(self.total):
+            columns.append(Column("variance left", numbers(self.total[:rows].tolist())))
+        return Table(f"{len(self):,} {self.kind}, in this order", tuple(columns), more)
 
 
 def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] | None, budget: int) -> Suggestion:

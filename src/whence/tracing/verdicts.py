@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whence.display import Column, Shown, Table, count, places, rows_shown
 from whence.tangents.batches import Inputs
 
 from .calibration import Calibration
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 
 CONFIDENT, NOISY, SCARCE, BOTH = "confident", "noisy labels nearby", "scarce data", "both"
 VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
-SHOWN = 10
-"""Predictions that are printed."""
+DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Shown):
     """A verdict for each prediction, with the numbers behind it.
 
     Attributes:
@@ -107,11 +107,26 @@ class Explanation:
         counts = ", ".join(f"{verdict}: {verdicts.count(verdict)}" for verdict in VERDICTS)
         return f"Explanation({len(self)} predictions; {counts})"
 
-    def __str__(self) -> str:
-        """A sentence a prediction, for the first ten."""
-        shown = min(len(self), SHOWN)
-        rest = [f"... and {len(self) - shown} more: `sentence(number)`, `to_frame()`"] if shown < len(self) else []
-        return "\n".join([f"{number}: {self.sentence(number)}" for number in range(shown)] + rest)
+    def _table(self) -> Table:
+        m = len(self)
+        rows, more = rows_shown(m, "sentence(number), to_frame()")
+        verdicts = self.verdicts[:rows]
+        looks = []
+        for row, verdict in enumerate(verdicts):
+            check = f"check {_listing(self.check[row, :3])}" if verdict in (NOISY, BOTH) else ""
+            near = f"near {_listing(self.near[row, :3])}" if verdict in (SCARCE, BOTH) else ""
+            looks.append("; ".join(part for part in (check, near) if part))
+        columns = (
+            places(rows),
+            Column("verdict", verdicts, left=True, dots=tuple(DOTS[verdict] for verdict in verdicts)),
+            Column("noise p", tuple(f"{value:.2g}" for value in self.noise_p[:rows].tolist())),
+            Column("scarcity p", tuple(f"{value:.2g}" for value in self.scarcity_p[:rows].tolist())),
+            Column("HeC3/Ho", tuple(f"{value:.2f}" for value in self.ratio[:rows].tolist())),
+            Column("check, collect near", tuple(looks), left=True),
+        )
+        counts = ", ".join(f"{self.verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
+        words = f"A p of at most {1 - self.level:.2g} makes a verdict. In words: sentence(number)."
+        return Table(f"{count(m, 'prediction')}: {counts}", columns, f"{words}\n{more}".strip())
 
 
 def explain(fitted: Fitted, inputs: Inputs, usual: Calibration, level: float, top: int) -> Explanation:
