@@ -24,6 +24,8 @@ from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
 from .tracing import Attribution, Explanation, GroupShares, Shares, Suggestion, WhatIf
+from .tracing.sources import Sources
+from .tracing.split import Split
 
 __all__ = [
     "EKFAC",
@@ -51,6 +53,8 @@ __all__ = [
     "Shares",
     "SingularCurvatureError",
     "Sketch",
+    "Sources",
+    "Split",
     "StaleModelError",
     "Structure",
     "Suggestion",

@@ -14,8 +14,11 @@ from . import report as reports
 from .persist import save
 from .predictor import Predictor
 from .tracing import Attribution, Calibration, Explanation, WhatIf, attribution, changes, verdicts
+from .tracing import split as splitting
 from .tracing.asking import borrowed_model, each
 from .tracing.fitted import check_count, check_level, check_ungrouped
+from .tracing.sources import sources_of
+from .tracing.split import Split
 from .tracing.suggestions import Suggestion, check_first, label_first
 from .tracing.training import influence, suspicion, training_frame
 
@@ -80,6 +83,34 @@ class Tracer(Predictor):
         return verdicts.join(
             each(self, x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top))
         )
+
+    def split(self, x: Any, neighbours: int | None = None, anchors: int = 1000) -> Split:
+        """HeC3 in a part that new labels would change (noise) and one that new inputs would change (design).
+
+        Experimental, see `Split`. Leave-one-out residuals of neighbours in tangent space share what the model cannot
+        represent, but not the noise. Costs as much as `attribute` on `anchors` predictions, and on `x`.
+
+        Args:
+            x: as for `predict`.
+            neighbours: predict each residual by the mean of so many nearest neighbours; by default by all anchors,
+                weighted by a Gaussian process whose length and noise the residuals tell, which is more accurate.
+            anchors: how many training examples, evenly spaced, serve as neighbours.
+
+        Examples:
+            >>> import torch, whence
+            >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+            >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+            >>> found = whence.fit(net, [(x, x**2)], ridge=0.1, recenter=True).split(x[:3])
+            >>> bool((found.design_share > 0.9).all())
+            True
+        """
+        if neighbours is not None:
+            check_count(neighbours, "neighbours")
+        check_count(anchors, "anchors")
+        check_ungrouped(self)
+        with borrowed_model(self):
+            sources = sources_of(self, neighbours, anchors)
+        return splitting.join(each(self, x, lambda inputs, where: splitting.split(self, inputs, sources)))
 
     def what_if(
         self,
