@@ -28,7 +28,7 @@ from whence.tangents.linearization import Linearization
 from whence.tracing.asking import borrowed_model
 from whence.tracing.fitted import Fitted
 
-from .container import opened, write
+from .container import Container, opened, write
 from .dense import read_dual, read_free, read_primal, write_dual, write_free, write_primal
 from .header import damaged
 from .model import check_same, write_model
@@ -93,31 +93,40 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
 
 def restore(path: Path, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:
     """The fields of a `Tracer` from a file; see `whence.load`."""
-    check_model(given.model)
-    with opened(path) as container, borrowed(given.model):
-        facts = container.manifest
-        orders = facts.get("orders")
-        if not isinstance(orders, dict):
-            raise damaged(container.path, "it does not say in which order axes are stored")
-        saved = Saved(container, facts, orders, _NOWHERE, set())
-        notes = check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
-        target = _target(saved, given, dtype)
-        empty = replace(target, device=_NOWHERE.device, empty=True)
-        first = replace(saved, target=empty)
-        _fields(first, given, notes, {})
-        left = sorted(set(container.entries) - first.used)
-        if left:
-            raise damaged(container.path, f"it holds tensors that do not belong to it, {left[0][:80]!r} first")
-        room = Budget(target.device, given.limit)
-        widened = (
-            target.algebra.itemsize > target.stored[0].itemsize or target.working.itemsize > target.stored[1].itemsize
-        )
-        need = container.size * (2 if widened else 1)
-        room.require(need, f"the fit in {container.path}", "Load it where there is more memory.")
-        found = _fields(replace(saved, target=target), given, notes, fingerprint(given.model))
-        if given.loader is not None:
-            _recognise(found["problem"], found["bread"])
+    with opened(path) as container:
+        check_model(given.model)
+        with borrowed(given.model):
+            return _read(container, given, dtype)
+
+
+def _read(container: Container, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:
+    facts = container.manifest
+    orders = facts.get("orders")
+    if not isinstance(orders, dict):
+        raise damaged(container.path, "it does not say in which order axes are stored")
+    saved = Saved(container, facts, orders, _NOWHERE, set())
+    notes = check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
+    target = _target(saved, given, dtype)
+    empty = replace(target, device=_NOWHERE.device, empty=True)
+    first = replace(saved, target=empty)
+    _fields(first, given, notes, {})
+    left = sorted(set(container.entries) - first.used)
+    if left:
+        raise damaged(container.path, f"it holds tensors that do not belong to it, {left[0][:80]!r} first")
+    _make_room(container, target, given)
+    found = _fields(replace(saved, target=target), given, notes, fingerprint(given.model))
+    if given.loader is not None:
+        _recognise(found["problem"], found["bread"])
     return found
+
+
+def _make_room(container: Container, target: Target, given: Given) -> None:
+    """Raise when the tensors do not fit in memory."""
+    pairs = zip((target.algebra, target.working), target.stored, strict=True)
+    wider = any(wanted.itemsize > stored.itemsize for wanted, stored in pairs)
+    need = container.size * (2 if wider else 1)
+    room = Budget(target.device, given.limit)
+    room.require(need, f"the fit in {container.path}", "Load it where there is more memory.")
 
 
 def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int]) -> dict[str, Any]:

@@ -1,0 +1,416 @@
+"""What is not the model, the data or the file it should be is refused, in words, before memory is taken."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import networks
+import whence
+from fits_to_save import Fit, classes, regression
+from forging import Forged, seal
+
+
+@pytest.fixture(scope="module")
+def fit() -> Fit:
+    return regression("primal")
+
+
+@pytest.fixture
+def path(fit: Fit, tmp_path: Path) -> Path:
+    fit.tracer.save(tmp_path / "fit.whence")
+    return tmp_path / "fit.whence"
+
+
+@pytest.fixture
+def forged(path: Path) -> Forged:
+    return Forged(path.read_bytes())
+
+
+# --- The model -------------------------------------------------------------------------------------------------------
+
+
+def changed(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        model.get_parameter("2.bias").view(torch.int64)[0] ^= 1  # one bit
+    return model
+
+
+def swapped(model: nn.Module) -> nn.Module:
+    assert isinstance(model, nn.Sequential)
+    model[1] = nn.Sigmoid()
+    return model
+
+
+def wider(model: nn.Module) -> nn.Module:
+    assert isinstance(model, nn.Sequential)
+    model[0] = nn.Linear(model[0].in_features, 9, dtype=torch.float64)
+    return model
+
+
+def extended(model: nn.Module) -> nn.Module:
+    model.register_buffer("scale", torch.ones(1))
+    return model
+
+
+def rounded(model: nn.Module) -> nn.Module:
+    return model.float()
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    return model.requires_grad_(False)
+
+
+OTHERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str, type[whence.WhenceError]]] = {
+    "one bit": (changed, r"weights and buffers that were fitted, got changes in 2\.bias\.", whence.StaleModelError),
+    "activation": (swapped, r"got 1: Sigmoid\(\) where 1: Tanh\(\) was\. Build it", whence.StaleModelError),
+    "width": (wider, r"got 0: Linear\(in_features=3, out_features=9", whence.StaleModelError),
+    "buffer": (extended, r"another set of parameters and buffers \(scale\)", whence.StaleModelError),
+    "rounded": (rounded, r"got changes in 0\.weight, 0\.bias, 2\.weight, 2\.bias", whence.StaleModelError),
+    "frozen": (frozen, r"require gradients, got frozen ones: 0\.weight", whence.InputError),
+}
+
+
+@pytest.mark.parametrize(("change", "message", "error"), OTHERS.values(), ids=OTHERS)
+def test_another_model(change: Any, message: str, error: type[Exception], fit: Fit, path: Path) -> None:
+    with pytest.raises(error, match=message):
+        whence.load(path, change(copy.deepcopy(fit.model)))
+
+
+def test_no_model_at_all(path: Path) -> None:
+    with pytest.raises(whence.InputError, match=r"expected a torch\.nn\.Module as model, got dict"):
+        whence.load(path, {})  # type: ignore[arg-type]
+
+
+def test_an_option_of_a_layer_that_has_no_weights(tmp_path: Path) -> None:
+    def build(slope: float) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(slope), nn.Linear(4, 2)).double().eval()
+
+    case = networks.build("mlp")
+    whence.fit(build(0.1), case.batches(4), structure="ekfac", progress=False).save(tmp_path / "fit.whence")
+    assert len(whence.load(tmp_path / "fit.whence", build(0.1)).predict(case.test_inputs)) == len(case.test_inputs)
+    message = r"1: LeakyReLU\(negative_slope=0\.2\) where 1: LeakyReLU\(negative_slope=0\.1\) was"
+    with pytest.raises(whence.StaleModelError, match=message):
+        whence.load(tmp_path / "fit.whence", build(0.2))
+
+
+class Scaled(nn.Module):
+    """Its forward depends on something that neither weights nor modules show."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.net, self.factor = networks.build("mlp").model, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.factor * self.net(x)
+        return outputs
+
+
+def test_another_forward_is_noticed_with_the_data(tmp_path: Path) -> None:
+    case = networks.build("mlp")
+    whence.fit(Scaled(1.0), case.batches(4), progress=False).save(tmp_path / "fit.whence")
+    assert whence.load(tmp_path / "fit.whence", Scaled(1.0), case.batches(4)).ridge == 1.0
+    with pytest.raises(whence.StaleModelError, match="Its weights are the same, its forward is not"):
+        whence.load(tmp_path / "fit.whence", Scaled(1.1), case.batches(4))
+
+
+def test_weights_that_are_tied_otherwise(tmp_path: Path) -> None:
+    def build(tied: bool) -> nn.Module:
+        torch.manual_seed(0)
+        first, last = nn.Linear(3, 3), nn.Linear(3, 3)
+        last.load_state_dict(first.state_dict())
+        if tied:
+            last.weight = first.weight
+        return nn.Sequential(first, nn.Tanh(), last).double().eval()
+
+    x = torch.randn(6, 3, dtype=torch.float64)
+    whence.fit(build(True), [(x, x)], progress=False).save(tmp_path / "fit.whence")
+    whence.load(tmp_path / "fit.whence", build(True))
+    with pytest.raises(whence.StaleModelError, match=r"got 2\.weight, which shared its weights with 0\.weight"):
+        whence.load(tmp_path / "fit.whence", build(False))
+
+
+# --- The data --------------------------------------------------------------------------------------------------------
+
+ASKS = {
+    "predict": lambda t, x: t.predict(x),
+    "attribute": lambda t, x: t.attribute(x),
+    "explain": lambda t, x: t.explain(x),
+    "what_if": lambda t, x: t.what_if(x, remove=[0]),
+    "training_frame": lambda t, x: t.training_frame(x),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("structure", ["primal", "dual"])
+def test_questions_that_need_the_data_say_so(structure: str, ask: str, tmp_path: Path) -> None:
+    fit = regression(structure)
+    fit.tracer.save(tmp_path / "fit.whence")
+    again = whence.load(tmp_path / "fit.whence", fit.model)
+    if structure == "primal" and ask == "predict":
+        assert len(ASKS[ask](again, fit.test)) == len(fit.test)
+        return
+    message = r"loaded without them\. Pass them: whence\.load\(path, model, train_loader=\.\.\.\)"
+    with pytest.raises(whence.LoaderError, match=message):
+        ASKS[ask](again, fit.test)
+
+
+def test_other_data(fit: Fit, path: Path) -> None:
+    x, y = fit.batches[0]
+    target, value = y.clone(), x.clone()
+    target[1, 1] += 1e-9
+    value.view(torch.int64)[2, 0] ^= 1  # one bit
+    others = (
+        [(x, target), *fit.batches[1:]],
+        [(value, y), *fit.batches[1:]],
+        fit.batches[::-1],  # another order
+        [(x[:2], y[:2]), (x[2:], y[2:]), *fit.batches[1:]],  # other batches
+    )
+    for data in others:
+        with pytest.raises(whence.LoaderError, match=r"of the saved fit, in the same order and batches, got other"):
+            whence.load(path, fit.model, data)
+
+
+def test_other_data_after_the_first_batch(fit: Fit, path: Path) -> None:
+    x, y = fit.batches[-1]
+    late = whence.load(path, fit.model, [*fit.batches[:-1], (x, y + 1)])
+    with pytest.raises(whence.LoaderError, match=r"got other data in batch 2\. Pass a loader with the same examples"):
+        late.attribute(fit.test)
+    fewer = whence.load(path, fit.model, fit.batches[:-1])
+    with pytest.raises(whence.LoaderError, match=r"got 2 batches instead of 3"):
+        fewer.attribute(fit.test)
+    more = whence.load(path, fit.model, [*fit.batches, (x, y)])
+    with pytest.raises(whence.LoaderError, match=r"got other data in batch 3"):
+        more.attribute(fit.test)
+
+
+def test_a_loader_that_can_be_read_once(fit: Fit, path: Path) -> None:
+    with pytest.raises(whence.LoaderError, match="one-shot"):
+        whence.load(path, fit.model, iter(fit.batches))
+
+
+# --- The file --------------------------------------------------------------------------------------------------------
+
+
+def refused(path: Path, model: nn.Module, message: str, error: type[Exception] = whence.CorruptArtifactError) -> None:
+    with pytest.raises(error, match=message) as caught:
+        whence.load(path, model)
+    assert isinstance(caught.value, whence.WhenceError)
+
+
+def test_missing_files_are_missing_files(fit: Fit, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        whence.load(tmp_path / "nothing.whence", fit.model)
+
+
+def test_what_is_no_file(fit: Fit, path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.whence").symlink_to(path)
+    refused(tmp_path / "link.whence", fit.model, "got the symbolic link", whence.InputError)
+    (tmp_path / "broken.whence").symlink_to(tmp_path / "nowhere")
+    refused(tmp_path / "broken.whence", fit.model, "got the symbolic link", whence.InputError)
+    refused(tmp_path, fit.model, "which is no plain file", whence.InputError)
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", fit.model, "which is no plain file", whence.InputError)
+    refused(Path("/dev/zero"), fit.model, "which is no plain file", whence.InputError)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}q\x00.", b"\x10" + b"\x00" * 200, b"{" * 100])
+def test_other_files(content: bytes, fit: Fit, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(content)
+    refused(tmp_path / "other", fit.model, "expected a (whole )?file")
+
+
+def test_a_plain_safetensors_file(fit: Fit, tmp_path: Path) -> None:
+    from safetensors.torch import save_file  # used by this test alone
+
+    save_file(fit.model.state_dict(), tmp_path / "weights.safetensors")
+    refused(tmp_path / "weights.safetensors", fit.model, "expected a file saved by whence, got something else")
+
+
+def test_a_newer_format(fit: Fit, path: Path, forged: Forged) -> None:
+    forged.metadata["whence"] = "2"
+    message = r"expected a file of format 1 or older, got format 2 in .*, which a newer whence wrote\. Install a newer"
+    refused(forged.write(path), fit.model, message, whence.FormatError)
+    forged.metadata["whence"] = "0"
+    refused(forged.write(path), fit.model, "there is no format 0")
+
+
+def test_truncated(fit: Fit, path: Path) -> None:
+    raw = path.read_bytes()
+    for size in {0, 7, 8, 9, 100, len(raw) // 2, len(raw) - 1}:
+        path.write_bytes(raw[:size])
+        refused(path, fit.model, "expected a (whole )?file")
+    path.write_bytes(raw + b"\0")
+    refused(path, fit.model, "its checksum is wrong")
+
+
+def test_a_header_that_is_said_to_be_huge(fit: Fit, path: Path) -> None:
+    raw = path.read_bytes()
+    for length in (2**63, 2**40, len(raw), 2**64 - 1):
+        path.write_bytes(length.to_bytes(8, "little") + raw[8:])
+        refused(path, fit.model, "it says that its header has")
+
+
+def test_a_header_that_is_huge(fit: Fit, path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(2**36)  # sparse: takes no disk
+        file.write((2**30).to_bytes(8, "little"))
+    refused(path, fit.model, "it says that its header has 1073741824 bytes")
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_tensors_that_are_said_to_be_huge(fit: Fit, path: Path, forged: Forged) -> None:
+    name = next(iter(forged.table))
+    entry = forged.table[name]
+    before = peak()
+    for shape, offsets in (
+        ([2**40], [0, 2**43]),
+        ([2**24, 2**24], [0, 2**51]),
+        ([2**47, 2**47, 2**47], [0, 2**144]),
+        ([2**70], [0, 2**73]),
+        ([-1], [0, -8]),
+        ([1.5], [0, 12]),
+        ([True], [0, 8]),
+        ([1] * 9, [0, 8]),
+        ("3", [0, 24]),
+    ):
+        entry["shape"], entry["data_offsets"] = shape, offsets
+        refused(forged.write(path), fit.model, "is not a tensor's|is said to be at|bytes of numbers, and there are")
+    assert peak() - before < 64 * 2**20
+
+
+LIES: dict[str, Callable[[Forged], Any]] = {
+    "transposed": lambda f: f.table["problem.outputs"].update(shape=f.table["problem.outputs"]["shape"][::-1]),
+    "flat": lambda f: f.table["bread.inverse"].update(shape=[676]),
+    "n": lambda f: f.manifest["problem"].update(n=10),
+    "k": lambda f: f.manifest["problem"].update(k=1),
+    "dtype": lambda f: f.table["problem.outputs"].update(dtype="I64"),
+    "unknown dtype": lambda f: f.table["problem.outputs"].update(dtype="O"),
+    "another precision": lambda f: f.manifest.update(algebra="float32"),
+    "renamed": lambda f: f.table.update({"bread.reverse": f.table.pop("bread.inverse")}),
+    "missing": lambda f: f.table.pop("bread.inverse"),
+    "overlap": lambda f: f.table["bread.inverse"].update(data_offsets=[0, 5408]),
+    "parameters": lambda f: f.manifest["problem"].update(parameters=["0.weight"]),
+    "unknown parameters": lambda f: f.manifest["problem"].update(parameters=["../../secret"]),
+    "no parameters": lambda f: f.manifest["problem"].update(parameters=[]),
+    "repeated": lambda f: f.manifest["problem"].update(parameters=["0.weight"] * 4),
+    "structure": lambda f: f.manifest.update(structure="dual"),
+    "unknown structure": lambda f: f.manifest.update(structure="os.system"),
+    "meats": lambda f: f.manifest["bread"].update(meats=["ho"]),
+    "order": lambda f: f.manifest["orders"].update({"bread.inverse": [0, 0]}),
+    "orders": lambda f: f.manifest.update(orders=[]),
+    "ridge": lambda f: f.manifest["bread"].update(ridge=-1.0),
+    "words": lambda f: f.manifest["bread"].update(ridge="1"),
+    "no number": lambda f: f.manifest["bread"].update(ridge=["nan"]),
+    "huge": lambda f: f.manifest["bread"].update(ridge=10**400),
+    "policy": lambda f: f.manifest.update(policy="none"),
+    "recenter": lambda f: f.manifest.update(recenter=True),
+    "flag": lambda f: f.manifest.update(recenter=1),
+    "marks": lambda f: f.manifest["problem"]["data"].update(notes="none"),
+    "diagnostics": lambda f: f.manifest.update(diagnostics=[["ridge", {}, ""]]),
+    "model": lambda f: f.manifest.update(model=None),
+    "tables": lambda f: f.manifest["model"].update(tensors=[[]]),
+    "part": lambda f: f.manifest.update(bread=[]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_manifest_that_lies(lie: Callable[[Forged], Any], fit: Fit, path: Path, forged: Forged) -> None:
+    lie(forged)
+    refused(forged.write(path), fit.model, "expected a whole file as whence saved it, got a damaged one")
+
+
+def test_tensors_that_do_not_belong(fit: Fit, path: Path, forged: Forged) -> None:
+    end = len(forged.data)
+    forged.table["../../etc/passwd"] = {"dtype": "F64", "shape": [2], "data_offsets": [end, end + 16]}
+    forged.data += bytes(16)
+    refused(forged.write(path), fit.model, "tensors that do not belong to it, '../../etc/passwd' first")
+    assert not (path.parent / ".." / ".." / "etc").exists()
+
+
+@pytest.mark.parametrize("depth", [10, 10_000, 400_000])
+def test_nested_manifests(depth: int, fit: Fit, path: Path, forged: Forged) -> None:
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        refused(forged.write(path, opening * depth + "1" + closing * depth), fit.model, "got a damaged one")
+    forged.table["deep"] = "@"
+    header = forged.header().replace(b'"@"', b"[" * depth + b"]" * depth)
+    path.write_bytes(seal(header, forged.data))
+    refused(path, fit.model, "got a damaged one")
+
+
+def test_large_manifests(fit: Fit, path: Path, forged: Forged) -> None:
+    before = peak()
+    refused(forged.write(path, "[" + "[]," * 4_000_000 + "[]]"), fit.model, "more entries than any fit")
+    refused(forged.write(path, json.dumps("x" * (17 * 2**20))), fit.model, "it says that its header has")
+    assert peak() - before < 400 * 2**20  # what it takes to write such a file here
+
+
+@pytest.mark.parametrize("text", ["", "null", "3", '"', "{", '{"a":1,"a":2}', "NaN", '{"a":Infinity}', "\ud800"])
+def test_manifests_that_are_none(text: str, fit: Fit, path: Path, forged: Forged) -> None:
+    refused(forged.write(path, text), fit.model, "got a damaged one")
+
+
+def test_positions_beyond_the_end(tmp_path: Path) -> None:
+    fit = regression("core")
+    fit.tracer.save(tmp_path / "fit.whence")
+    forged = Forged((tmp_path / "fit.whence").read_bytes())
+    name = next(name for name in forged.table if name.endswith("index") and forged.table[name]["shape"] != [0])
+    start = forged.table[name]["data_offsets"][0]
+    for position in (-1, 10**6, 2**62):
+        forged.data = forged.data[:start] + position.to_bytes(8, "little", signed=True) + forged.data[start + 8 :]
+        refused(forged.write(tmp_path / "fit.whence"), fit.model, "positions below")
+
+
+def test_groups_that_do_not_exist(tmp_path: Path) -> None:
+    fit = regression("primal", groups=[0, 0, 1, 1, 2, 2, 3, 3, 4])
+    fit.tracer.save(tmp_path / "fit.whence")
+    forged = Forged((tmp_path / "fit.whence").read_bytes())
+    start = forged.table["groups.index"]["data_offsets"][0]
+    forged.data = forged.data[:start] + (99).to_bytes(8, "little") + forged.data[start + 8 :]
+    refused(forged.write(tmp_path / "fit.whence"), fit.model, "numbers below 5")
+
+
+def test_options_of_a_likelihood_that_no_likelihood_has(tmp_path: Path) -> None:
+    fit = classes("ekfac", "categorical")
+    fit.tracer.save(tmp_path / "fit.whence")
+    whole = Forged((tmp_path / "fit.whence").read_bytes())
+    for wrong in ({"label_smoothing": 7.0}, {"weight": "abc"}, {"weight": [-1.0]}, {"dispersion": "x"}, {"name": "os"}):
+        forged = whole.copy()
+        forged.manifest["problem"]["likelihood"].update(wrong)
+        with pytest.raises(whence.WhenceError):
+            whence.load(forged.write(tmp_path / "fit.whence"), fit.model)
+
+
+def test_blocks_that_the_model_does_not_have(tmp_path: Path) -> None:
+    fit = regression("ekfac", "convolution")
+    fit.tracer.save(tmp_path / "fit.whence")
+    whole = Forged((tmp_path / "fit.whence").read_bytes())
+    for wrong in ({"groups": 3}, {"kind": "rows"}, {"kind": "dense"}, {"parameters": []}, {"shapes": [[1]]}):
+        forged = whole.copy()
+        forged.manifest["bread"]["stream"]["layer_0"].update(wrong)
+        with pytest.raises(whence.WhenceError):
+            whence.load(forged.write(tmp_path / "fit.whence"), fit.model).predict(fit.test)
+
+
+def test_too_large_for_the_memory(fit: Fit, path: Path) -> None:
+    with pytest.raises(whence.TooLargeError, match=r"expected the fit in .* to fit in 1\.0 KiB, but it takes about"):
+        whence.load(path, fit.model, max_memory=1024)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, "float32"])
+def test_dtypes_of_the_algebra(dtype: Any, fit: Fit, path: Path) -> None:
+    with pytest.raises(whence.InputError, match=r"expected dtype torch\.float64 or torch\.float32 for the algebra"):
+        whence.load(path, fit.model, dtype=dtype)
