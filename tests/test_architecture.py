@@ -21,7 +21,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # whence; "whence" itself is its __init__, the contents page, which nothing below the plots imports.
 LAYERS = (
     ("cli",),
-    ("plots",),
+    ("plots", "tabular"),
     ("whence",),
     ("tracer", "predictor", "api", "loading", "options"),
     ("persist", "report"),  # these below the tracer, which offers them as methods
