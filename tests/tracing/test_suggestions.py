@@ -82,6 +82,66 @@ def test_inputs_are_chosen_as_brute_force_chooses(structure: str, apart: bool) -
     assert repr(found).startswith("Suggestion(4 inputs to label: ")
 
 
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_classes_are_weighed_by_what_their_labels_tell(
+    likelihood: str, apart: bool, generator: torch.Generator
+) -> None:
+    """A label adds J^T L J with L the Hessian of cross-entropy; what is to fall is tr L J G^-1 J^T."""
+    x = torch.randn(10, 2, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (10,), generator=generator)
+    pool, test = (2 * torch.randn(count, 2, generator=generator, dtype=torch.float64) for count in (7, 4))
+    pool[4] = pool[1]
+    model = networks.linear(2 * torch.randn(3, 2, generator=generator, dtype=torch.float64))
+    targets = y if likelihood == "categorical" else torch.nn.functional.one_hot(y, 3).double()
+    tracer = fit(model, [(x, targets)], likelihood=likelihood, ridge=RIDGE)
+
+    def terms(inputs: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+        outputs = model(inputs).detach()
+        if likelihood == "categorical":
+            p = outputs.softmax(1).numpy()
+            hessians = [np.diag(row) - np.outer(row, row) for row in p]
+        else:
+            p = outputs.sigmoid().numpy()
+            hessians = [np.diag(row * (1 - row)) for row in p]
+        return list(zip(oracles.linear_tangents(inputs.numpy(), 3), hessians, strict=True))
+
+    curved = RIDGE * np.eye(6) + sum(J.T @ L @ J for J, L in terms(x))
+    aims = terms(test if apart else pool)
+
+    def total(matrix: np.ndarray) -> float:
+        return sum(np.trace(L @ J @ np.linalg.solve(matrix, J.T)) for J, L in aims)
+
+    chosen, left = [], []
+    for _ in range(4):
+        scores = [np.inf if i in chosen else total(curved + J.T @ L @ J) for i, (J, L) in enumerate(terms(pool))]
+        chosen.append(int(np.argmin(scores)))
+        J, L = terms(pool)[chosen[-1]]
+        curved = curved + J.T @ L @ J
+        left.append(total(curved))
+    found = tracer.suggest(4, [pool[:3], pool[3:]], test=[test[:1], test[1:]] if apart else None)
+    assert [1 if i == 4 else i for i in found.index.tolist()] == [1 if i == 4 else i for i in chosen]
+    np.testing.assert_allclose(found.total, left, rtol=1e-8)
+
+
+@pytest.mark.parametrize("structure", ["primal", "ekfac"])
+def test_of_many_copies_one_is_chosen(structure: str) -> None:
+    """A pool of five inputs, eight times over: the first five suggestions are five different inputs."""
+    case = networks.build("mlp")
+    tracer = fit(case.model, case.batches(4), structure=STRUCTURES[structure], ridge=RIDGE)
+    once = torch.randn(5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    found = tracer.suggest(5, 20 * once.repeat(8, 1))  # far out, where a label leaves little to tell
+    assert sorted((found.index % 5).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_a_pool_beyond_memory_is_refused_before_it_is_built() -> None:
+    case = networks.build("mlp")
+    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
+    tracer.problem.budget.limit = 100
+    with pytest.raises(whence.TooLargeError, match="smaller pool"):
+        tracer.suggest(2, case.test_inputs)
+
+
 def test_labels_to_check_are_the_suspects_in_order() -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.display import Column, Shown, Table, numbers, rows_shown
-from whence.tangents.batches import Inputs
+from whence.tangents.batches import Inputs, batch_size
 
 from .fitted import Fitted
 from .tables import frame
@@ -27,7 +27,8 @@ class Suggestion(Shown):
         index: (b,) positions, in the training set or in the pool.
         score: (b,) why: the size of the studentized residual for labels to check; for inputs to label, the total
             variance that the label takes away, after those before it.
-        total: (b,) for inputs to label, the total variance left; empty for labels to check.
+        total: (b,) for inputs to label, the total variance left; empty for labels to check. For classes variances of
+            logits are weighted by the loss's Hessian: what a certain answer is certain of does not count.
         kind: "labels to check" or "inputs to label".
     """
 
@@ -76,7 +77,9 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
         V(x, x') -= V(x, z) (1 / s^2) (I + V(z, z) / s^2)^-1 V(z, x')
 
     without training, since its label does not enter. Choosing greedily with these updates, two copies of one input are
-    not both chosen while anything else would help more.
+    not both chosen while anything else would help more. For losses with a Hessian L = R R^T in the outputs, R^T V R
+    takes the place of V: a label tells L as much, and tr L V, summed over inputs, is twice the loss that the doubt
+    about the weights costs.
 
     Args:
         fitted: the fit.
@@ -85,23 +88,25 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
         budget: how many to choose.
     """
     problem = fitted.problem
-    k = problem.k
-    within = torch.cat([fitted.bread.products(batch, pool) for batch in pool])  # (p, k, p, k)
-    p = len(within)
-    need = 3.0 * (p * k) ** 2 * within.element_size()
+    p = sum(batch_size(batch, "the pool") for batch in pool)
+    need = 4.0 * (p * problem.k) ** 2 * problem.outputs.element_size()
     problem.budget.require(need, f"the products of {p} inputs of the pool", "Pass a smaller pool.")
-    matrix = within.reshape(p * k, p * k)
-    aims = matrix
+    roots = _roots(fitted, pool)
+    matrix = _products(fitted, pool, pool, roots, roots)  # (p q, p q)
+    q = len(matrix) // p
+    aims, total = matrix, float(matrix.diagonal().sum())
     if test is not None:
-        aims = torch.cat([fitted.bread.products(batch, pool) for batch in test]).reshape(-1, p * k)
-        total = sum(_trace(fitted.bread.products(batch, [batch])) for batch in test)
-    else:
-        total = float(matrix.diagonal().sum())
-    eye = torch.eye(k, dtype=matrix.dtype, device=matrix.device)
+        tested = _roots(fitted, test)
+        aims = _products(fitted, test, pool, tested, roots)
+        total = sum(
+            float(_products(fitted, [batch], [batch], some, some).diagonal().sum())
+            for batch, some in zip(test, _cut(tested, test), strict=True)
+        )
+    eye = torch.eye(q, dtype=matrix.dtype, device=matrix.device)
     open_ = torch.ones(p, dtype=torch.bool, device=matrix.device)
     index, score, left = [], [], []
     for _ in range(min(budget, p)):
-        drops = _drops(matrix, aims, p, k, eye)
+        drops = _drops(matrix, aims, p, q, eye)
         best = int(torch.where(open_, drops, -torch.inf).argmax())
         drop = float(drops[best])
         total -= drop
@@ -109,9 +114,47 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
         index.append(best)
         score.append(drop * fitted.noise_scale)
         left.append(max(total, 0.0) * fitted.noise_scale)
-        matrix, aims = _updated(matrix, aims, slice(best * k, (best + 1) * k), eye, same=test is None)
+        matrix, aims = _updated(matrix, aims, slice(best * q, (best + 1) * q), eye, same=test is None)
     scores, totals = (torch.tensor(values, dtype=matrix.dtype) for values in (score, left))
     return Suggestion(torch.tensor(index), scores, totals, "inputs to label")
+
+
+def _roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:
+    """(p, k, q) roots of the loss's Hessian for labels as the network expects them; `None` for the identity."""
+    problem = fitted.problem
+    likelihood = problem.likelihood
+    found = []
+    for batch in batches:
+        with torch.no_grad():
+            outputs = problem.network(batch).to(problem.dtype)
+        expected = outputs
+        if likelihood.has_classes:
+            expected = likelihood.check_targets(likelihood.probabilities(outputs), outputs, "the pool")
+        root = likelihood.hessian_root(outputs, expected)
+        if root is None:
+            return None
+        found.append(root)
+    return torch.cat(found)
+
+
+def _products(
+    fitted: Fitted, some: Sequence[Inputs], others: Sequence[Inputs], left: Tensor | None, right: Tensor | None
+) -> Tensor:
+    """R^T J F_lam^-1 J'^T R' of some inputs with others, (m q, p q)."""
+    parts = []
+    for batch, roots in zip(some, _cut(left, some), strict=True):
+        found = fitted.bread.products(batch, others)  # (m, k, p, k)
+        if roots is not None and right is not None:
+            found = torch.einsum("mkq,mkpj,pjr->mqpr", roots, found, right)
+        parts.append(found.flatten(0, 1).flatten(1))
+    return torch.cat(parts)
+
+
+def _cut(roots: Tensor | None, batches: Sequence[Inputs]) -> Sequence[Tensor | None]:
+    if roots is None:
+        return [None] * len(batches)
+    parts: tuple[Tensor, ...] = roots.split([batch_size(batch, "the pool") for batch in batches])
+    return parts
 
 
 def check_first(suspicion: Tensor, budget: int) -> Suggestion:
@@ -135,8 +178,3 @@ def _updated(matrix: Tensor, aims: Tensor, at: slice, eye: Tensor, same: bool) -
     gain = torch.linalg.solve(matrix[at, at] + eye, matrix[at])  # (k, p k)
     fresh = matrix - matrix[:, at] @ gain
     return fresh, fresh if same else aims - aims[:, at] @ gain
-
-
-def _trace(products: Tensor) -> float:
-    m, k = products.shape[:2]
-    return float(products.reshape(m * k, m * k).diagonal().sum())
