@@ -52,14 +52,14 @@ def test_misuse_is_exit_code_two(arguments: tuple[str, ...]) -> None:
 
 def test_folder_that_does_not_exist_is_told_before_any_work(tmp_path) -> None:
     code, text = call("demo", "--out", str(tmp_path / "nowhere" / "report.html"))
-    assert code == 1
+    assert code == 2
     assert "expected a folder that exists" in text
 
 
 @pytest.mark.parametrize("module", ["typer", "rich"])
 def test_missing_command_line_extra_is_told_in_a_sentence(module: str) -> None:
     process = without(module, "from whence.cli import main; main(['--version'])")
-    assert process.returncode == 1
+    assert process.returncode == 3
     assert f"needs {module}. Install it with: pip install 'whence[cli]'" in process.stderr
     assert "Traceback" not in process.stderr
 
@@ -69,7 +69,7 @@ def test_missing_extra_of_the_demo_is_told_in_a_sentence() -> None:
         "sklearn",
         "import runpy; sys.argv[1:] = ['--quick']; runpy.run_module('whence_paper.demo', run_name='__main__')",
     )
-    assert process.returncode == 1
+    assert process.returncode == 3
     assert "needs sklearn" in process.stderr
     assert "pip install 'whence[paper]'" in process.stderr
     assert "Traceback" not in process.stderr

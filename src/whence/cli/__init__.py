@@ -21,5 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if missing not in ("typer", "rich"):
             raise
         print(f"The command line needs {missing}. Install it with: pip install 'whence[cli]'", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(3)
+    except KeyboardInterrupt:  # loading torch takes seconds
+        sys.exit(130)
     app(args=None if arguments is None else list(arguments), prog_name="whence")
