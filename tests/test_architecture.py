@@ -21,7 +21,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # whence; "whence" itself is its __init__, the contents page, which nothing below the plots imports.
 LAYERS = (
     ("cli",),
-    ("plots", "tabular"),
+    ("plots", "tabular", "sklearn", "integrations"),
     ("whence",),
     ("tracer", "predictor", "api", "loading", "options"),
     ("persist", "report"),  # these below the tracer, which offers them as methods
@@ -38,8 +38,15 @@ DEPENDENCIES = {"torch", "numpy", "safetensors"}
 # Everything else is an extra and is imported inside the function that needs it. The command line alone is built by
 # decorators at import, so the modules in cli/ (not cli/__init__.py, the entry point) import theirs at the top.
 CLI_DEPENDENCIES = {"typer", "rich"}
+# These modules are made of another library's classes and are imported by those who use that library.
+GUESTS = {
+    "whence.sklearn": "sklearn",
+    "whence.integrations.lightning": "lightning",
+    "whence.integrations.transformers": "transformers",
+    "whence.integrations.skorch": "skorch",
+}
 
-PUBLIC_MODULES = {"whence.plots", "whence.report", "whence.cli"}  # beside the names in whence.__all__
+PUBLIC_MODULES = {"whence.plots", "whence.report", "whence.cli", "whence.sklearn"}  # beside the names in whence.__all__
 MODULE_LINES = 300
 FUNCTION_LINES = 60
 SAYS_NOTHING = {"utils", "util", "helpers", "common", "misc"}
@@ -149,6 +156,8 @@ def foreign_imports(src: Path) -> list[str]:
         allowed = DEPENDENCIES | {"whence"} | sys.stdlib_module_names
         if module.name.startswith("whence.cli."):
             allowed |= CLI_DEPENDENCIES
+        if module.name in GUESTS:
+            allowed |= {GUESTS[module.name]}
         for found in imports(module):
             root = found.module.split(".")[0]
             if root == "whence_paper":
@@ -259,6 +268,7 @@ FAULTS: tuple[tuple[Callable[[Path], list[str]], str, str], ...] = (
     (import_cycles, "whence/curvature/__init__.py", "from .dual import Dual"),
     (foreign_imports, "whence/results.py", "import pandas as pd"),
     (foreign_imports, "whence/cli/__init__.py", "import typer"),
+    (foreign_imports, "whence/integrations/skorch.py", "import lightning"),
     (foreign_imports, "whence/api.py", "def f():\n    import whence_paper  # late"),
     (unexplained_local_imports, "whence/results.py", "def f():\n    import pandas"),
     (private_use_by_the_paper, "whence_paper/demo.py", "from whence.curvature import dual"),
@@ -277,6 +287,7 @@ SOUND = {
     "whence/curvature/dual.py": "from ..errors import ShapeError\nimport whence.curvature",
     "whence/results.py": "def f():\n    # pandas is an extra\n    import numpy\n    import pandas",
     "whence/cli/app.py": "import typer\nfrom whence.api import fit",
+    "whence/sklearn.py": "from sklearn.base import BaseEstimator\nfrom . import api",
     "whence_paper/demo.py": "import whence\nfrom whence import fit, plots\nfrom whence.plots import grid\nwhence.fit()",
 }
 

@@ -1,0 +1,212 @@
+"""Scikit-learn estimators that know how uncertain they are, and why.
+
+A small network is trained to the optimum of its penalised loss, and `whence` is fitted to it: two lines for what a
+table of numbers needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from . import api
+from .curvature import Structure
+from .errors import InputError
+from .integrations.perceptron import Scaled, layers, train
+from .results import Uncertainty
+from .tracer import Tracer
+from .tracing import Explanation
+
+Array = NDArray[Any]
+
+
+class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no annotations
+    """What regressor and classifier share."""
+
+    tracer_: Tracer
+    network_: Scaled
+    n_iter_: int
+
+    def __init__(
+        self,
+        hidden_layer_sizes: Sequence[int] = (32,),
+        ridge: float = 1.0,
+        structure: str | Structure = "exact",
+        max_iter: int = 500,
+        random_state: Any = None,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.ridge = ridge
+        self.structure = structure
+        self.max_iter = max_iter
+        self.random_state = random_state
+
+    def uncertainty(self, X: Any) -> Uncertainty:
+        """Predictions with all variances, as `Tracer.predict` gives them."""
+        check_is_fitted(self)
+        return self.tracer_.predict(self._inputs(X))
+
+    def explain(self, X: Any, level: float = 0.95, top: int = 5) -> Explanation:
+        """For each row whether to trust the prediction, and if not, whether labels or data are the cause.
+
+        Training examples go by their row in the `X` of `fit`. See `Tracer.explain`.
+        """
+        check_is_fitted(self)
+        return self.tracer_.explain(self._inputs(X), level, top)
+
+    def _inputs(self, X: Any) -> Tensor:
+        return torch.from_numpy(np.array(validate_data(self, X, dtype=np.float64, reset=False)))
+
+    def _outputs(self, X: Any) -> Tensor:
+        check_is_fitted(self)
+        with torch.no_grad():
+            outputs: Tensor = self.network_(self._inputs(X))
+        return outputs
+
+    def _train(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
+        if self.max_iter < 1:
+            raise InputError(f"expected max_iter to be at least 1, got {self.max_iter!r}.")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        sizes = (x.shape[1], *self.hidden_layer_sizes, outputs)
+        network = Scaled(layers(sizes, torch.Generator().manual_seed(seed)), x, None if classes else y)
+        loss: Literal["squares", "cross_entropy"] = "cross_entropy" if classes else "squares"
+        self.n_iter_ = train(network, x, y, loss, self.ridge, self.max_iter)
+        self.network_ = network
+        self.tracer_ = api.fit(
+            network,
+            [(x, y)],
+            "categorical" if classes else "gaussian",
+            self.structure,
+            ridge=self.ridge * float(network.scale) ** 2,  # errors in units of the targets, squared
+            progress=False,
+        )
+
+
+class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]
+    """A network for regression whose predictions come with standard deviations and reasons.
+
+    Inputs and targets are scaled inside. The network is trained by L-BFGS on the sum of squared errors (in units of the
+    targets' variance) plus `ridge` ||w||^2, and `whence` uses that same ridge.
+
+    Args:
+        hidden_layer_sizes: widths of the hidden layers, with tanh.
+        ridge: lambda; the larger, the smoother.
+        structure: as for `whence.fit`; "exact" while examples times outputs, or weights, are some thousands.
+        max_iter: of L-BFGS. `tracer_.diagnostics` tells how far from the optimum training ended ("Newton change").
+        random_state: a seed, for the first weights.
+
+    Attributes:
+        tracer_: a `whence.Tracer`, for everything else: attributions, what-if, suggestions, diagnostics. It takes
+            tensors of rows as they were given to `fit`. The training set is kept with it.
+        network_: the trained network, in the units of inputs and targets.
+        n_iter_: iterations of L-BFGS.
+
+    Examples:
+        >>> import numpy as np
+        >>> X = np.linspace(-3, 3, 60).reshape(-1, 1)
+        >>> model = WhenceRegressor(random_state=0).fit(X, np.sin(X[:, 0]) + 0.1 * np.cos(77 * X[:, 0]))
+        >>> mean, std = model.predict([[0.0], [30.0]], return_std=True)
+        >>> mean.shape, bool(std[1] > std[0])
+        ((2,), True)
+        >>> model.explain([[0.0]]).verdicts
+        ('confident',)
+    """
+
+    def fit(self, X: Any, y: Any) -> WhenceRegressor:
+        """Train on (n, i) inputs and (n,) or (n, k) targets."""
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
+        self._flat = y.ndim == 1
+        targets = torch.from_numpy(np.array(y, dtype=np.float64).reshape(len(y), -1))
+        self._train(torch.from_numpy(np.array(X)), targets, targets.shape[1], classes=False)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
+        """Predictions, and if asked for their standard deviations.
+
+        The deviations are of the regression function, had the training set been another one: the noise of a new
+        observation comes on top.
+
+        Args:
+            X: (m, i) inputs.
+            return_std: whether to return standard deviations too.
+            estimator: of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
+        """
+        if not return_std:
+            outputs = self._outputs(X)
+            return self._shaped(outputs)
+        found = self.uncertainty(X)
+        return self._shaped(found.mean), self._shaped(found.variance(estimator).sqrt())
+
+    def _shaped(self, values: Tensor) -> Array:
+        found: Array = values.numpy()
+        return found[:, 0] if self._flat else found
+
+    def __sklearn_tags__(self) -> Any:
+        """Several outputs are welcome."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
+    """A network for classification whose probabilities come with standard deviations and reasons.
+
+    Inputs are scaled inside. The network is trained by L-BFGS on the sum of cross-entropies plus `ridge` / 2 ||w||^2,
+    and `whence` uses that same ridge. Arguments and attributes are those of `WhenceRegressor`.
+
+    Attributes:
+        classes_: labels, in the order of the columns of `predict_proba`.
+
+    Examples:
+        >>> import numpy as np
+        >>> X = np.linspace(-3, 3, 60).reshape(-1, 1)
+        >>> model = WhenceClassifier(random_state=0).fit(X, np.where(X[:, 0] > 0, "high", "low"))
+        >>> model.predict([[2.0]]).tolist()
+        ['high']
+        >>> chance, std = model.predict_proba([[0.0], [2.0]], return_std=True)
+        >>> bool(std[0, 0] > std[1, 0])
+        True
+    """
+
+    classes_: Array
+
+    def fit(self, X: Any, y: Any) -> WhenceClassifier:
+        """Train on (n, i) inputs and (n,) labels of any kind."""
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise InputError(f"expected labels of two classes or more, got one class, {self.classes_[0]!r}.")
+        labels = torch.from_numpy(codes.astype(np.int64))
+        self._train(torch.from_numpy(np.array(X)), labels, len(self.classes_), classes=True)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """(m,) the most probable label of each row."""
+        best = self._outputs(X).argmax(1).numpy()
+        found: Array = self.classes_[best]
+        return found
+
+    def predict_proba(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
+        """(m, k) probabilities, and if asked for their standard deviations.
+
+        Args:
+            X: (m, i) inputs.
+            return_std: whether to return standard deviations too, by the delta method.
+            estimator: of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
+        """
+        if not return_std:
+            chances: Array = self._outputs(X).softmax(1).numpy()
+            return chances
+        found = self.uncertainty(X)
+        variances = found.probability_covariance(estimator).diagonal(dim1=1, dim2=2)
+        return found.probabilities.numpy(), variances.clamp_min(0.0).sqrt().numpy()
