@@ -55,10 +55,10 @@ def spots(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def replace(value: Any, path: tuple[Any, ...], new: Any) -> None:
-    """Put something else at a spot."""
+    """Put a copy of something else at a spot."""
     for key in path[:-1]:
         value = value[key]
-    value[path[-1]] = new
+    value[path[-1]] = copy.deepcopy(new)
 
 
 def look(value: Any, path: tuple[Any, ...]) -> Any:

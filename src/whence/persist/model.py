@@ -80,7 +80,7 @@ def _as_stored(tensor: Tensor, dtype: Any) -> Tensor | None:
     if str(tensor.dtype) == dtype:
         return tensor
     known = {str(one): one for one in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
-    if dtype not in known or not tensor.is_floating_point():
+    if not isinstance(dtype, str) or dtype not in known or not tensor.is_floating_point():
         return None
     cast = tensor.detach().to(known[dtype])
     return cast if torch.equal(cast.to(tensor.dtype), tensor) else None
