@@ -15,9 +15,9 @@ from whence.tabular.results import Results, trace_rows
 from whence.tabular.saved import Saved
 from whence.tabular.scores import Score
 
-from .output import figure
+from .output import figure, percent
 from .table_output import ADVICE
-from .table_results import cells
+from .table_results import shown
 
 if TYPE_CHECKING:
     import pandas
@@ -118,7 +118,7 @@ class OpenedTable:
             out,
             test,
             names=list(target.classes) or [target.name],
-            table=cells(model, self.table),
+            table=shown(model, self.table, "row"),
             ids=[f"row {row}" for row in self.table.rows],
             title=f"{target.name}: how uncertain are predictions, and why?",
             about=[f"{len(self.table):,} rows of {self.name}."],
@@ -153,6 +153,6 @@ class OpenedTable:
 def _because(verdicts: Explanation, number: int) -> str:
     noise, chance = float(verdicts.noise[number]), float(verdicts.noise_p[number])
     return (
-        f"errors of similar training rows are {noise:.2g} times as large as elsewhere, squared (p = {chance:.2g}); "
-        f"{float(verdicts.scarcity_p[number]):.1%} of the training rows are as far from the others"
+        f"squared errors of similar training rows are {noise:.2g} times the average (p = {chance:.2g}); "
+        f"{percent(float(verdicts.scarcity_p[number]))} of the training rows have as few others around them"
     )

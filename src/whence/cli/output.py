@@ -85,13 +85,13 @@ def figure(value: float) -> str:
 
     Examples:
         >>> figure(0.81234), figure(48123.4), figure(3.0), figure(0.000123)
-        ('0.812', '48,123', '3', '0.000123')
+        ('0.8123', '48,123', '3', '0.000123')
     """
     if not math.isfinite(value):
         return "-"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:.4g}"
 
 
 def percent(share: float) -> str:

@@ -9,10 +9,12 @@ import numpy
 import torch
 
 from whence.persist.atomic import replacing
+from whence.tabular.columns import Column, Date, Number, label
 from whence.tabular.model import TableModel
 from whence.tabular.reading import Table
 from whence.tabular.results import Results, affordable, trace_rows
 from whence.tabular.study import Study
+from whence.tabular.texts import read_dates, read_numbers
 
 from .options import Verdicts
 
@@ -62,20 +64,44 @@ def write_report(path: Path, done: Study, name: str) -> None:
         path,
         (inputs, labels),
         names=list(target.classes) or [target.name],
-        table=(cells(done.model, test), cells(done.model, train)),
+        table=(shown(done.model, test, "row"), shown(done.model, train, "training row")),
         ids=[f"row {row}" for row in test.rows],
         title=f"{target.name}: how uncertain are predictions, and why?",
         about=[
             f"{len(tested):,} rows of {name} that the network was not trained on. Rows are counted from 1, below the "
-            "names of the columns."
+            "names of the columns. Training examples have numbers of their own; their row is in their table."
         ],
     )
 
 
-def cells(model: TableModel, table: Table) -> pandas.DataFrame:
-    """The rows as they were in the file: number, identifiers, target and the columns that are used."""
-    import pandas  # an extra: only tables need it
+def shown(model: TableModel, table: Table, number: str) -> dict[str, Any]:
+    """The rows for people: their numbers, identifiers and the columns that are used.
 
-    names = [*model.identifiers, model.target.name, *(column.name for column in model.columns)]
-    found = {name: table.columns[name] for name in names if name in table.columns}
-    return pandas.DataFrame({"row": table.rows, **found})
+    Args:
+        model: of the table.
+        table: the rows.
+        number: what to call the number of the row. Test and training rows call it differently, since the numbers of
+            one are not to be compared with those of the other.
+    """
+    columns: dict[str, Any] = {number: table.rows}
+    columns.update({name: table.columns[name] for name in model.identifiers if name in table.columns})
+    for column in model.columns:
+        cells = table.columns[column.name]
+        columns[column.name] = _numbers(column, cells) if isinstance(column, Number) else _words(column, cells)
+    return columns
+
+
+def _numbers(column: Number, cells: Any) -> Any:
+    values = read_numbers(cells, column.style)
+    whole = numpy.isfinite(values).all() and (values == numpy.round(values)).all() and numpy.abs(values).max() < 2**53
+    return values.astype(numpy.int64) if whole else values
+
+
+def _words(column: Column, cells: Any) -> Any:
+    """Categories by their names. Dates as numbers like 20240131, which have an order, where all can be read."""
+    if isinstance(column, Date):
+        days = read_dates(cells, column.format)
+        if numpy.isfinite(days).all():
+            dates = days.astype("datetime64[D]").astype(str)
+            return numpy.array([int(date.replace("-", "")) for date in dates])
+    return numpy.array([label(cell) for cell in cells], dtype=object)

@@ -1,0 +1,175 @@
+"""What kind a column is, and how its cells become numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whence.tabular.columns import Category, Column, Date, Number, from_json, to_json
+from whence.tabular.kinds import Left, encoded, settle
+from whence.tabular.texts import number_style
+
+
+def cells(*values: Any) -> Any:
+    return np.array([str(value) for value in values], dtype=object)
+
+
+def settled(name: str, values: Any) -> tuple[Column | Left, list[str]]:
+    notes: list[str] = []
+    return settle(name, values, notes), notes
+
+
+def test_numbers_get_mean_zero_and_variance_one() -> None:
+    column, notes = settled("age", cells(*range(10, 60)))
+    assert isinstance(column, Left), "consecutive numbers only number the rows"
+    column, notes = settled("age", cells(*[20, 30, 40, 20] * 10))
+    assert isinstance(column, Number)
+    values = column.encode(cells(*[20, 30, 40, 20] * 10))
+    assert values.shape == (40, 1)
+    assert values.mean() == pytest.approx(0)
+    assert values.std() == pytest.approx(1)
+    assert notes == []
+
+
+def test_heavy_tails_are_compressed_and_keep_their_order() -> None:
+    column, _ = settled("income", cells(*[*range(100), 10**9]))
+    assert isinstance(column, Number)
+    assert column.scale.compressed
+    values = column.encode(cells(0, 50, 10**9, 10**12))[:, 0]
+    assert (np.diff(values) > 0).all()
+    assert values.max() < 50
+
+
+def test_missing_numbers_take_the_middle_and_are_told() -> None:
+    column, _ = settled("age", cells(*["1", "2", "2", "3", "", "NA", "?"] * 5))
+    assert isinstance(column, Number)
+    assert column.gaps
+    values = column.encode(cells("2", "n/a"))
+    assert values[:, 1].tolist() == [0.0, 1.0]
+    assert values[1, 0] == 0.0
+
+
+def test_missing_values_where_training_had_none_are_filled() -> None:
+    column, _ = settled("age", cells(*[1, 2, 2, 3] * 5))
+    assert column.encode(cells("")).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "values"),
+    [
+        (["1,234", "12,345", "7"], [1234, 12345, 7]),
+        (["1,5", "-2,25", "1.000,5"], [1.5, -2.25, 1000.5]),
+        (["$5", "7%"], [5, 7]),
+    ],
+)
+def test_numbers_in_other_spellings(spelling: list[str], values: list[float]) -> None:
+    assert number_style(spelling)[1].tolist() == values
+
+
+def test_mostly_numbers_with_some_text_are_numbers_with_gaps() -> None:
+    column, notes = settled("size", cells(*[1, 2, 3, 5, 8] * 10, "big", "huge"))
+    assert isinstance(column, Number)
+    assert column.gaps
+    assert "text in 2 of 52 cells (such as 'big', 'huge')" in notes[0]
+    assert column.strange(cells("1", "", "odd")).tolist() == [False, False, True]
+
+
+def test_half_numbers_half_text_are_categories_and_noted() -> None:
+    column, notes = settled("size", cells(*[1, 2, 3, "S", "M"] * 10))
+    assert isinstance(column, Category)
+    assert "mixes numbers (60%) and text" in notes[0]
+
+
+def test_categories_rare_ones_together() -> None:
+    column, _ = settled("town", cells(*["Ulm"] * 60, *["Bonn"] * 50, "Kiel", ""))
+    assert isinstance(column, Category)
+    assert column.levels == ("Bonn", "Ulm")
+    assert column.other
+    assert column.encode(cells("Bonn", "Ulm", "Kiel", "never seen")).tolist() == [
+        [1, 0, 0],
+        [0, 1, 0],
+        [0, 0, 1],
+        [0, 0, 1],
+    ]
+
+
+def test_category_never_seen_is_told_where_none_was_rare() -> None:
+    column, _ = settled("town", cells(*["Ulm", "Bonn"] * 10))
+    assert column.encode(cells("Kiel")).tolist() == [[0.0, 0.0]]
+    assert column.strange(cells("Ulm", "Kiel")).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("texts", "format_"),
+    [
+        (["2020-01-31", "2021-12-01", "2023-05-05"], "%Y-%m-%d"),
+        (["31.01.2020", "01.12.2021", "05.05.2023"], "%d.%m.%Y"),
+        (["31/01/2020", "01/12/2021", "05/05/2023"], "%d/%m/%Y"),
+        (["2020-01-31T08:30:00Z", "2021-12-01T18:00:00Z", "2023-05-05T23:59:59Z"], "%Y-%m-%d %H:%M:%S"),
+    ],
+)
+def test_dates(texts: list[str], format_: str) -> None:
+    column, _ = settled("when", cells(*texts * 5))
+    assert isinstance(column, Date)
+    assert column.format == format_
+    values = column.encode(cells(*texts, ""))
+    assert values[:3, 0].tolist() == sorted(values[:3, 0])
+    assert values.shape == (4, len(column.inputs))
+    assert np.isfinite(values).all()
+
+
+def test_place_in_the_year_is_a_circle() -> None:
+    column, _ = settled("when", cells(*[f"20{year}-{month:02d}-15" for year in (20, 21, 22) for month in range(1, 13)]))
+    assert isinstance(column, Date)
+    wave = dict(zip(column.inputs, column.encode(cells("2021-07-02")).tolist()[0], strict=True))
+    turn = 2 * math.pi * (18_810 / 365.2425)  # days from 1970-01-01 to 2021-07-02
+    assert wave["when sin 365.243 days"] == pytest.approx(math.sin(turn))
+    assert wave["when cos 365.243 days"] == pytest.approx(math.cos(turn))
+
+
+def test_day_or_month_first_is_noted_where_both_would_do() -> None:
+    _, notes = settled("when", cells(*["01/02/2020", "03/04/2021", "05/06/2022"] * 3))
+    assert "month/day was taken" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason", "identifier"),
+    [
+        ("a", ["7"] * 30, "the same value in all rows ('7')", False),
+        ("a", ["same"] * 30, "the same value in all rows ('same')", False),
+        ("a", [""] * 30, "no value in any row", False),
+        ("a", [""] * 99 + ["1"], "no value in 99.0% of the rows", False),
+        ("a", list(range(1, 31)), "numbers the rows", True),
+        ("customer_id", [number * 37 % 1009 for number in range(1, 31)], "numbers the rows", True),
+        ("userId", [number * 37 % 1009 for number in range(1, 31)], "numbers the rows", True),
+        ("name", [f"person {number}" for number in range(30)], "a different text in nearly every row (30)", True),
+    ],
+)
+def test_columns_that_are_left_out(name: str, values: list[Any], reason: str, identifier: bool) -> None:
+    left, _ = settled(name, cells(*values))
+    assert left == Left(name, reason, identifier)
+
+
+def test_measurements_that_all_differ_are_not_left_out() -> None:
+    generator = np.random.default_rng(0)
+    assert isinstance(settled("paid", cells(*generator.normal(size=50)))[0], Number)
+    assert isinstance(settled("paid", cells(*generator.permutation(1000)[:50]))[0], Number)
+
+
+def test_columns_survive_json() -> None:
+    values = {
+        "n": cells(*[1, 2, 3, 10**6, ""] * 6),
+        "c": cells(*["a", "b", "c", "b", "a"] * 6),
+        "d": cells(*["2020-01-01 10:00", "2021-06-01 11:30", "2022-03-04 23:00", "", "2020-02-02 02:02"] * 6),
+    }
+    columns = [column for name, one in values.items() if not isinstance(column := settled(name, one)[0], Left)]
+    assert [column.kind for column in columns] == ["number", "category", "date"]
+    again = [from_json(json.loads(json.dumps(to_json(column)))) for column in columns]
+    assert again == columns
+    assert (encoded(again, values) == encoded(columns, values)).all()
+    with pytest.raises(ValueError, match="kind"):
+        from_json({"kind": "code", "scale": to_json(columns[0])["scale"]})

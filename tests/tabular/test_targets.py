@@ -1,0 +1,106 @@
+"""Numbers or classes, and everything that can be wrong with a target; and which rows go where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whence.errors import InputError, TargetError
+from whence.tabular.splits import split
+from whence.tabular.targets import Target, Task, find_column, settle_target
+
+
+def cells(*values: Any) -> Any:
+    return np.array([str(value) for value in values], dtype=object)
+
+
+def settled(values: Any, task: Task | None = None) -> tuple[Target, list[str]]:
+    notes: list[str] = []
+    return settle_target("y", values, task, notes), notes
+
+
+def test_numbers_are_amounts() -> None:
+    target, notes = settled(cells(*np.linspace(0, 1, 50)))
+    assert target.task == "regression"
+    assert (target.likelihood, target.outputs) == ("gaussian", 1)
+    assert notes == []
+
+
+@pytest.mark.parametrize("pair", [("no", "yes"), (0, 1), (1, 2), (-1, 1), ("true", "false"), (0.5, 1.5)])
+def test_two_values_are_classes(pair: tuple[Any, Any]) -> None:
+    target, _ = settled(cells(*pair * 10))
+    assert target.task == "classification"
+    assert (target.likelihood, target.outputs) == ("bernoulli", 1)
+
+
+def test_text_is_classes() -> None:
+    target, _ = settled(cells(*["a", "b", "c"] * 10))
+    assert target.classes == ("a", "b", "c")
+    assert (target.likelihood, target.outputs) == ("categorical", 3)
+    assert target.read(cells("c", "a", "", "d"))[:2].tolist() == [2.0, 0.0]
+    assert np.isnan(target.read(cells("", "d"))).all()
+
+
+def test_whole_numbers_from_zero_or_one_are_classes_and_noted() -> None:
+    target, notes = settled(cells(*list(range(10)) * 5))
+    assert target.classes == tuple("0123456789")
+    assert "pass --task regression" in notes[0]
+    assert settled(cells(*list(range(10)) * 5), "regression")[0].task == "regression"
+
+
+def test_few_whole_numbers_from_elsewhere_are_amounts_and_noted() -> None:
+    target, notes = settled(cells(*[3, 4, 5, 6, 7, 8] * 20))
+    assert target.task == "regression"
+    assert "pass --task classification" in notes[0]
+    assert settled(cells(*[3, 4, 5, 6, 7, 8] * 20), "classification")[0].classes == tuple("345678")
+
+
+def test_equal_numbers_are_one_class() -> None:
+    assert settled(cells(*["1", "1.0", "0", "0.0"] * 5))[0].classes == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "message"),
+    [
+        ([*range(50), "abc", "12 kg"], None, r"got text in 2 of 52 rows, such as 'abc', '12 kg'"),
+        (["a", "b"] * 5, "regression", "expected numbers"),
+        ([""] * 5, None, "got none in 5 rows"),
+        ([3.5] * 30, None, "expected a target that varies, got 3.5"),
+        (["a"] * 30, None, "at least two classes"),
+        ([f"text {number}" for number in range(60)], None, r"60 different values.*Is it the right column\?"),
+        (np.linspace(0, 1, 200), "classification", "pass --task regression"),
+        (["a"] * 20 + ["b"] * 20 + ["c"], None, "at least three rows of each class.*'c'"),
+    ],
+)
+def test_targets_that_cannot_be_used(values: Any, task: Task | None, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        settled(cells(*values), task)
+
+
+def test_name_that_is_none_gets_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"got 'Prize', which is none. Was 'price' meant\? Columns: price, area"):
+        find_column("Prize", ["price", "area"])
+    with pytest.raises(InputError, match=r"which is none\. Columns: a, b"):
+        find_column("zzzzzz", ["a", "b"])
+
+
+def test_parts_do_not_overlap_and_hold_all_classes() -> None:
+    target = Target("y", "classification", ("a", "b"))
+    values = np.array([0.0] * 90 + [1.0] * 10 + [np.nan] * 5)
+    parts = split(values, target, 0.2, 0)
+    assert sorted([*parts.train, *parts.test, *parts.unknown]) == list(range(105))
+    assert set(parts.validation) <= set(parts.train)
+    assert parts.unknown.tolist() == [100, 101, 102, 103, 104]
+    assert (values[parts.test] == 1).sum() == 2
+    assert (values[parts.validation] == 1).sum() == 1
+    assert split(values, target, 0.2, 1).test.tolist() != parts.test.tolist()
+    assert parts.names(105).count("held out") == 20
+
+
+@pytest.mark.parametrize("known", [0, 1, 19])
+def test_too_few_rows(known: int) -> None:
+    values = np.array([float(number) for number in range(known)] + [np.nan] * 10)
+    with pytest.raises(InputError, match=f"at least 20 rows with a value of 'y', got {known}"):
+        split(values, Target("y", "regression", ()), 0.2, 0)
