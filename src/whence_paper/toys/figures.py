@@ -150,9 +150,9 @@ def _square(values: Any, axis: Array, log: bool = True) -> Array:
 def draw_steps(record: dict[str, Any], path: Path) -> Path:
     """How the agreement grows with the iterations of the optimiser, as it is and recentered."""
     lines = (
-        ("HeC3 / full", "HeC3 over the scatter of networks stopped there", HEC3, "o", "-"),
-        ("recentered / recentered", "recentered HeC3 over the scatter of recentered networks", HO, "s", "--"),
-        ("recentered / full", "recentered HeC3 over the scatter of networks stopped there", EQUAL, "^", ":"),
+        ("HeC3 / full", "HeC3 / scatter of stopped networks", HEC3, "o", "-"),
+        ("recentered / recentered", "recentered HeC3 / scatter of recentered networks", HO, "s", "--"),
+        ("recentered / full", "recentered HeC3 / scatter of stopped networks", EQUAL, "^", ":"),
     )
     scenarios = {key: value for key, value in record.items() if key.startswith("scenario ")}
     figure = Figure(figsize=(11, 4), layout="constrained")
