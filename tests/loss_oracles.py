@@ -137,7 +137,7 @@ def covariances(
     n = len(tangents)
     labels = np.arange(n) if groups is None else groups
     inverse = np.linalg.inv(curvature(tangents, hessians, ridge))
-    pull = np.einsum("mkp,pq,njq->mnkj", test_tangents, inverse, tangents)  # a_i of every test point
+    pull = np.einsum("mkp,pq,njq->mnkj", test_tangents, inverse, tangents, optimize=True)  # a_i of every test point
     freedom = sum(np.trace(h @ block @ inverse @ block.T) for h, block in zip(hessians, tangents, strict=True))
     result: dict[str, Array] = {"ho": np.einsum("mnkj,njl,mnil->mki", pull, noise, pull)}
     for name, power in (("hec0", 0.0), ("hec2", 0.5), ("hec3", 1.0)):
@@ -150,7 +150,7 @@ def covariances(
         result["hec1"] = result["hec0"] * numbers / (numbers - freedom)
     else:
         result["hec1"] = result["hec0"] * count / (count - 1) * (numbers - 1) / (numbers - freedom)
-    result["laplace"] = np.einsum("mkp,pq,mjq->mkj", test_tangents, inverse, test_tangents)
+    result["laplace"] = np.einsum("mkp,pq,mjq->mkj", test_tangents, inverse, test_tangents, optimize=True)
     return result
 
 

@@ -13,14 +13,24 @@ from .errors import InputError
 from .estimators import LeftOut, Weighing
 from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from .memory import Budget
-from .options import check_apart, check_choices, check_groups, check_path, check_ridge, check_sizes, named
+from .options import (
+    check_apart,
+    check_choices,
+    check_groups,
+    check_path,
+    check_positions,
+    check_ridge,
+    check_sizes,
+    named,
+)
 from .progress import Progress
 from .results import Diagnostics, Finding
 from .tangents.batches import Batches
 from .tangents.borrow import borrowed, check_model, fingerprint, rounded_products
 from .tangents.forward import Network
+from .tangents.language import follow_own_loss
 from .tangents.linearization import Linearization, linearize
-from .tangents.select import Choice, select
+from .tangents.select import Choice, Selection, select
 from .tracer import Tracer
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
@@ -38,7 +48,7 @@ def fit(
     *,
     recenter: bool = False,
     noise: Literal["mle", "unbiased"] = "mle",
-    loo: Literal["example", "output"] = "example",
+    loo: Literal["example", "position", "output"] = "example",
     groups: Any = None,
     leverage: Literal["auto", "exact", "one_plus_q", "clip"] = "auto",
     chunk_size: int | None = None,
@@ -68,7 +78,8 @@ def fit(
         recenter: use the residuals and predictions of the optimum of the linearized model (the paper's Delta w),
             for networks that were stopped before they converged.
         noise: covariance of the residuals as E^T E / n, or divided by n minus the degrees of freedom an output.
-        loo: leave out whole examples, or single outputs as in the paper's stacked notation. The same for one output.
+        loo: leave out whole examples; single positions, of a network that answers at several (tokens, pixels); or
+            single outputs as in the paper's stacked notation. The same for one output.
         groups: n labels in the order of the training data. Examples of one label (a document, a patient, a sequence)
             belong together and are left out together, which makes HeC0 and HeC3 cluster-robust (CR0 and CR3). For the
             exact structure, the core and the sketch.
@@ -93,7 +104,7 @@ def fit(
     lam = check_ridge(ridge)
     loss: Likelihood = named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
     chosen: Structure = named(structure, STRUCTURES, Structure, "structure")
-    check_choices(noise=(noise, ("mle", "unbiased")), loo=(loo, ("example", "output")))
+    check_choices(noise=(noise, ("mle", "unbiased")), loo=(loo, ("example", "position", "output")))
     check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
     check_sizes(chunk_size, max_memory)
     check_apart(loss, loo)
@@ -106,12 +117,7 @@ def fit(
         network = Network(model)
         bar = Progress(progress)
         batches = Batches(train_loader, network.device, bar)
-        first = next(batches.read(None))
-        batches.notes.extend(network.check_repeatable(first.inputs))
-        selection = select(model, parameters, lambda: network.last_module(first.inputs))
-        unused = network.check_connected(selection.parameters, first.inputs)
-        if unused:
-            batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
+        selection = _first_look(network, batches, loss, parameters)
         problem = linearize(
             network,
             selection,
@@ -123,13 +129,27 @@ def fit(
             chunk_size=chunk_size,
         )
         check_path(problem, lam)
+        check_positions(problem, loo)
         policy = chosen.policy if leverage == "auto" else leverage
         clusters = None if groups is None else Groups.of(groups, problem)
-        weights = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, loo == "output", clusters)
+        alone = problem.units if loo == "position" else None
+        weights = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, loo == "output", clusters, alone)
         with rounded_products((tf32 and chosen.tf32) or torch.backends.cuda.matmul.allow_tf32):
             bread = chosen.fit(problem, lam, weights.columns)
             bread.tf32 = tf32 and chosen.tf32
             return _assemble(problem, bread, weights, noise, marks)
+
+
+def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters: Choice) -> Selection:
+    """What the first batch tells: that the model can be relied on, which parameters count, and what labels mean."""
+    first = next(batches.read(None))
+    batches.notes.extend(network.check_repeatable(first.inputs))
+    selection = select(network.model, parameters, lambda: network.last_module(first.inputs))
+    unused = network.check_connected(selection.parameters, first.inputs)
+    if unused:
+        batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
+    follow_own_loss(network, batches, first, getattr(loss, "ignore_index", None))
+    return selection
 
 
 def _assemble(

@@ -46,10 +46,19 @@ def check_groups(groups: Any, loo: str, structure: Structure) -> None:
     """Raise when whole groups are to be left out and cannot be."""
     if groups is None:
         return
-    if loo == "output":
-        raise InputError('expected loo="example" with groups, which are left out as a whole, got "output".')
+    if loo != "example":
+        raise InputError(f'expected loo="example" with groups, which are left out as a whole, got {loo!r}.')
     if not structure.takes_groups:
         raise InputError(NO_GROUPS.format(repr(structure)))
+
+
+def check_positions(problem: Linearization, loo: str) -> None:
+    """Raise when positions are to be left out and there are none."""
+    if loo == "position" and problem.units is None:
+        raise InputError(
+            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
+            f'of {problem.k} outputs an example. Use loo="example".'
+        )
 
 
 def check_path(problem: Linearization, ridge: float | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -148,6 +148,28 @@ def look_at(
     return Seen(mean, chosen, shaped if full else {}, {} if full else shaped)
 
 
+def blank(seen: Seen, inputs: Inputs) -> Seen:
+    """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    shape = seen.mean.shape[:-1]
+    if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
+        return seen
+    hidden = mask == 0
+
+    def without(values: Tensor) -> Tensor:
+        shown = hidden.reshape(*shape, *[1] * (values.ndim - len(shape)))
+        return values.masked_fill(shown, float("nan") if values.is_floating_point() else -1)
+
+    chosen = seen.chosen
+    if chosen is not None:
+        index, chances = (None if one is None else without(one) for one in (chosen.index, chosen.probabilities))
+        chosen = Chosen(index, chances, chosen.sketches)
+    covariances, variances = (
+        {name: without(value) for name, value in one.items()} for one in (seen.covariances, seen.variances)
+    )
+    return Seen(without(seen.mean), chosen, covariances, variances)
+
+
 def _picked(inputs: Inputs, index: Tensor, k: int, answer: Answer, full: bool) -> dict[str, Tensor]:
     """Covariances (m, t, c, c) of outputs (m, t, c) at t positions, or variances (m, t, c)."""
     m, t, c = index.shape
@@ -203,18 +225,33 @@ def _spans(size: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def join(parts: Sequence[Seen]) -> Seen:
-    """Several batches as one."""
+    """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
     first = parts[0]
+    positions = [part.mean.shape[1:-1] for part in parts]
+    most = tuple(max(sizes) for sizes in zip(*positions, strict=True))
+
+    def one(values: Sequence[Tensor | None]) -> Tensor | None:
+        found = [_padded(value, most) for value in values if value is not None]
+        return torch.cat(found) if found else None
 
     def together(name: str) -> dict[str, Tensor]:
-        return {key: torch.cat([getattr(part, name)[key] for part in parts]) for key in getattr(first, name)}
+        keys = getattr(first, name)
+        return {key: torch.cat([_padded(getattr(part, name)[key], most) for part in parts]) for key in keys}
 
     chosen = first.chosen
     if chosen is not None:
         several = [part.chosen for part in parts if part.chosen is not None]
-        columns = [
-            None if getattr(chosen, name) is None else torch.cat([getattr(one, name) for one in several])
-            for name in ("index", "probabilities")
-        ]
-        chosen = Chosen(columns[0], columns[1], chosen.sketches)
-    return Seen(torch.cat([part.mean for part in parts]), chosen, together("covariances"), together("variances"))
+        index, chances = one([each.index for each in several]), one([each.probabilities for each in several])
+        chosen = Chosen(index, chances, chosen.sketches)
+    means = [_padded(part.mean, most) for part in parts]
+    return Seen(torch.cat(means), chosen, together("covariances"), together("variances"))
+
+
+def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """(m, t, ...) with more positions: NaN, or -1 among whole numbers, where there is nothing."""
+    if values.shape[1 : 1 + len(positions)] == positions:
+        return values
+    shape = (len(values), *positions, *values.shape[1 + len(positions) :])
+    wide = values.new_full(shape, float("nan") if values.is_floating_point() else -1)
+    wide[tuple(slice(0, size) for size in values.shape)] = values
+    return wide

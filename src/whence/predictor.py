@@ -13,7 +13,7 @@ from .curvature import Bread, Meats, NewtonStep, RidgePath, Sandwich
 from .display import Shown, Table, count
 from .errors import InputError, ShapeError
 from .estimators import LeftOut, Weighing, finish
-from .outputs import Look, Seen, join, look_at
+from .outputs import Look, Seen, blank, join, look_at
 from .results import Diagnostics, Uncertainty
 from .summaries import findings
 from .tangents.batches import Inputs, check_finite
@@ -98,7 +98,7 @@ class Predictor(Shown):
                 the total variance of all outputs without bias.
             generator: of the sketches' random signs; by default one with seed 0.
         """
-        if not (isinstance(outputs, str) and outputs == "all"):
+        if self.problem.units is not None or not (isinstance(outputs, str) and outputs == "all"):
             return self._look(x, Look.of(outputs), covariance, generator or torch.Generator().manual_seed(0))
         at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
         means, parts = zip(*each(self, x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
@@ -112,8 +112,9 @@ class Predictor(Shown):
         at_once = bool(covariance) or not self.sandwich.variances_alone
 
         def work(inputs: Inputs, where: str) -> Seen:
-            outputs = self._mean(self._outputs(inputs, where), inputs, where)
-            return look_at(look, self.problem.likelihood, inputs, outputs, self._answer, at_once, generator)
+            outputs = self._shaped(inputs, where)
+            seen = look_at(look, self.problem.likelihood, inputs, outputs, self._answer, at_once, generator)
+            return blank(seen, inputs)
 
         found = join(each(self, x, work))
         later = None
@@ -123,9 +124,18 @@ class Predictor(Shown):
             found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
         )
 
-    def _outputs(self, inputs: Inputs, where: str) -> Tensor:
+    def _shaped(self, inputs: Inputs, where: str) -> Tensor:
+        """(m, ..., k) outputs with their positions."""
+        problem = self.problem
         with torch.no_grad():
-            return self.problem.network(inputs, where).to(self.problem.dtype)
+            shaped = problem.network.shaped(inputs, where).to(problem.dtype)
+        if shaped.shape[-1] != problem.width or (shaped.ndim > 2) != (problem.units is not None):
+            positions = "" if problem.units is None else "positions, "
+            raise ShapeError(
+                f"expected outputs of shape (n, {positions}{problem.width}) as in training, got {tuple(shaped.shape)} "
+                f"in {where}."
+            )
+        return self._mean(shaped.flatten(1), inputs, where).reshape(shaped.shape)
 
     def _answer(self, view: View, full: bool) -> dict[str, Tensor]:
         """Covariances of what a view sees; or variances alone."""
@@ -150,7 +160,7 @@ class Predictor(Shown):
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
         problem = self.problem
         check_finite(outputs, "outputs of the model", where)
-        if outputs.shape[1] != problem.k:
+        if problem.units is None and outputs.shape[1] != problem.k:
             raise ShapeError(f"expected {problem.k} outputs as in training, got {outputs.shape[1]} in {where}.")
         if not self.weighing.recenter:
             return outputs
@@ -161,6 +171,8 @@ class Predictor(Shown):
         """Add the estimators that follow from others, to covariances or variances alike."""
         problem = self.problem
         deletions = problem.numbers if self.weighing.by_output else problem.counted
+        if self.weighing.units is not None:
+            deletions = problem.counted_units
         groups = self.weighing.groups
         left = problem.numbers - self.bread.degrees_of_freedom
         hc1 = problem.numbers / left if left > 0 else float("inf")

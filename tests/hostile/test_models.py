@@ -144,7 +144,7 @@ RETURNS: dict[str, tuple[Any, str]] = {
     "object": (lambda out: SimpleNamespace(scores=out), "got SimpleNamespace in batch 0"),
     "three axes": (
         lambda out: out.unsqueeze(1),
-        r"shape \(3, k\), one row for each of the 3 examples, got \(3, 1, 2\) in",
+        r"targets of shape \(3, 1\), one for each position, or \(3, 1, 2\), .* got \(3, 2\) in batch 0",
     ),
     "no axes": (lambda out: out.sum(), r"shape \(3, k\), one row for each of the 3 examples, got \(1,\) in batch 0"),
     "other rows": (lambda out: out.repeat(2, 1), r"got \(6, 2\) in batch 0. Wrap the model"),
@@ -192,7 +192,9 @@ def test_another_number_of_outputs_in_a_later_batch() -> None:
             outputs = self.net(x)
             return outputs if len(x) != 2 else torch.cat([outputs, outputs], 1)
 
-    with pytest.raises(whence.ShapeError, match=r"expected 2 outputs as in batch 0, got 4 in batch 2\. Wrap the model"):
+    with pytest.raises(
+        whence.ShapeError, match=r"expected 2 outputs as in batch 0, got 4 outputs in batch 2\. Wrap the model"
+    ):
         fit(Widening(), batches())
 
 

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
+from transformers import (
+    BatchEncoding,
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import loss_oracles
 import whence
@@ -98,3 +107,99 @@ def test_batch_encodings_and_model_outputs(structure: str) -> None:
     test = tokens(4, seed=1)
     torch.testing.assert_close(tracer.predict(BatchEncoding(test)).hec3, again.predict(test).hec3)
     assert (tracer.predict(test).hec3 > 0).all()
+
+
+def gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=7, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2)).double().eval()
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=7, max_position_embeddings=LENGTH, **sizes)).double().eval()
+
+
+def tagger() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    config = BertConfig(vocab_size=7, max_position_embeddings=LENGTH, num_labels=7, **sizes)
+    return BertForTokenClassification(config).double().eval()
+
+
+def text(n: int = 4, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
+    """Sentences whose labels are their words; what is padded is no label."""
+    words = tokens(n, seed)
+    words["input_ids"] = words["input_ids"] % 7
+    return words, torch.where(words["attention_mask"] == 1, words["input_ids"], -100)
+
+
+DENSE = {"gpt2": (gpt2, True), "llama": (llama, True), "tagger": (tagger, False)}
+
+
+def dense_oracle(model: nn.Module, shifted: bool, test: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Covariances (m t, k, k) with every position an example, those of one sentence left out together."""
+    inputs, labels = text()
+    n, t = labels.shape
+    if shifted:  # the output at a position is about the next word
+        labels = torch.cat([labels[:, 1:], torch.full((n, 1), -100)], dim=1)
+    outputs, rows = jacobian(model, inputs)
+    kept = np.flatnonzero(labels.reshape(-1).numpy() >= 0)
+    onehot = nn.functional.one_hot(labels.clamp_min(0).reshape(-1), 7).double().numpy()[kept]
+    residuals, hessians = loss_oracles.softmax_terms(onehot)(outputs.reshape(n * t, 7)[kept])
+    tangents = rows.reshape(n * t, 7, -1)[kept]
+    test_tangents = jacobian(model, test)[1].reshape(-1, 7, tangents.shape[2])
+    groups = np.repeat(np.arange(n), t)[kept]
+    return loss_oracles.covariances(
+        test_tangents, tangents, residuals, hessians, RIDGE, noise=hessians, numbers=len(kept) * 6, groups=groups
+    )
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_models_of_tokens(kind: str) -> None:
+    """Next-token models are found by their own loss; others keep their labels where they are."""
+    make, shifted = DENSE[kind]
+    inputs, labels = text()
+    tracer = whence.fit(make(), batches(inputs, labels), "categorical", ridge=RIDGE, progress=False)
+    test, _ = text(2, seed=1)
+    found = tracer.predict(test)
+    assert found.mean.shape == (2, LENGTH, 7)
+    wanted = dense_oracle(make(), shifted, test)
+    for name in ("ho", "hec0", "hec2", "hec3", "jackknife", "laplace"):
+        value = wanted[name].reshape(2, LENGTH, 7, 7)
+        np.testing.assert_allclose(found.covariance(name), value, rtol=1e-6, atol=1e-8 * abs(value).max(), err_msg=name)
+    notes = [str(finding.value) for finding in tracer.diagnostics if finding.name == "note"]
+    assert any("predicts the next token" in note for note in notes) is shifted
+
+
+@pytest.mark.parametrize("structure", ["ekfac", "core", "diagonal"])
+def test_words_that_are_not_there_have_no_variance(structure: str) -> None:
+    inputs, labels = text()
+    tracer = whence.fit(llama(), batches(inputs, labels), "categorical", structure, ridge=RIDGE, progress=False)
+    found = tracer.predict(inputs, outputs="predicted")
+    padded = inputs["attention_mask"] == 0
+    assert padded.any()
+    for values in (found.mean, found.hec3, found.ho, found.probabilities):
+        assert values[padded].isnan().all()
+        assert (~values[~padded].isnan()).all()
+    assert found.chosen is not None
+    assert found.chosen.index is not None
+    assert (found.chosen.index[padded] == -1).all()
+    assert (found.hec3[~padded] > 0).all()
+    assert "nan" not in repr(found)
+
+
+def test_a_loss_that_is_neither_is_told() -> None:
+    class Doubled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = tagger()
+
+        def forward(self, labels: Tensor | None = None, **inputs: Tensor) -> Any:
+            found = self.net(**inputs, labels=labels)
+            return found if labels is None else {"logits": found.logits, "loss": 2 * found.loss}
+
+    inputs, labels = text()
+    tracer = whence.fit(Doubled(), batches(inputs, labels), "categorical", "diagonal", ridge=RIDGE, progress=False)
+    notes = [str(finding.value) for finding in tracer.diagnostics if finding.name == "note"]
+    assert any("is neither the cross-entropy of the labels as they stand" in note for note in notes)

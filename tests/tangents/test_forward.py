@@ -35,13 +35,14 @@ def test_outputs_are_found(returned: Any) -> None:
         ((1,), 1, (1, 1)),
         ((1, 2), 1, (1, 2)),
         ((3, 1), 3, (3, 1)),
+        ((3, 5, 2), 3, (3, 5, 2)),
     ],
 )
 def test_axes_that_were_squeezed_come_back(shape: tuple[int, ...], n: int, tidied: tuple[int, ...]) -> None:
     assert tidy(torch.zeros(shape), n, "here").shape == tidied
 
 
-@pytest.mark.parametrize(("shape", "n"), [((2, 2, 2), 2), ((4, 2), 2), ((4,), 2), ((1, 2), 2)])
+@pytest.mark.parametrize(("shape", "n"), [((4, 2, 2), 2), ((4, 2), 2), ((4,), 2), ((1, 2), 2)])
 def test_axes_that_do_not_fit(shape: tuple[int, ...], n: int) -> None:
     with pytest.raises(
         whence.ShapeError, match=rf"expected outputs of shape \({n}, k\), one row for each of the {n} examples"

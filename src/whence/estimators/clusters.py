@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from whence.tangents.losses import block_diagonal
+
 from .leave_one_out import LeftOut, Policy, leave_one_out
 
 
@@ -29,18 +31,9 @@ def leave_groups_out(
     guarded = 0
     for members, hats in blocks:
         flat = residuals[members].flatten(1)
-        joint = None if roots is None else _block_diagonal(roots[members])
+        joint = None if roots is None else block_diagonal(roots[members])
         found = leave_one_out(flat, hats.to(flat.dtype), joint, policy, by_output=False)
         hec2[members] = found.hec2.reshape(*members.shape, -1)
         hec3[members] = found.hec3.reshape(*members.shape, -1)
         guarded += found.guarded
     return LeftOut(hec2, hec3, alone.leverage, guarded)
-
-
-def _block_diagonal(roots: Tensor) -> Tensor:
-    """(groups, size, k, q) to (groups, size k, size q)."""
-    groups, size, k, q = roots.shape
-    wide = roots.new_zeros(groups, size, k, size, q)
-    at = torch.arange(size, device=roots.device)
-    wide[:, at, :, at] = roots.transpose(0, 1)
-    return wide.reshape(groups, size * k, size * q)

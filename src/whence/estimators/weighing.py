@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.groups import Groups
+from whence.tangents.losses import Units
 
 from .clusters import leave_groups_out
 from .leave_one_out import LeftOut, Policy, leave_one_out
@@ -25,6 +26,7 @@ class Weighing:
         recenter: use the residuals at the optimum of the linearized model.
         by_output: leave out single outputs instead of whole examples.
         groups: leave out whole groups instead of single examples.
+        units: leave out these positions of examples, one by one, instead of whole examples.
     """
 
     given: Tensor
@@ -33,6 +35,7 @@ class Weighing:
     recenter: bool
     by_output: bool
     groups: Groups | None = None
+    units: Units | None = None
 
     def residuals(self, where: slice, change: Tensor) -> Tensor:
         """(n, k) residuals after the outputs moved by `change`, if they are to move."""
@@ -49,7 +52,14 @@ class Weighing:
     def left_out(self, where: slice, hats: Tensor, change: Tensor) -> LeftOut:
         """Leave-one-out residuals."""
         roots = None if self.roots is None else self.roots[where]
-        return leave_one_out(self.residuals(where, change), hats, roots, self.policy, self.by_output)
+        residuals = self.residuals(where, change)
+        if self.units is None:
+            return leave_one_out(residuals, hats, roots, self.policy, self.by_output)
+        inner = None if roots is None else self.units.split(roots)
+        flat = residuals.reshape(-1, self.units.width)
+        found = leave_one_out(flat, self.units.split(hats), inner, self.policy, by_output=False)
+        hec2, hec3, leverage = (part.reshape(residuals.shape) for part in (found.hec2, found.hec3, found.leverage))
+        return LeftOut(hec2, hec3, leverage, found.guarded)
 
     def groups_left_out(self, residuals: Tensor, alone: LeftOut, blocks: Iterable[tuple[Tensor, Tensor]]) -> LeftOut:
         """Leave-one-group-out residuals, from the blocks of whole groups."""
@@ -63,6 +73,8 @@ class Weighing:
         """The same from residuals and leave-one-out residuals at hand."""
 
         def column(vectors: Tensor) -> Tensor:
+            if self.units is not None:
+                return self.units.join(vectors.reshape(-1, self.units.width, 1))
             return vectors.diag_embed() if self.by_output else vectors.unsqueeze(-1)
 
         return {"hec0": column(residuals), "hec2": column(left_out.hec2), "hec3": column(left_out.hec3)}

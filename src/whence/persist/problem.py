@@ -44,6 +44,11 @@ class Given:
 
 def write_problem(draft: Draft, problem: Linearization) -> None:
     """Write it down."""
+    if problem.units is not None:
+        raise InputError(
+            "expected a network that answers once an example to save its fit, got one that answers at "
+            f"{problem.units.positions} positions, which is not written yet. Fit again when it is needed."
+        )
     draft.note(
         n=problem.n,
         k=problem.k,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class Batches:
         prints: a mark for each batch read so far, of its inputs and targets.
         complete: whether some pass has reached the end, so that the number of batches is known.
         positional: how many positional arguments the inputs are.
+        retarget: what is to become of the targets, if not what the loader gives.
     """
 
     loader: Iterable[Any]
@@ -59,6 +60,7 @@ class Batches:
     prints: list[tuple[int, ...]] = field(default_factory=list)
     complete: bool = False
     positional: int = 1
+    retarget: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
@@ -92,7 +94,8 @@ class Batches:
             self._remember(number, tuple(mark(leaf) for leaf in (*tensors_of((inputs, weights)), targets)))
             count = number + 1
             if size:
-                yield Batch(inputs, targets, start, size, weights)
+                wanted = targets if self.retarget is None else self.retarget(targets)
+                yield Batch(inputs, wanted, start, size, weights)
             start += size
         self._finish(count, start)
 

@@ -37,9 +37,13 @@ class Network:
         self._places = places_of(model)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, k) of the model as it is; of a view, what it sees of them."""
+        """Outputs (n, k) of the model as it is, positions in a row; of a view, what it sees of them."""
         if isinstance(inputs, View):
             return inputs.see(self(inputs.inputs, where))
+        return self.shaped(inputs, where).flatten(1)
+
+    def shaped(self, inputs: Inputs, where: str = "this batch") -> Tensor:
+        """Outputs (n, ..., k) of the model as it is, with the positions at which it answers."""
         args, kwargs = arguments(inputs)
         try:
             with self._kernels():
@@ -63,7 +67,7 @@ class Network:
         placed = {place: value for name, value in parameters.items() for place in self._places[name]}
         with self._kernels():
             outputs = functional_call(self.model, placed, args, kwargs, tie_weights=False)
-        return tidy(outputs, batch_size(inputs, "this batch"), "this batch")
+        return tidy(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
 
     def _kernels(self) -> AbstractContextManager[None]:
         """Do without cuDNN where recurrent layers are differentiated: it can do so in training mode only."""
@@ -192,7 +196,7 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def tidy(outputs: Any, n: int, where: str) -> Tensor:
-    """Take the tensor out of what a model returned, as (n, k).
+    """Take the tensor out of what a model returned, as (n, k), or (n, ..., k) with positions.
 
     Tensors of shape (n,) become (n, 1), and what is left of (1, k) after a `squeeze` (1, k) again; of a Hugging Face
     output or a dict the `logits` are taken.
@@ -214,7 +218,7 @@ def tidy(outputs: Any, n: int, where: str) -> Tensor:
         )
     if found.ndim < 2:
         found = found.reshape(1, -1) if n == 1 else found.unsqueeze(-1)
-    if found.ndim != 2 or len(found) != n:
+    if len(found) != n:
         raise ShapeError(
             f"expected outputs of shape ({n}, k), one row for each of the {n} examples, got {tuple(found.shape)} in "
             f"{where}. Wrap the model in a module that returns one row an example."

@@ -16,7 +16,7 @@ from whence.progress import Progress
 from .batches import Batch, Batches, Inputs, check_finite
 from .forward import Network
 from .jacobian import CHUNK_BYTES, Jacobian
-from .losses import Rows, join
+from .losses import Rows, Units, join
 from .select import Selection
 from .views import View
 
@@ -29,11 +29,13 @@ class Linearization:
     """A trained network, linearized in the selected parameters around its weights, with its training data.
 
     Attributes:
-        outputs: (n, k) what the network says about the training examples.
+        outputs: (n, k) what the network says about the training examples; k counts the outputs of all positions where
+            it answers at several.
         residuals: (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error.
         hessian_roots: (n, k, q) roots of the weighted loss's Hessian in the outputs; `None` for squared error
             (identity).
         sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
+        units: the positions at which the network answers, where there are any.
     """
 
     network: Network
@@ -48,6 +50,7 @@ class Linearization:
     budget: Budget
     progress: Progress
     chunk_size: int | None
+    units: Units | None = None
 
     @property
     def n(self) -> int:
@@ -72,7 +75,27 @@ class Linearization:
     @property
     def numbers(self) -> int:
         """How many residuals there are that can vary freely: n k for squared error."""
-        return self.counted * self.likelihood.numbers(self.k)
+        return self.counted_units * self.likelihood.numbers(self.width)
+
+    @property
+    def width(self) -> int:
+        """Number of outputs at each position: k, where there are none."""
+        return self.k if self.units is None else self.units.width
+
+    @property
+    def counted_units(self) -> int:
+        """Number of positions of training examples that count; of examples, where there are no positions."""
+        if self.units is None:
+            return self.counted
+        weights = self.units.weights
+        return self.n * self.units.positions if weights is None else int((weights > 0).sum())
+
+    def deletions(self, each: int) -> int:
+        """How many are left out one after the other: examples (each is 1), their positions, or their outputs."""
+        if each == 1:
+            return self.counted
+        whole = self.units is not None and each == self.units.positions
+        return self.counted_units if whole else self.counted_units * self.width
 
     @property
     def device(self) -> torch.device:
@@ -98,26 +121,42 @@ class Linearization:
 
     def unweighted(self, vectors: Tensor) -> Tensor:
         """(n, k) vectors that hold the sample weights, without them; zero for examples that do not count."""
-        weights = self.sample_weights
+        weights = self.sample_weights if self.units is None else self.units.weights
         if weights is None:
             return vectors
-        return torch.where(weights > 0, 1.0 / weights, 0.0).unsqueeze(1) * vectors
+        inverse = torch.where(weights > 0, 1.0 / weights, 0.0)
+        return inverse.reshape(self.n, -1).repeat_interleave(self.width, dim=1) * vectors
 
     def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The noise of the likelihood for weighted residuals (n, k): of each example, its weight times its noise.
 
         An example of weight w counts as a residual of variance 1 / w, as in weighted least squares.
         """
-        weights, roots = self.sample_weights, self.hessian_roots
+        if self.units is None:
+            return self._noise(residuals, self.outputs, self.hessian_roots, self.sample_weights, degrees_of_freedom)
+        k, weights = self.width, self.units.weights
+        roots = None if self.hessian_roots is None else self.units.split(self.hessian_roots)
+        flat = None if weights is None else weights.reshape(-1)
+        found = self._noise(residuals.reshape(-1, k), self.outputs.reshape(-1, k), roots, flat, degrees_of_freedom)
+        return Noise(found.covariance, self.units.join(found.roots), found.scale)
+
+    def _noise(
+        self,
+        residuals: Tensor,
+        outputs: Tensor,
+        roots: Tensor | None,
+        weights: Tensor | None,
+        degrees_of_freedom: float | None,
+    ) -> Noise:
         if weights is None:
-            return self.likelihood.noise(residuals, self.outputs, roots, degrees_of_freedom)
+            return self.likelihood.noise(residuals, outputs, roots, degrees_of_freedom)
         assert roots is not None
         seen = weights > 0
         size = weights[seen].sqrt()
         plain = roots[seen] / size.reshape(-1, 1, 1)
         scaled = residuals[seen] / size.unsqueeze(1)
-        found = self.likelihood.noise(scaled, self.outputs[seen], plain, degrees_of_freedom)
-        each = residuals.new_zeros(self.n, *found.roots.shape[1:])
+        found = self.likelihood.noise(scaled, outputs[seen], plain, degrees_of_freedom)
+        each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
         each[seen] = size.reshape(-1, 1, 1) * found.roots
         return Noise(found.covariance, each, found.scale)
 
@@ -135,14 +174,16 @@ def linearize(
 ) -> Linearization:
     """Run the network once over its training data and check everything on the way."""
     rows: list[Rows] = []
+    shape = torch.Size()
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
         with torch.no_grad():
-            out = network(batch.inputs, where)
-        if rows and out.shape[1] != rows[0].outputs.shape[1]:
+            out = network.shaped(batch.inputs, where)
+        shape = out.shape[1:] if number == 0 else shape
+        if out.shape[1:] != shape:
             raise ShapeError(
-                f"expected {rows[0].outputs.shape[1]} outputs as in batch 0, got {out.shape[1]} in {where}. "
-                "Wrap the model in a module that returns the same number of outputs for every batch."
+                f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
+                "module that returns the same number of outputs for every batch; pad sequences to one length."
             )
         check_finite(out, "outputs of the model", where)
         rows.append(Rows.of(likelihood, out.detach().to(dtype), batch, where))
@@ -150,10 +191,27 @@ def linearize(
         budget.require(
             2.0 * held,
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
-            f"{out.shape[1]} outputs",
+            f"{_sizes(out.shape[1:])}",
             "Use fewer training examples, or a larger max_memory.",
         )
-    outputs, residuals, roots, weights = join(rows)
+    outputs, residuals, roots, weights, units = join(rows)
     return Linearization(
-        network, selection, batches, likelihood, outputs, residuals, roots, weights, dtype, budget, progress, chunk_size
+        network,
+        selection,
+        batches,
+        likelihood,
+        outputs,
+        residuals,
+        roots,
+        weights,
+        dtype,
+        budget,
+        progress,
+        chunk_size,
+        units,
     )
+
+
+def _sizes(shape: torch.Size) -> str:
+    """(..., k) in words."""
+    return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")

@@ -26,18 +26,20 @@ def weights_in(raw: Any) -> Any:
 
 
 def check_weights(weights: Any, size: int, where: str) -> None:
-    """Raise unless these are `size` numbers, finite and not below zero."""
+    """Raise unless these are numbers for `size` examples, finite and not below zero."""
     advice = (
         "The third part of a batch (or the key 'sample_weight') is a tensor with one weight for each example; several "
         "inputs go into a tuple: ((a, b), targets)."
     )
     if not isinstance(weights, Tensor):
         raise InputError(f"expected sample weights as a tensor in {where}, got {type(weights).__name__}. {advice}")
-    if weights.shape != (size,):
+    if not weights.ndim or len(weights) != size:  # one for each position is looked at where outputs are known
         raise ShapeError(f"expected sample weights of shape ({size},) in {where}, got {tuple(weights.shape)}. {advice}")
     if weights.dtype == torch.bool or weights.is_complex():
         raise InputError(f"expected sample weights as numbers in {where}, got {weights.dtype}. {advice}")
     wrong = ~(torch.isfinite(weights) & (weights >= 0))
+    if weights.ndim > 1 and bool(wrong.any()):  # rather an input than weights of positions
+        raise ShapeError(f"expected sample weights of shape ({size},) in {where}, got {tuple(weights.shape)}. {advice}")
     if bool(wrong.any()):
         at = int(wrong.int().argmax())
         raise InputError(

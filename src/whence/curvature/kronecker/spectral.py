@@ -100,7 +100,7 @@ class SpectralBread(Bread):
                 squares.update(gather_meats(self.stream, self.open_meats(rest), rest).finish()[0])
         else:
             squares, total = gather_meats(self.stream, self.open_meats(roots), roots).finish()
-        deletions = self.problem.counted * roots["hec3"].shape[2]  # whole examples, or their outputs one by one
+        deletions = self.problem.deletions(roots["hec3"].shape[2])
         triples = zip(self.bases, squares["hec3"], total, strict=True)
         centred = [centre(basis, one, sums, deletions) for basis, one, sums in triples]
         return SpectralSandwich.make(self, {**ready, **squares, "jackknife": centred})

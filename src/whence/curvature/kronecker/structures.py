@@ -133,7 +133,11 @@ def noise_covariance(problem: Linearization) -> Tensor:
     """(k, k) covariance of the residuals, for squared error; other losses bring their own for each example."""
     if problem.hessian_roots is not None:
         return torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-    return problem.noise(problem.residuals, None).covariance
+    found = problem.noise(problem.residuals, None)
+    if problem.units is None:
+        return found.covariance
+    root = found.roots[0]
+    return root @ root.T  # the same at every position
 
 
 def eigenbases(
