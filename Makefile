@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format science bench clean
+.PHONY: help setup demo test docs lint format science bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -24,7 +24,7 @@ setup: $(VENV)/.installed ## make the virtual environment in .venv, with pinned 
 demo: setup ## tell noise from scarcity on the digits: a table here, pictures in report.html
 	$(BIN)/python -m whence_paper.demo
 
-test: lint ## all that CI runs: lint, types, tests, doctests
+test: lint docs ## all that CI runs: lint, types, the documentation, tests, doctests
 	$(PYTEST)
 
 lint: setup ## ruff and mypy
@@ -35,6 +35,9 @@ lint: setup ## ruff and mypy
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: setup ## build the documentation into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 science: setup ## the slow tests: simulations, retraining, coverage
 	$(PYTEST) -m slow
