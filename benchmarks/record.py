@@ -78,3 +78,18 @@ def save(path: Path, content: dict[str, Any]) -> None:
 def say(*words: Any) -> None:
     """Print at once."""
     print(*words, flush=True)
+
+
+def measured(path: Path, key: str, **same: Any) -> list[dict[str, Any]]:
+    """Rows of an earlier run with the same settings, so that a long measurement can be done in parts.
+
+    Args:
+        path: where they would be.
+        key: of the rows in the file.
+        same: settings in the file that must be as given.
+    """
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text())
+    rows: list[dict[str, Any]] = content.get(key, []) if all(content.get(k) == v for k, v in same.items()) else []
+    return rows

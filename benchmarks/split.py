@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .record import save, say, surroundings
+from .record import measured, save, say, surroundings
 from .split_problems import Classes, Linear, Problem, SmallNetwork
 
 SEED = 20_000
@@ -27,16 +27,16 @@ SEED = 20_000
 def settings() -> list[tuple[Problem, int | None, int]]:
     """(problem, neighbours, draws)."""
     found: list[tuple[Problem, int | None, int]] = []
-    for n in (50, 200, 800):
+    for n in (50, 200, 500):
         for inputs in (1, 5):
-            found += [(Linear(name, n, inputs), None, 100 if n < 800 else 30) for name in ("noise", "design", "both")]
-    found += [(Linear(name, 200, 10), None, 100) for name in ("noise", "design", "both")]
-    found += [(Linear(name, 200, 1, ridge=20.0), None, 100) for name in ("noise", "design", "both")]
-    found += [(Linear("rough", 200, inputs), None, 100) for inputs in (1, 5)]
+            found += [(Linear(name, n, inputs), None, 50 if n < 500 else 20) for name in ("noise", "design", "both")]
+    found += [(Linear(name, 200, 10), None, 50) for name in ("noise", "design", "both")]
+    found += [(Linear(name, 200, 1, ridge=20.0), None, 50) for name in ("noise", "design", "both")]
+    found += [(Linear("rough", 200, inputs), None, 50) for inputs in (1, 5)]
     for inputs in (1, 5):
         for count in (1, 4, 16):
-            found += [(Linear(name, 200, inputs), count, 100) for name in ("noise", "design", "both")]
-    found += [(Classes(name, 300), None, 100) for name in ("noise", "design", "both")]
+            found += [(Linear(name, 200, inputs), count, 50) for name in ("noise", "design", "both")]
+    found += [(Classes(name, 300), None, 50) for name in ("noise", "design", "both")]
     found += [(SmallNetwork(name, 200), None, 50) for name in ("noise", "design", "both")]
     return found
 
@@ -86,12 +86,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="settings whose names contain this")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--draws", type=int, help="instead of those of each setting")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after these; run again")
     asked = parser.parse_args()
-    rows = []
+    rows, start = measured(asked.out, "settings", seed=asked.seed), time.perf_counter()
+    done = {(row["problem"], row["neighbours"]) for row in rows}
     for number, (problem, neighbours, draws) in enumerate(settings()):
         name = f"{problem}, neighbours {neighbours or 'kriging'}"
-        if asked.only not in name:
+        if asked.only not in name or (str(problem), neighbours or "all, kriging") in done:
             continue
+        if time.perf_counter() - start > 60 * asked.minutes:
+            say("stopped: run again for the rest")
+            break
         rows.append(measure(problem, neighbours, asked.draws or draws, asked.seed + number))
         row = rows[-1]
         say(
