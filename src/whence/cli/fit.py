@@ -42,7 +42,7 @@ def fit(
 
     The file defines `model()`, which returns the trained network, `train_loader()` with the data it was
     trained on, and perhaps `test_loader()`, which the report is about, and `fit_options()`, a dict of
-    arguments of whence.fit. Options given here win over those.
+    arguments of whence.fit; what is given here wins.
 
     Examples:
     - `whence fit network.py --save fitted`

@@ -13,7 +13,7 @@ from .targets import Target
 
 FEWEST_ROWS = 20
 VALIDATION = 0.15
-MOST_TESTED = 20_000
+MOST_TESTED = 10_000
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,7 @@ def split(values: Any, target: Target, share: float, seed: int) -> Parts:
         (80, 12, 20)
     """
     known = numpy.flatnonzero(numpy.isfinite(values))
-    if len(known) < FEWEST_ROWS:
-        raise InputError(
-            f"expected at least {FEWEST_ROWS} rows with a value of {target.name!r}, got {len(known)}. "
-            "A network cannot be trained and tested on fewer."
-        )
+    check_enough(len(known), target.name)
     generator = numpy.random.default_rng(seed)
     groups = _groups(values, known, target)
     test = _draw(groups, min(share, MOST_TESTED / len(known)), generator)
@@ -71,6 +67,15 @@ def split(values: Any, target: Target, share: float, seed: int) -> Parts:
         test=test,
         unknown=numpy.flatnonzero(~numpy.isfinite(values)),
     )
+
+
+def check_enough(known: int, name: str) -> None:
+    """Raise where there are too few rows with a target."""
+    if known < FEWEST_ROWS:
+        raise InputError(
+            f"expected at least {FEWEST_ROWS} rows with a value of {name!r}, got {known}. "
+            "A network cannot be trained and tested on fewer."
+        )
 
 
 def _groups(values: Any, known: Any, target: Target) -> list[Any]:

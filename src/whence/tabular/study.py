@@ -19,8 +19,9 @@ from .kinds import Left, settle
 from .model import TableModel
 from .network import choose_width, start
 from .reading import Table
-from .splits import Parts, split
+from .splits import Parts, check_enough, split
 from .targets import Target, Task, find_column, settle_target
+from .texts import missing
 from .training import Trained, train
 
 EXACT_WORK = 4e12
@@ -121,6 +122,7 @@ def prepare(table: Table, options: Options, notes: list[str]) -> tuple[TableMode
     names = list(table.columns)
     name = find_column(options.target, names)
     ignored = {find_column(one, names) for one in options.ignore}
+    check_enough(int((~missing(table.columns[name])).sum()), name)
     target = settle_target(name, table.columns[name], options.task, notes)
     values = target.read(table.columns[name])
     parts = split(values, target, options.held_out, options.seed)

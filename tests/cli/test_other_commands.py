@@ -1,0 +1,241 @@
+"""`whence fit` with what it saved, `doctor`, `reproduce`, and how the program ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from whence.cli.app import app
+from whence.cli.leaving import FAILED, INTERRUPTED, UNUSABLE
+from whence.cli.oracle import by_hand, self_check
+from whence.tabular.saved import replacing_folder
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+
+SPEC = """
+import torch
+
+X = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(1, 1, dtype=torch.float64)
+
+def train_loader():
+    return [(X, 2 * X + (99 * X).sin())]
+
+def test_loader():
+    return [torch.tensor([[0.0], [30.0]], dtype=torch.float64)]
+
+def fit_options():
+    return {"ridge": 0.1, "recenter": True}
+"""
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "line.py"
+    path.write_text(SPEC)
+    return path
+
+
+def test_fit_predict_explain_report_of_a_spec(spec: Path, tmp_path: Path) -> None:
+    saved, html = tmp_path / "saved", tmp_path / "report.html"
+    result = call("fit", spec, "--save", saved, "--out", html, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert (content["examples"], content["outputs"], content["ridge"]) == (40, 1, 0.1)
+    assert html.is_file()
+    assert sorted(path.name for path in saved.iterdir()) == ["fit.whence", "spec.json"]
+
+    result = call("predict", saved, "--spec", spec, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["verdict"] for row in rows] == ["confident", "scarce data"]
+    assert rows[1]["hec3"] > 100 * rows[0]["hec3"]
+
+    result = call("explain", saved, "--spec", spec, "--row", "2", "-q")
+    assert result.exit_code == 0, result.output
+    assert "scarce data" in result.stdout
+    assert call("report", saved, "--spec", spec, "--out", tmp_path / "again.html", "-q").exit_code == 0
+    assert (tmp_path / "again.html").is_file()
+
+
+def test_spec_is_never_run_from_the_folder(spec: Path, tmp_path: Path) -> None:
+    assert call("fit", spec, "--save", tmp_path / "saved", "-q").exit_code == 0
+    result = call("predict", tmp_path / "saved", "-q")
+    assert result.exit_code == UNUSABLE
+    assert "Pass it: --spec line.py" in " ".join(result.output.split())
+
+
+def test_changed_spec_is_noted_and_changed_weights_are_refused(spec: Path, tmp_path: Path) -> None:
+    assert call("fit", spec, "--save", tmp_path / "saved", "-q").exit_code == 0
+    spec.write_text(SPEC + "\n# a remark\n")
+    result = call("predict", tmp_path / "saved", "--spec", spec, "--csv", tmp_path / "r.csv", "-q")
+    assert result.exit_code == 0, result.output
+    assert "has changed since the fit was made" in " ".join(result.stdout.split())
+    spec.write_text(SPEC.replace("manual_seed(0)", "manual_seed(1)"))
+    assert call("predict", tmp_path / "saved", "--spec", spec, "-q").exit_code == UNUSABLE
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def model(): return 1\ndef train_loader(): return []", "expected model() in"),
+        ("x = 1", "got no model and no train_loader"),
+        ("import nonsense_that_is_not_there", "ModuleNotFoundError"),
+        ("def model(:", "SyntaxError"),
+        ("def model():\n    return 1 / 0\ndef train_loader(): return []", "line 2: ZeroDivisionError"),
+        ("import torch\ndef model(): return torch.nn.Linear(1, 1)\ndef train_loader(): return []", "empty"),
+    ],
+)
+def test_broken_specs_are_told(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    result = call("fit", path, "-q")
+    assert result.exit_code == UNUSABLE, result.output
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_options_win_over_the_spec(spec: Path) -> None:
+    result = call("fit", spec, "--ridge", "3", "--json", "-q")
+    assert json.loads(result.stdout)["ridge"] == 3.0
+    assert call("fit", spec, "--ridge", "much", "-q").exit_code == UNUSABLE
+    assert call("fit", spec, "--likelihood", "poisson", "-q").exit_code == UNUSABLE
+
+
+def test_hand_worked_numbers() -> None:
+    """Written out once more, without the program: residuals over one minus leverage, times x / F, squared, summed."""
+    left_out = (Fraction(-1, 4), Fraction(-4, 5), Fraction(1))
+    expected = sum((Fraction(x, 9) * u) ** 2 for x, u in zip((1, 2, 2), left_out, strict=True))
+    assert by_hand(0)["hec3"] == expected == Fraction(883, 10800)
+    left_out = (Fraction(-1, 9), Fraction(-1, 3), Fraction(4, 3))
+    expected = sum((Fraction(x, 10) * u) ** 2 for x, u in zip((1, 2, 2), left_out, strict=True))
+    assert by_hand(1)["hec3"] == expected == Fraction(613, 8100)
+
+
+def test_doctor() -> None:
+    result = call("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert content["passed"] is True
+    assert len(content["checks"]) == 16
+    assert content["versions"]["torch"] == torch.__version__
+    assert "numbers agree with those worked out by hand" in " ".join(call("doctor").stdout.split())
+
+
+def test_doctor_finds_a_wrong_number() -> None:
+    """The comparison itself: a number that is off in the tenth digit fails."""
+    check = self_check(torch.device("cpu"))[0]
+    assert check.passed
+    assert not type(check)(check.name, check.found * (1 + 1e-8) + 1e-8, check.expected).passed
+
+
+def test_experiments_are_listed_and_run() -> None:
+    names = [one["name"] for one in json.loads(call("reproduce", "--list", "--json").stdout)]
+    assert {"sinc", "spirals"} <= set(names)
+    assert "sinc" in call("reproduce").stdout
+    result = call("reproduce", "sync")
+    assert result.exit_code == UNUSABLE
+    assert "Was 'sinc' meant?" in " ".join(result.output.split())
+    assert call("reproduce", "sinc", "--no-such-option").exit_code == UNUSABLE  # argparse's own code
+
+
+@pytest.mark.parametrize("command", ["table", "demo", "fit", "predict", "explain", "report", "reproduce", "doctor"])
+def test_help_has_examples(command: str) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert f"whence {command}" in result.stdout.split("Options")[0].split("Usage")[1].split("\n", 1)[1]
+
+
+def test_exit_codes_are_in_the_help() -> None:
+    words = " ".join(call("--help").stdout.split())
+    assert "Exit codes: 0 done; 1 a fault of whence" in words
+    assert "130 interrupted" in words
+
+
+def test_completion_is_offered() -> None:
+    typed = {"COMP_WORDS": "whence ta", "COMP_CWORD": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", "from whence.cli import main; main()"],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SRC),
+            "_WHENCE_COMPLETE": "complete_bash",
+            "COMP_WORDS": "whence ta",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.split() == ["table"], result.stderr
+
+
+def test_interrupt_is_clean(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time, torch\ndef model(): return torch.nn.Linear(1, 1)\n"
+        "def train_loader():\n    print('ready', flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from whence.cli import main; main(['fit', {str(path)!r}, '--save', 'saved'])"],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    assert "interrupted; no file was left half-written" in errors
+    assert "Traceback" not in errors
+    assert [one.name for one in tmp_path.iterdir() if one.name != "__pycache__"] == ["slow.py"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_folder_is_there_whole_or_as_it_was(error: type[BaseException], tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    with replacing_folder(folder, "mark") as new:
+        (new / "mark").write_text("first")
+
+    def fail() -> None:
+        with replacing_folder(folder, "mark") as new:
+            (new / "mark").write_text("second")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert (folder / "mark").read_text() == "first"
+    with replacing_folder(folder, "mark") as new:
+        (new / "mark").write_text("third")
+    assert (folder / "mark").read_text() == "third"
+    assert [one.name for one in tmp_path.iterdir()] == ["saved"]
+
+
+def test_fault_of_whence_is_told_as_such(tmp_path: Path) -> None:
+    """An error that nobody foresaw: a loader whose length lies in a way that breaks the reader."""
+    path = tmp_path / "odd.py"
+    path.write_text(
+        "import torch\nclass Odd:\n    def __iter__(self):\n        raise ZeroDivisionError('inside')\n"
+        "def model(): return torch.nn.Linear(1, 1).double()\ndef train_loader(): return Odd()\n"
+    )
+    result = call("fit", path, "-q")
+    assert result.exit_code == FAILED
+    assert "a fault of whence" in " ".join(result.output.split())

@@ -1,0 +1,322 @@
+"""`whence table` and what can be done with a table that it saved, as a user would."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from whence.cli.app import app
+from whence.cli.leaving import LACKING, UNUSABLE
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def write(path: Path, columns: dict[str, Any]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def houses(rows: int = 240) -> dict[str, Any]:
+    """Prices that depend on the area, and scatter in one town."""
+    generator = np.random.default_rng(0)
+    area = generator.uniform(50, 150, rows)
+    town = generator.choice(["quiet", "loud"], rows)
+    price = 100 + 2 * area + np.where(town == "loud", 30.0, 1.0) * generator.normal(size=rows)
+    gaps = generator.random(rows) < 0.1
+    return {
+        "house_id": [f"H{number:05d}" for number in range(rows)],
+        "area": [f"{value:.1f}" for value in area],
+        "town": town,
+        "rooms": ["" if gap else str(number % 5) for number, gap in enumerate(gaps)],
+        "country": ["DE"] * rows,
+        "built": [f"{1990 + number % 30}-0{1 + number % 9}-15" for number in range(rows)],
+        "price": [f"{value:.2f}" for value in price],
+    }
+
+
+class Run(NamedTuple):
+    folder: Path
+    content: dict[str, Any]
+    rows: list[dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("regression")
+    columns = houses()
+    columns["price"][7] = ""  # to be predicted only
+    data = write(folder / "houses.csv", columns)
+    files = ("--out", folder / "report.html", "--csv", folder / "rows.csv", "--save", folder / "saved")
+    result = call("table", data, "-t", "price", "--width", "8", "--json", "--quiet", *files)
+    assert result.exit_code == 0, result.output
+    return Run(folder, json.loads(result.stdout), read(folder / "rows.csv"))
+
+
+@pytest.fixture(scope="module")
+def classification(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("classification")
+    generator = np.random.default_rng(1)
+    x = generator.uniform(-1, 1, (200, 2))
+    kind = np.where(x[:, 0] > 0.3, "red", np.where(x[:, 1] > 0, "green", "blue"))
+    data = write(folder / "colours.csv", {"a": x[:, 0], "b": x[:, 1], "colour": kind})
+    result = call(
+        "table", data, "-t", "colour", "--width", "8", "--json", "-q", "--no-report",
+        "--csv", folder / "rows.csv", "--save", folder / "saved",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    return Run(folder, json.loads(result.stdout), read(folder / "rows.csv"))
+
+
+def test_columns_are_told_apart(regression: Run) -> None:
+    content = regression.content
+    assert {one["name"]: one["kind"] for one in content["columns"]} == {
+        "area": "number",
+        "town": "category",
+        "rooms": "number",
+        "built": "date",
+    }
+    assert {one["name"] for one in content["left_out"]} == {"house_id", "country"}
+    assert content["target"]["task"] == "regression"
+
+
+def test_every_row_has_a_line(regression: Run) -> None:
+    rows = regression.rows
+    assert [int(row["row"]) for row in rows] == list(range(1, 241))
+    assert rows[0]["house_id"] == "H00000"
+    assert {row["verdict"] for row in rows} <= {"confident", "noisy labels nearby", "scarce data", "both"}
+    for row in rows:
+        assert float(row["ratio"]) == pytest.approx(float(row["hec3"]) / float(row["ho"]), rel=1e-4)
+        assert float(row["lower"]) < float(row["prediction"]) < float(row["upper"])
+    parts = [row["part"] for row in rows]
+    assert parts[7] == "no target"
+    assert parts.count("held out") == regression.content["rows"]["test"] == 48
+    assert all(bool(row["suspicion"]) == (row["part"] == "train") for row in rows)
+
+
+def test_scores_are_those_of_the_held_out_lines(regression: Run) -> None:
+    tested = [row for row in regression.rows if row["part"] == "held out"]
+    price, predicted = (np.array([float(row[name]) for row in tested]) for name in ("price", "prediction"))
+    inside = [float(row["lower"]) <= float(row["price"]) <= float(row["upper"]) for row in tested]
+    scores = {name: one["value"] for name, one in regression.content["scores"].items()}
+    assert scores["R2"] == pytest.approx(
+        1 - ((price - predicted) ** 2).sum() / ((price - price.mean()) ** 2).sum(), abs=1e-4
+    )
+    assert scores["coverage"] == pytest.approx(np.mean(inside))
+    assert scores["R2"] > 0.7
+    assert scores["coverage"] > 0.8
+
+
+def test_noise_is_found_where_it_is(regression: Run) -> None:
+    towns = houses()["town"]
+    ratio = np.array([float(row["ratio"]) for row in regression.rows])
+    assert np.median(ratio[towns == "loud"]) > 1.5 * np.median(ratio[towns == "quiet"])
+    noisy = np.array(["noisy" in row["verdict"] or row["verdict"] == "both" for row in regression.rows])
+    assert noisy[towns == "loud"].mean() > noisy[towns == "quiet"].mean()
+
+
+def test_named_rows_are_training_rows(regression: Run) -> None:
+    trained = {row["row"] for row in regression.rows if row["part"] == "train"}
+    named = {number for row in regression.rows for number in (row["check"] + " " + row["near"]).split()}
+    assert named <= trained
+    assert len(named) > 10
+
+
+def test_report_is_there_and_names_the_target(regression: Run) -> None:
+    text = (regression.folder / "report.html").read_text(encoding="utf-8")
+    assert "price: how uncertain are predictions" in text
+
+
+def test_saved_table_predicts_the_same(regression: Run, tmp_path: Path) -> None:
+    columns = houses()
+    del columns["price"], columns["country"]
+    data = write(tmp_path / "new.csv", columns)
+    result = call("predict", regression.folder / "saved", data, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["rows"]
+    for name in ("prediction", "ho", "hec3", "noise_p"):
+        ours, theirs = ([float(row[name]) for row in rows] for rows in (found, regression.rows))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    assert [row["check"] for row in found] == [row["check"] for row in regression.rows]
+
+
+def test_new_rows_with_strange_values_are_noted(regression: Run, tmp_path: Path) -> None:
+    columns = {name: list(values[:3]) for name, values in houses().items()}
+    columns["town"][0], columns["area"][1] = "elsewhere", "large"
+    csv_file = tmp_path / "out.csv"
+    result = call("predict", regression.folder / "saved", write(tmp_path / "new.csv", columns), "-q", "--csv", csv_file)
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    assert "'town' holds a category that training never had in 1 of 3 rows, such as 'elsewhere'" in words
+    assert "'area' holds no number in 1 of 3 rows, such as 'large'" in words
+    assert len(read(csv_file)) == 3
+
+
+def test_missing_column_in_new_rows_is_named(regression: Run, tmp_path: Path) -> None:
+    columns = houses(5)
+    del columns["area"]
+    result = call("predict", regression.folder / "saved", write(tmp_path / "new.csv", columns), "-q")
+    assert result.exit_code == UNUSABLE
+    assert "got none named 'area'" in result.output
+
+
+def test_explain_names_shares_of_training_rows(regression: Run, tmp_path: Path) -> None:
+    data = regression.folder / "houses.csv"
+    result = call("explain", regression.folder / "saved", data, "--row", "3", "--top", "4", "--json", "-q")
+    assert result.exit_code == 0, result.output
+    (content,) = json.loads(result.stdout)
+    line = regression.rows[2]
+    assert content["row"] == 3
+    assert content["verdict"] == line["verdict"]
+    assert [str(cause["row"]) for cause in content["causes"]] == line["check"].split()[:4]
+    shares = [cause["hec3"] for cause in content["causes"]]
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < sum(shares) < 1
+    assert "row 3:" in call("explain", regression.folder / "saved", data, "-r", "3", "-q").stdout
+    assert "from 1 to 240" in call("explain", regression.folder / "saved", data, "-r", "999", "-q").output
+
+
+def test_report_of_a_saved_table(regression: Run, tmp_path: Path) -> None:
+    out = tmp_path / "new.html"
+    result = call(
+        "report", regression.folder / "saved", regression.folder / "houses.csv", "--rows", "30", "-o", out, "-q"
+    )
+    assert result.exit_code == 0, result.output
+    assert "row " in out.read_text(encoding="utf-8")
+
+
+def test_saved_folder_holds_no_code(regression: Run) -> None:
+    names = sorted(path.name for path in (regression.folder / "saved").iterdir())
+    assert names == ["fit.whence", "network.safetensors", "table.json", "training.safetensors"]
+    json.loads((regression.folder / "saved" / "table.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", ["table.json", "network.safetensors", "training.safetensors", "fit.whence"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_damaged_saved_table_is_told(name: str, how: str, regression: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    shutil.copytree(regression.folder / "saved", folder)
+    content = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if how == "cut":
+        (folder / name).write_bytes(content[: len(content) // 2])
+    result = call("predict", folder, regression.folder / "houses.csv", "-q")
+    assert result.exit_code == UNUSABLE, result.output
+    assert "Traceback" not in result.output
+
+
+def test_classes(classification: Run) -> None:
+    content = classification.content
+    assert content["target"]["classes"] == ["blue", "green", "red"]
+    tested = [row for row in classification.rows if row["part"] == "held out"]
+    right = np.mean([row["colour"] == row["prediction"] for row in tested])
+    assert content["scores"]["accuracy"]["value"] == pytest.approx(right)
+    assert right > 0.8
+    assert all(1 / 3 <= float(row["probability"]) <= 1 for row in classification.rows)
+    assert content["files"]["report"] is None
+    result = call("explain", classification.folder / "saved", classification.folder / "colours.csv", "-r", "1", "-q")
+    assert result.exit_code == 0, result.output
+    assert "probability" in result.stdout
+
+
+def test_what_a_person_sees(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=60)
+    data = write(tmp_path / "two.csv", {"x": x, "y": np.where(x + 0.3 * generator.normal(size=60) > 0, "yes", "no")})
+    result = call(
+        "table", data, "-t", "y", "--width", "4", "-q", "-o", tmp_path / "r.html", "--csv", tmp_path / "r.csv"
+    )
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    for wanted in ("60 rows, 1 columns used", "y: classification, 2 classes", "held-out rows, never trained on"):
+        assert wanted in words
+    for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Training labels to check first", "r.html"):
+        assert wanted in words
+    assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
+
+
+BROKEN: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
+    ("no such column", houses(30), ("-t", "prise"), "Was 'price' meant?"),
+    ("no such column to ignore", houses(30), ("-t", "price", "-x", "twon"), "Was 'town' meant?"),
+    ("text in the target", {**houses(30), "price": ["1.5"] * 10 + ["2"] * 18 + ["?", "tbd"]}, ("-t", "price"), "'tbd'"),
+    ("one row", houses(1), ("-t", "price"), "at least 20 rows"),
+    ("constant target", {**houses(30), "price": [5] * 30}, ("-t", "price"), "target that varies"),
+    ("nothing but a target", {"price": range(40)}, ("-t", "price"), "it has no other column"),
+    ("nothing but an identifier", {"id": range(40), "y": np.sin(range(40))}, ("-t", "y"), "numbers the rows"),
+    ("a target of texts", houses(60), ("-t", "house_id"), "Is it the right column?"),
+    ("another task", houses(30), ("-t", "town", "--task", "regression"), "expected numbers in the target"),
+]
+
+
+@pytest.mark.parametrize(("name", "columns", "options", "message"), BROKEN, ids=[one[0] for one in BROKEN])
+def test_broken_input_is_one_clear_message(
+    name: str, columns: dict[str, Any], options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    data = write(tmp_path / "t.csv", columns)
+    files = ("--csv", tmp_path / "r.csv", "-o", tmp_path / "r.html")
+    result = call("table", data, *options, *files, "-q")
+    assert result.exit_code == UNUSABLE, result.output
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_constant_gappy_and_mixed_columns_are_answered(tmp_path: Path) -> None:
+    columns = houses(80)
+    columns["mixed"] = [("?", "12", "x", "3")[number % 4] for number in range(80)]
+    columns["price"][3] = columns["price"][4] = ""
+    result = call(
+        "table", write(tmp_path / "t.csv", columns), "-t", "price", "--width", "4", "-q", "--no-report", "--verdicts",
+        "none", "--csv", tmp_path / "r.csv",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    assert "left out 'country': the same value in all rows ('DE')" in words
+    assert "'mixed' mixes numbers" in words
+    assert "2 rows have no value of 'price'" in words
+    assert {row["verdict"] for row in read(tmp_path / "r.csv")} == {""}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--csv", "nowhere/r.csv"), "expected a folder that exists"),
+        (("--save", "full"), "holds something else"),
+        (("--csv", "t.csv"), "for both"),
+        (("--out", "full"), "is a directory"),
+    ],
+)
+def test_files_that_cannot_be_written_are_told_before_any_work(
+    options: tuple[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "t.csv", houses(30))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious.txt").write_text("keep me")
+    result = call("table", "t.csv", "-t", "price", *options)
+    assert result.exit_code == UNUSABLE
+    assert message in " ".join(result.output.replace("│", " ").split())
+    assert (tmp_path / "full" / "precious.txt").read_text() == "keep me"
+
+
+def test_too_large_is_another_exit_code(tmp_path: Path) -> None:
+    data = write(tmp_path / "t.csv", houses(30))
+    result = call("table", data, "-t", "price", "--rows", str(10**12), "--csv", tmp_path / "r.csv", "--no-report")
+    assert result.exit_code == LACKING
+    assert "Take fewer: --rows" in " ".join(result.output.split())
