@@ -25,14 +25,13 @@ WORDS = (
 
 
 def about(trials: list[Trial]) -> tuple[str, ...]:
-    """What the report is about, and how well noise and scarcity were found."""
+    """What the report is about."""
     task = trials[0].task
     return (
         f"A small network learned to sort handwritten digits into two groups. Its training data had two faults: each "
         f"{task.noisy} got its label from a coin, and no {task.missing} was shown at all. whence is not told. From the "
         f"network and its training data it says how uncertain each answer is and why, here for {len(task.test_digits)} "
         f"digits the network had not seen.",
-        *findings(trials),
     )
 
 
@@ -116,7 +115,7 @@ def table_section(trials: list[Trial]) -> Section:
         "The third sets the noisy against the missing digit, all others left out: near 1 the score points to noise, "
         "near 0 to scarcity, near 0.5 it cannot tell.",
     )
-    return Section("How well noise and scarcity were told apart", (), (table, Words(WORDS)))
+    return Section("Found, or not?", findings(trials), (table, Words(WORDS)))
 
 
 def questions(task: Task) -> tuple[str, str, str]:

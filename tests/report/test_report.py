@@ -2,44 +2,265 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import whence
+from report_examples import EVIL, Example, kinds, pictures, rows, texts
+from whence.report import Facts, Row, Section, Table, Words
+from whence.tracing.verdicts import VERDICTS
+
+VOID = {"meta", "img", "input", "br"}
+KINDS = kinds()
 
 
-def fitted(generator: torch.Generator, n: int = 40, **options: object) -> tuple[whence.Tracer, Tensor, Tensor]:
-    """A line through noisy points."""
-    x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
-    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(n, 1, generator=generator, dtype=torch.float64)
-    model = nn.Linear(2, 1).double()
-    return whence.fit(model, [(x, y)], ridge=0.1, recenter=True, progress=False), x, y
+class Reader(HTMLParser):
+    """Collects elements, attributes and text, and insists that every element is closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words += data
 
 
-def data_of(path: Path) -> dict:
+def read(path: Path) -> Reader:
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def data_of(path: Path) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"))
     assert found
-    return json.loads(found.group(1))
+    data: dict[str, Any] = json.loads(found.group(1))
+    return data
 
 
-def test_holds_every_prediction_and_the_verdicts_of_the_fit(tmp_path: Path, generator: torch.Generator) -> None:
-    tracer, x, y = fitted(generator)
-    path = tracer.report(tmp_path / "report.html", (3 * x, 3 * y))
+def unpack(data: dict[str, Any], name: str, kind: str = "<f4") -> np.ndarray:
+    return np.frombuffer(base64.b64decode(data["arrays"][name]), kind)
+
+
+@pytest.fixture(scope="module")
+def example() -> Example:
+    return pictures()
+
+
+@pytest.fixture(scope="module")
+def page(example: Example, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return example.write(tmp_path_factory.mktemp("report") / "report.html")
+
+
+def test_verdicts_and_causes_are_those_of_explain(example: Example, page: Path) -> None:
+    data, told = data_of(page), example.tracer.explain(example.x, top=6)
+    codes = unpack(data, "verdict", "u1")
+    assert tuple(VERDICTS[code] for code in codes) == told.verdicts
+    assert data["traced"] == list(range(len(example.x)))
+    assert [[example for example, _ in pairs] for pairs in data["check"]] == told.check.tolist()
+    assert [[example for example, _ in pairs] for pairs in data["near"]] == told.near.tolist()
+    words = read(page).words
+    uncertain = len(codes) - told.verdicts.count("confident")
+    assert f"{uncertain} of {len(codes)} predictions are uncertain" in words
+    assert 0 < uncertain < len(codes)
+
+
+def test_variances_and_answers_are_those_of_predict(example: Example, page: Path) -> None:
+    data, u = data_of(page), example.tracer.predict(example.x)
+    np.testing.assert_allclose(unpack(data, "ho"), u.ho.sum(1), rtol=1e-6)
+    np.testing.assert_allclose(unpack(data, "hec3"), u.hec3.sum(1), rtol=1e-6)
+    answers = u.mean.argmax(1)
+    assert unpack(data, "answer", "<i4").tolist() == answers.tolist()
+    assert unpack(data, "truth", "<i4").tolist() == example.y.tolist()
+    assert unpack(data, "right", "u1").tolist() == (answers == example.y).long().tolist()
+    deviation = u.hec3.gather(1, answers[:, None]).squeeze(1).sqrt() / 2  # the code of a class is 2 above the others'
+    np.testing.assert_allclose(unpack(data, "half"), 1.959964 * deviation, rtol=1e-5)
+
+
+def test_the_range_of_a_belief_is_the_delta_method_s(tmp_path: Path) -> None:
+    example = KINDS["categorical"]
+    u, data = example.tracer.predict(example.x), data_of(example.write(tmp_path / "report.html"))
+    best = u.mean.argmax(1, keepdim=True)
+    np.testing.assert_allclose(unpack(data, "confidence"), u.mean.softmax(1).amax(1), rtol=1e-5)
+    deviation = u.probability_covariance().diagonal(dim1=1, dim2=2).gather(1, best).squeeze(1).sqrt()
+    np.testing.assert_allclose(unpack(data, "half"), 1.959964 * deviation, rtol=1e-5)
+
+
+def test_shares_of_the_first_cause_by_hand(example: Example, page: Path) -> None:
+    """HeC3 is a sum over training examples of |J F^-1 J_i^T u_i|^2; its largest term over the sum."""
+    found = example.tracer.attribute(example.x[:3], top=1)
+    for place in range(3):
+        index, share = data_of(page)["check"][place][0]
+        assert index == int(found.hec3.index[place, 0])
+        assert share == pytest.approx(float(found.hec3.share[place, 0]), abs=1e-4)
+
+
+def test_labels_to_check_are_wrong_ones(page: Path) -> None:
+    """In the example half of the cedars among the training examples, the even ones, are labelled birch."""
+    asked = [int(one) for one in re.findall(r"Check the label of training example (\d+)", read(page).words)]
+    assert len(asked) >= 3
+    assert sum(one % 3 == 2 for one in asked) >= 0.8 * len(asked)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_task(name: str, tmp_path: Path) -> None:
+    example = KINDS[name]
+    with_targets = example.write(tmp_path / "with.html")
+    without = example.tracer.report(tmp_path / "without.html", example.x)
+    data = data_of(with_targets)
+    kind = {"numbers": "numbers", "a number": "numbers", "several answers": "answers"}.get(name, "classes")
+    assert (data["kind"], data["m"]) == (kind, 25)
+    assert "Quality" in read(with_targets).words
+    assert "came without targets" in read(without).words
+    assert "came without targets" not in read(with_targets).words
+    assert "right" in data["arrays"]
+    assert not {"right", "truth"} & set(data_of(without)["arrays"])
+
+
+def test_right_and_wrong_of_one_output(tmp_path: Path) -> None:
+    for name in ("plus and minus", "yes or no"):
+        example = KINDS[name]
+        data = data_of(example.write(tmp_path / "report.html"))
+        wanted = (example.tracer.predict(example.x).mean > 0) == (example.y > 0)
+        assert unpack(data, "right", "u1").tolist() == wanted.long().squeeze(1).tolist()
+
+
+def test_shows_hostile_text_and_never_runs_it(tmp_path: Path) -> None:
+    def write(text: str) -> Reader:
+        example = texts(extra=text)
+        sections = (
+            Section(text, (text,), (Words(((text, text),)), Facts(((text, text, text),)))),
+            Section(text, (), (Table(text, (text, text), (Row(text, (text,), text, True),), text),)),
+        )
+        ids = [f"{number}{text}" for number in range(len(example.x))]
+        options: dict[str, Any] = {"title": text, "about": [text], "sections": sections, "ids": ids}
+        return read(example.write(tmp_path / "report.html", **options))
+
+    plain, evil = write("word"), write(EVIL)
+    assert evil.tags.count("script") == plain.tags.count("script") == 2
+    assert sorted(set(evil.tags)) == sorted(set(plain.tags)), "text became elements"
+    assert evil.words.count(EVIL) > 60
+    assert not any(name.startswith("on") or name == "style" for _, name, _ in evil.attributes)
+
+
+def test_asks_for_nothing_from_outside(page: Path) -> None:
+    found = read(page).attributes
+    links = [value for _, name, value in found if name in ("src", "href", "action", "data", "poster", "srcset")]
+    assert len(links) > 20
+    assert all(link.startswith(("data:image/", "#")) for link in links)
+    policy = next(value for tag, name, value in found if (tag, name) == ("meta", "content") and "default-src" in value)
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    ids = [value for _, name, value in found if name == "id"]
+    assert len(ids) == len(set(ids))
+    assert {link for link in links if link.startswith("#")} <= {f"#{one}" for one in ids}
+
+
+def test_a_loader_gives_the_same_page_as_one_batch(example: Example, page: Path, tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(example.x, example.y), batch_size=50, shuffle=True)
+    again = example.tracer.report(tmp_path / "again.html", loader, **example.options)
+    assert data_of(again)["traced"] == data_of(page)["traced"]
+    np.testing.assert_allclose(unpack(data_of(again), "hec3"), unpack(data_of(page), "hec3"), rtol=1e-5)
+    once = iter([(example.x[:9], example.y[:9]), (example.x[9:20], example.y[9:20])])
+    assert data_of(example.tracer.report(tmp_path / "once.html", once, **example.options))["m"] == 20
+
+
+def test_few_are_traced_where_few_are_asked_for(example: Example, tmp_path: Path) -> None:
+    path = example.write(tmp_path / "report.html", traced=40)
     data = data_of(path)
-    assert data["m"] == len(x)
-    assert data["kind"] == "numbers"
-    counts = {verdict: tracer.explain(3 * x).verdicts.count(verdict) for verdict in ("scarce data", "confident")}
-    text = path.read_text(encoding="utf-8")
-    for verdict, count in counts.items():
-        assert re.search(rf"</svg>{count}</b> <span>{verdict}", text)
+    assert len(data["traced"]) == len(data["check"]) == len(data["test"]) == 40
+    assert "40 of 150 predictions were traced" in read(path).words
+    exact = np.array([VERDICTS.index(one) for one in example.tracer.explain(example.x).verdicts])
+    codes = unpack(data, "verdict", "u1")
+    assert (codes[data["traced"]] == exact[data["traced"]]).all()
+    assert (codes == exact).mean() > 0.9
 
 
-def test_says_where_the_folder_is_missing(tmp_path: Path, generator: torch.Generator) -> None:
-    tracer, x, _ = fitted(generator)
+def test_rows_of_a_table(tmp_path: Path) -> None:
+    path = rows().write(tmp_path / "report.html")
+    data = data_of(path)
+    assert data["columns"] == ["size", "age", "town"]
+    cells, odd = data["test"]["0"]
+    assert cells[0] == "9"
+    assert odd[0] == [0, "larger than every training value"]
+    assert [2, "never seen in training"] in data["test"]["1"][1]
+    assert "Unusual: size 9, larger than every training value" in read(path).words
+
+
+def test_words_of_texts_that_are_shared_with_the_causes_are_marked(tmp_path: Path) -> None:
+    example = texts()
+    data = data_of(example.write(tmp_path / "report.html"))
+    marked = [word for pieces in data["test"].values() for word, weight in pieces if weight]
+    assert {"ironic", "good", "bad"} & set(marked)
+    said = {int(number): "".join(word for word, _ in pieces) for number, pieces in data["test"].items()}
+    assert said == dict(enumerate(example.options["texts"][0]))
+
+
+def test_inputs_speak_for_themselves(tmp_path: Path) -> None:
+    example = rows()
+    data = data_of(example.tracer.report(tmp_path / "report.html", example.x))
+    assert (data["form"], data["columns"]) == ("row", ["x0", "x1", "x2"])
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"names": ["one"]}, "expected 3 names, one for each of the classes, got 1"),
+        ({"images": torch.zeros(7, 8, 8)}, "expected 150 images, one for each test input, got 7"),
+        ({"images": torch.zeros(150, 5, 8, 8)}, "expected images of shape"),
+        ({"texts": ["a"]}, "expected one of images, texts and table, got several"),
+        ({"ids": ["a"]}, "expected 150 ids, one for each prediction, got 1"),
+        ({"level": 95}, "expected a level between 0 and 1"),
+        ({"traced": 0}, "expected traced to be a whole number"),
+        ({"train": torch.zeros(150, 12).double()}, "expected training data with targets"),
+        ({"train": (torch.zeros(9, 12).double(), torch.zeros(9))}, "expected the 150 training examples of the fit"),
+    ],
+)
+def test_says_what_is_wrong(example: Example, tmp_path: Path, options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(whence.WhenceError, match=re.escape(complaint)):
+        example.write(tmp_path / "report.html", **options)
+
+
+def test_says_where_the_folder_is_missing(example: Example, tmp_path: Path) -> None:
     with pytest.raises(whence.InputError, match=r"expected a folder that exists, got .*nowhere"):
-        tracer.report(tmp_path / "nowhere" / "page.html", x)
+        example.write(tmp_path / "nowhere" / "page.html")
+
+
+def test_a_loader_that_changes_its_order_is_refused(example: Example, tmp_path: Path) -> None:
+    class Changing:
+        """Gives the same batches backwards every other time."""
+
+        turn = False
+
+        def __iter__(self) -> Any:
+            batches = [(example.x[:120], example.y[:120]), (example.x[120:], example.y[120:])]
+            self.turn = not self.turn
+            return iter(batches if self.turn else batches[::-1])
+
+    with pytest.raises(whence.LoaderError, match="expected the same test inputs in every pass"):
+        example.tracer.report(tmp_path / "report.html", Changing(), images=example.options["images"])

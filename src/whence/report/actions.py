@@ -13,7 +13,6 @@ from whence.tracing.suggestions import label_first
 
 from .causes import Traced
 from .fitted import Reportable
-from .reading import Source
 from .training import Training
 
 ACTIONS = 10
@@ -42,12 +41,10 @@ class Action:
     among: int = 0
 
 
-def actions(
-    fitted: Reportable, source: Source, traced: Traced, training: Training, most: int = ACTIONS
-) -> list[Action]:
+def actions(fitted: Reportable, traced: Traced, training: Training, most: int = ACTIONS) -> list[Action]:
     """The best of both kinds, by benefit."""
     labels = labels_to_check(traced, training, most)
-    regions = regions_to_collect(fitted, source, traced, most)
+    regions = regions_to_collect(fitted, traced, most)
     kept = labels[:LEAST] + regions[:LEAST]
     rest = sorted(labels[LEAST:] + regions[LEAST:], key=lambda action: -action.benefit)
     return sorted(kept + rest[: max(0, most - len(kept))], key=lambda action: -action.benefit)
@@ -62,7 +59,7 @@ def labels_to_check(traced: Traced, training: Training, most: int) -> list[Actio
     return [Action("label", at, float(excess[at]) / traced.total) for at in best if excess[at] > 0]
 
 
-def regions_to_collect(fitted: Reportable, source: Source, traced: Traced, most: int) -> list[Action]:
+def regions_to_collect(fitted: Reportable, traced: Traced, most: int) -> list[Action]:
     """Scarce predictions whose labels would take away most of the variance, one after the other."""
     scarce = traced.chosen[traced.explanation.scarce[traced.chosen]]
     if not len(scarce):
@@ -70,7 +67,8 @@ def regions_to_collect(fitted: Reportable, source: Source, traced: Traced, most:
     ho = traced.explanation.ho[scarce]
     room = max(1, POOL // fitted.problem.k)
     pool = scarce[ho.argsort(descending=True, stable=True)[:room]].sort().values
-    batches = each(fitted, list(source.pick(pool.tolist())), lambda inputs, _: inputs)
+    places = torch.searchsorted(traced.chosen, pool).tolist()
+    batches = each(fitted, list(traced.inputs.pick(places)), lambda inputs, _: inputs)
     with borrowed_model(fitted):
         found = label_first(fitted, batches, None, most)
         products = torch.cat([fitted.bread.products(batch, batches) for batch in batches])  # (p, k, p, k)

@@ -11,6 +11,7 @@ from .actions import Action
 from .causes import Traced
 from .content import TONES, Card, Gallery, Tile
 from .items import Item, Shown
+from .page import Row, Table
 from .predictions import Predictions
 from .training import Training, say
 from .words import counted, number, percent
@@ -44,7 +45,45 @@ def answer(traced: Traced) -> tuple[str, ...]:
     return (
         f"{uncertain:,} of {counted(m, 'prediction')} {'is' if uncertain == 1 else 'are'} uncertain: {listing}.",
         f"If labels were equally noisy everywhere and inputs like those in training, about {chance:,.0f} would be "
-        f"called so by chance ({percent(rate)} for each reason).",
+        f"called so by chance ({100 * rate:.3g} % for each reason).",
+    )
+
+
+def together(todo: Sequence[Action]) -> str:
+    """What the actions of each kind come to."""
+    sums = {kind: [action.benefit for action in todo if action.kind == kind] for kind in ("label", "region")}
+    words = [
+        f"{counted(len(benefits), kind)} together: {'up to' if kind == 'label' else 'about'} {percent(sum(benefits))}"
+        for kind, benefits in sums.items()
+        if len(benefits) > 1
+    ]
+    return f"The {', the '.join(words)}." if words else ""
+
+
+def by_class(predictions: Predictions, traced: Traced, most: int = 30) -> Table | None:
+    """How many predictions of each class are uncertain, for which source; the most uncertain class first."""
+    if predictions.meaning.kind != "classes":
+        return None
+    known = predictions.known is not None and predictions.truth is not None
+    classes = predictions.truth if known else predictions.answers
+    assert classes is not None
+    code, rows = codes(traced), []
+    for place, name in enumerate(predictions.meaning.names):
+        here = classes == place
+        total = int(here.sum())
+        if not total:
+            continue
+        counts = torch.bincount(code[here], minlength=4).tolist()
+        cells = [f"{total:,}", *(f"{count:,} ({percent(count / total)})" for count in counts[1:])]
+        if known:
+            cells.append(percent(float((~predictions.right[here]).double().mean())))
+        rows.append((counts[0] / total, Row(name, tuple(cells))))
+    rows.sort(key=lambda one: one[0])
+    return Table(
+        caption=f"Predictions by {'true' if known else 'predicted'} class, the most uncertain class first"
+        + (f"; {most} of {len(rows)} classes." if len(rows) > most else "."),
+        columns=("class", "predictions", "noisy labels nearby", "scarce data", "both", *(("wrong",) if known else ())),
+        rows=tuple(row for _, row in rows[:most]),
     )
 
 
@@ -79,8 +118,8 @@ def _check(action: Action, training: Training, shown: Shown) -> Card:
     return Card(
         title=f"Check the label of training example {action.at:,}",
         lines=(
-            f"It says {training.label(action.at)}; the other examples say {training.opinion(action.at)}.",
-            f"{number(float(training.suspicion[action.at]), 2)} standard deviations off.",
+            f"It says {training.label(action.at)}; the other examples say {training.opinion(action.at)}: "
+            f"{training.doubt(action.at)}.",
         ),
         tone="noise",
         item=shown.train.get(action.at),
@@ -92,7 +131,7 @@ def _region(action: Action, predictions: Predictions, traced: Traced, shown: Sho
     item = shown.test.get(action.at)
     place = int((traced.chosen == action.at).nonzero()[0])
     near = ", ".join(f"{example:,}" for example in traced.near.index[place, :3].tolist())
-    like = f"It stands for {action.stands_for} of {action.among} scarce predictions." if action.among > 1 else ""
+    like = f"It stands for {action.stands_for} of {action.among} scarce predictions." if action.stands_for > 1 else ""
     odd = _odd(item, shown.columns)
     return Card(
         title=f"Collect and label inputs like {title_of(action.at, ids)}",
@@ -148,7 +187,8 @@ def _prediction(at: int, predictions: Predictions, traced: Traced, shown: Shown,
     if known is not None and bool(known[at]):
         assert predictions.truth is not None
         told = say(predictions.meaning, predictions.truth[at])
-        truth = f"truly {told}" + ("" if bool(predictions.right[at]) else " ✗")
+        numbers, good = predictions.meaning.kind == "numbers", bool(predictions.right[at])
+        truth = f"observed {told}" if numbers else "✓ right" if good else f"✗ truly {told}"
     code = int(codes(traced)[at])
     return Card(
         title=predictions.say(at),
@@ -175,7 +215,7 @@ def suspect_cards(doubted: Sequence[int], training: Training, shown: Shown) -> t
             title=f"labelled {training.label(at)}",
             lines=(
                 f"others say {training.opinion(at)}",
-                f"{number(float(training.suspicion[at]), 2)} deviations off",
+                training.doubt(at),
             ),
             tone="noise" if bool(training.contradicted[at]) else "plain",
             item=shown.train.get(at),

@@ -42,6 +42,7 @@ class Traced:
 
     Attributes:
         chosen: (t,) the predictions that were traced, ascending.
+        inputs: of these.
         uncertainty: of these, with covariances.
         explanation: of all m predictions; for those not traced, the effective number of examples is estimated.
         check: by shares of HeC3.
@@ -53,6 +54,7 @@ class Traced:
     """
 
     chosen: Tensor
+    inputs: Source
     uncertainty: Uncertainty
     explanation: Explanation
     check: Causes
@@ -87,15 +89,16 @@ def trace(fitted: Reportable, source: Source, uncertainty: Uncertainty, level: f
     """Trace some predictions, and judge all of them."""
     usual = Calibration.of(fitted)
     chosen = choose(uncertainty, count)
+    inputs = Source(list(source.pick(chosen.tolist())), source.positional)
     excess = torch.zeros(fitted.problem.n, dtype=fitted.problem.dtype, device=fitted.problem.device)
     pieces = [
         piece
-        for found in each(fitted, list(source.pick(chosen.tolist())), lambda inputs, _: list(_pieces(fitted, inputs)))
+        for found in each(fitted, inputs.batches, lambda batch, _: list(_pieces(fitted, batch)))
         for piece in found
     ]
     for piece in pieces:
         excess += piece.hec3_of_each - usual.mean * piece.ho_of_each
-    again = fitted.predict(source.pick(chosen.tolist()), covariance=True)
+    again = fitted.predict(inputs.batches, covariance=True)
     _check_same(again, uncertainty, chosen)
     effective = torch.cat([piece.effective for piece in pieces]).cpu()
     check, near = _causes(pieces, "check"), _causes(pieces, "near")
@@ -103,7 +106,16 @@ def trace(fitted: Reportable, source: Source, uncertainty: Uncertainty, level: f
     total, sums = again.hec3.sum(1).cpu(), torch.cat([piece.hec3 for piece in pieces]).cpu()
     gap = torch.where(total > 0, sums / total.clamp_min(torch.finfo(total.dtype).tiny) - 1.0, 0.0).abs()
     return Traced(
-        chosen, again, explanation, check, near, excess.cpu(), float(total.sum()), agreement, float(gap.median())
+        chosen,
+        inputs,
+        again,
+        explanation,
+        check,
+        near,
+        excess.cpu(),
+        float(total.sum()),
+        agreement,
+        float(gap.median()),
     )
 
 

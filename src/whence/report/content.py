@@ -9,7 +9,7 @@ from typing import Any
 from .curves import Chart
 from .health import Check
 from .items import Item, Shown
-from .page import Facts, Section
+from .page import Facts, Section, Table
 
 TONES = ("plain", "noise", "scarcity", "both")
 """Of the verdicts, in the order of `whence.tracing.verdicts.VERDICTS`."""
@@ -64,6 +64,8 @@ class Content:
         answer: how many predictions are uncertain, and why.
         tiles: the same as counts.
         actions: what would help most.
+        together: what the actions come to.
+        classes: how many are uncertain class by class, where there are classes.
         galleries: the most uncertain by source.
         suspects: training examples to doubt.
         charts: calibration and risk-coverage, where targets are known.
@@ -81,6 +83,8 @@ class Content:
     answer: tuple[str, ...]
     tiles: tuple[Tile, ...]
     actions: tuple[Card, ...]
+    together: str
+    classes: Table | None
     galleries: tuple[Gallery, ...]
     suspects: Suspects
     charts: tuple[Chart, ...]

@@ -51,7 +51,7 @@ class Exhibits:
         form, value = chosen[0]
         if callable(value):
             return cls(form, make=value)
-        if isinstance(value, tuple) and len(value) == 2:
+        if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], str):
             return cls(form, test=value[0], train=value[1])
         return cls(form, test=value)
 
@@ -143,4 +143,4 @@ def _pieces(text: Any) -> list[list[Any]]:
             kept.append([" …", 0.0])
             break
         kept.append([token, round(abs(weight) / most, 3)])
-    return kept
+    return kept or [["", 0.0]]

@@ -51,14 +51,14 @@ def gather(
     check_ungrouped(fitted)
     positional = fitted.problem.batches.positional
     tests = Source.of(test, positional, "test")
-    trains = Source.of(fitted.problem.batches.loader if train is None else train, positional, "train")
+    trains = Source.of(_own(fitted) if train is None else train, positional, "train")
     training = Training.of(fitted, targets_of(trains, fitted.problem.n), names)
     predictions, first = predict(fitted, tests, training)
     if ids is not None and len(ids) != len(predictions):
         raise ShapeError(f"expected {len(predictions)} ids, one for each prediction, got {len(ids)}.")
     show = Exhibits.of(*exhibits, first)
     found = trace(fitted, tests, predictions.uncertainty, float(level), traced)
-    todo = actions(fitted, tests, found, training)
+    todo = actions(fitted, found, training)
     doubted = training.suspicion.argsort(descending=True, stable=True)[:SUSPECTS].tolist()
     must = [action.at for action in todo if action.kind == "label"] + doubted
     shown = collect(show, tests, trains, (len(predictions), len(training)), found, must)
@@ -69,6 +69,8 @@ def gather(
         answer=(*cards.answer(found), *filter(None, [outcome(predictions)])),
         tiles=cards.tiles(found),
         actions=cards.action_cards(todo, predictions, found, training, shown, titles),
+        together=cards.together(todo),
+        classes=cards.by_class(predictions, found),
         galleries=cards.galleries(predictions, found, shown, titles),
         suspects=Suspects(cards.suspect_cards(doubted, training, shown), tuple(doubted)),
         charts=charts(predictions),
@@ -80,6 +82,13 @@ def gather(
         bound=bound(found, shown),
         footer=f"Made by whence {__version__}. Nothing on this page was loaded from elsewhere.",
     )
+
+
+def _own(fitted: Reportable) -> Any:
+    """The training data of the fit."""
+    batches = fitted.problem.batches
+    next(batches.read(None))  # a fit that was loaded without its data says so here
+    return batches.loader
 
 
 def predict(fitted: Reportable, source: Source, training: Training) -> tuple[Predictions, Any]:

@@ -21,6 +21,9 @@ CELLS = 150_000
 TEXTS = 2_000
 """Texts in one page, of test and training inputs each."""
 
+FAINT = 0.3
+"""Words of less weight, beside the weightiest of a text, are not marked."""
+
 WORD = re.compile(r"\w+", re.UNICODE)
 
 
@@ -158,7 +161,7 @@ def _cut(text: str, weights: Mapping[str, float]) -> list[list[Any]]:
     end = 0
     for found in WORD.finditer(text):
         weight = weights.get(found.group().lower(), 0.0) / most if most > 0 else 0.0
-        if weight < 0.05:
+        if weight < FAINT:
             continue
         if found.start() > end:
             pieces.append([text[end : found.start()], 0.0])

@@ -80,14 +80,14 @@ def _causes(index: Tensor, share: Tensor) -> list[list[list[float]]]:
 
 
 def _examples(traced: Traced, training: Training, shown: Shown) -> dict[int, list[Any]]:
-    """Training examples that are named: label, what the others say, suspicion, and the input where it is shown."""
+    """Training examples that are named: label, what the others say, by how much, and the input where it is shown."""
     doubted = training.contradicted
     named = {*traced.check.index.flatten().tolist(), *traced.near.index.flatten().tolist(), *shown.train}
     return {
         number: [
             training.label(number),
             training.opinion(number),
-            round(float(training.suspicion[number]), 2),
+            training.doubt(number),
             int(doubted[number]),
             shown.train[number].plain if number in shown.train else None,
         ]

@@ -55,12 +55,14 @@ def save(html: str, path: str | Path) -> Path:
 
 def _contents(report: Content) -> list[tuple[str, str]]:
     """Sections with their titles, in order."""
-    listed = [("actions", "What would help most"), ("map", "All predictions")]
+    listed = [("actions", "What to do"), ("map", "Map")]
+    if report.classes:
+        listed.append(("classes", "Classes"))
     if report.galleries:
-        listed.append(("gallery", "The most uncertain"))
-    listed += [("suspects", "Labels to doubt"), ("curves", "How good"), ("trust", "Can it be trusted?")]
+        listed.append(("gallery", "Most uncertain"))
+    listed += [("suspects", "Labels to doubt"), ("curves", "Quality"), ("trust", "Trust")]
     listed += [(f"more-{place}", section.title) for place, section in enumerate(report.sections, 1)]
-    return [*listed, ("how", "How it was computed")]
+    return [*listed, ("how", "Method")]
 
 
 def _script() -> str:

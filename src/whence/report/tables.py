@@ -12,6 +12,8 @@ from torch import Tensor
 
 from whence.errors import InputError, ShapeError
 
+from .words import percent
+
 RARE = 0.025
 """Share of training rows below which a value counts as unusually small, large or rare."""
 
@@ -91,11 +93,11 @@ def _rarity(value: Any, known: np.ndarray) -> tuple[float, str]:
             return 1.0, ""
         below, above = float((seen <= number).mean()), float((seen >= number).mean())
         if below <= above:
-            return below, "smaller than every training value" if below == 0 else f"among the lowest {below:.1%}"
-        return above, "larger than every training value" if above == 0 else f"among the highest {above:.1%}"
+            return below, "smaller than every training value" if below == 0 else f"among the lowest {percent(below)}"
+        return above, "larger than every training value" if above == 0 else f"among the highest {percent(above)}"
     counts = Counter(map(str, known))
     share = counts[str(value)] / max(len(known), 1)
-    return share, "never seen in training" if share == 0 else f"in {share:.1%} of the training rows"
+    return share, "never seen in training" if share == 0 else f"in {percent(share)} of the training rows"
 
 
 def _column(values: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ from whence.tracing.training import suspicion
 from .fitted import Reportable
 from .meaning import UNKNOWN, Meaning
 from .reading import Source
-from .words import number
+from .words import number, percent
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,13 @@ class Training:
         if self.meaning.kind == "numbers":
             return say(self.meaning, row)
         return say(self.meaning, self.meaning.decide(self.meaning.spread(row.unsqueeze(0)))[0])
+
+    def doubt(self, example: int) -> str:
+        """How little its label fits what the others say, in words."""
+        if self.meaning.kind == "classes" and int(self.truth[example]) != UNKNOWN:
+            beliefs = self.meaning.spread(self.others[example].unsqueeze(0))[0].clamp(0.0, 1.0)
+            return f"they give its label {percent(float(beliefs[self.truth[example]]))}"
+        return f"{number(float(self.suspicion[example]), 2)} standard deviations off"
 
 
 def say(meaning: Meaning, value: Tensor, most: int = 4) -> str:

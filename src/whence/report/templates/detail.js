@@ -15,7 +15,7 @@ const ADVICE = [
 const sayRange = (i) => {
   if (numbers) {
     return make("dl", { class: "pairs" }, ...outputsOf(i).flatMap(([name, at, told]) => [
-      make("dt", {}, width > 1 ? name : "prediction"),
+      make("dt", {}, name),
       make("dd", {}, make("b", {}, told), ` ± ${short(points.half[at], 2)} `, make("small", {}, "95 % range of the mean")),
       make("dt", {}, "new observation"),
       make("dd", {}, `${short(points.mean[at] - points.wide[at])} to ${short(points.mean[at] + points.wide[at])}`),
@@ -42,11 +42,11 @@ const rightOf = (i) => {
 const causesOf = (pairs, title, hint) => make("div", { class: "causes" },
   make("h4", {}, title), make("p", { class: "aside" }, hint),
   make("ol", { class: data.form }, ...pairs.map(([example, share]) => {
-    const [label, others, deviations, doubted, item] = data.train[example];
+    const [label, others, doubt, doubted, item] = data.train[example];
     return make("li", { class: doubted ? "doubted" : null },
-      itemOf(item, `training example ${example}`),
+      itemOf(item, `training example ${example}`, 6),
       make("span", { class: "label" }, make("b", {}, label), doubted ? ` — others say ${others}` : ""),
-      make("small", {}, `example ${count(example)}, ${percent(share)}`, doubted ? `, ${short(deviations, 2)} deviations off` : ""));
+      make("small", {}, `example ${count(example)}, ${percent(share)}`, doubted ? `; ${doubt}` : ""));
   })));
 
 const detail = (i, headingId) => {

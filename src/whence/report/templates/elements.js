@@ -29,7 +29,7 @@ const markOf = (verdict) => {
 };
 
 // The input itself: a picture, a text with marked words, or cells of a row.
-const itemOf = (item, what) => {
+const itemOf = (item, what, most = Infinity) => {
   if (item === null || item === undefined) return null;
   if (data.form === "image") return make("img", { src: item, alt: `Picture of ${what}` });
   if (data.form === "text") {
@@ -39,7 +39,7 @@ const itemOf = (item, what) => {
   const [cells, odd] = item;
   const words = new Map(odd);
   const order = [...words.keys(), ...cells.keys()].filter((place, at, all) => all.indexOf(place) === at);
-  return make("dl", { class: "cells full" }, ...order.map((place) => make("div", { class: words.has(place) ? "odd" : null },
+  return make("dl", { class: "cells" }, ...order.slice(0, most).map((place) => make("div", { class: words.has(place) ? "odd" : null },
     make("dt", {}, data.columns[place]),
     make("dd", {}, cells[place], words.has(place) ? make("small", {}, words.get(place)) : null))));
 };

@@ -2,7 +2,7 @@
 const plot = byId("plot");
 const canvas = plot.querySelector("canvas");
 const pen = canvas.getContext("2d");
-const MARGIN = { left: 44, right: 12, top: 12, bottom: 40 };
+const MARGIN = { left: 58, right: 12, top: 12, bottom: 40 };
 const scene = {
   view: { x0: -0.02, x1: 1.02, y0: -0.02, y1: 1.02 },
   shown: [], selected: null, current: -1, hover: -1, box: null, width: 0, height: 0, byHo: [], byHec3: [],
@@ -44,6 +44,13 @@ const drawAxes = () => {
   pen.fillText("rank by HeC3 →", 0, 0); pen.restore();
 };
 
+const corners = () => {
+  const { w, h } = area();
+  pen.font = "13px system-ui, sans-serif"; pen.textBaseline = "alphabetic";
+  pen.textAlign = "left"; pen.fillStyle = colour("noise"); pen.fillText("noisy labels", MARGIN.left + 9, MARGIN.top + 19);
+  pen.textAlign = "right"; pen.fillStyle = colour("scarcity"); pen.fillText("scarce data", MARGIN.left + w - 9, MARGIN.top + h - 10);
+};
+
 const draw = () => {
   if (!scene.width) return;
   const { w, h } = area();
@@ -52,6 +59,7 @@ const draw = () => {
   pen.save(); pen.beginPath(); pen.rect(MARGIN.left, MARGIN.top, w, h); pen.clip();
   pen.setLineDash([4, 5]); pen.strokeStyle = colour("soft"); pen.beginPath();
   pen.moveTo(toX(0), toY(0)); pen.lineTo(toX(1), toY(1)); pen.stroke(); pen.setLineDash([]);
+  corners();
   const base = data.m > 3000 ? 2.2 : data.m > 600 ? 3 : 4;
   for (const verdict of [0, 1, 2, 3]) {
     for (const chosen of scene.selected ? [false, true] : [true]) {

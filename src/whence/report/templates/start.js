@@ -5,7 +5,7 @@ pointers();
 plot.addEventListener("keydown", keys);
 filters.addEventListener("change", refresh);
 filters.addEventListener("submit", (event) => event.preventDefault());
-filters.addEventListener("reset", () => setTimeout(() => { select(null); whole(); }));
+byId("show-all").addEventListener("click", () => { filters.reset(); select(null); whole(); });
 byId("zoom-in").addEventListener("click", () => zoom(0.6));
 byId("zoom-out").addEventListener("click", () => zoom(1 / 0.6));
 byId("zoom-reset").addEventListener("click", whole);
