@@ -169,7 +169,6 @@ def test_exit_codes_are_in_the_help() -> None:
 
 
 def test_completion_is_offered() -> None:
-    typed = {"COMP_WORDS": "whence ta", "COMP_CWORD": "1"}
     result = subprocess.run(
         [sys.executable, "-c", "from whence.cli import main; main()"],
         env={
