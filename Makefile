@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test docs lint format science bench clean
+.PHONY: help setup demo test docs lint format science bench wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -44,6 +44,15 @@ science: setup ## the slow tests: simulations, retraining, coverage
 
 bench: $(VENV)/.peers ## cost and quality beside the peers
 	$(BIN)/python -m benchmarks.cost
+
+wheel: setup ## build wheel and sdist into dist/, and try the wheel in an environment of its own
+	rm -rf dist build/smoke
+	$(PIP) build
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv build/smoke
+	build/smoke/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)
+	build/smoke/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$$(ls dist/*.whl)[report,cli]"
+	cd build && smoke/bin/python ../tests/packaging/smoke.py && smoke/bin/whence --version
 
 clean: ## remove caches and outputs; the virtual environment stays
 	rm -rf build dist out site report.html .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
