@@ -67,6 +67,77 @@ def test_linear_models_change_as_refits_do(name: str, road: str, generator: torc
     assert repr(found).startswith("WhatIf(4 predictions move by ")
 
 
+@pytest.mark.parametrize("structure", ["primal", "dual", "core"])
+@pytest.mark.parametrize("loo", ["example", "output"])
+@pytest.mark.parametrize("name", ["remove some", "all of it"])
+def test_weighted_examples_change_as_refits_do(name: str, loo: str, structure: str, generator: torch.Generator) -> None:
+    """An example of weight w counts as its row times the root of w, in a fit without weights."""
+    x = torch.randn(N, 3, generator=generator, dtype=torch.float64)
+    y = torch.randn(N, K, generator=generator, dtype=torch.float64)
+    test = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    weights = 0.5 + torch.rand(N, generator=generator, dtype=torch.float64)
+
+    def rows(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        roots = weights.sqrt().numpy()
+        return oracles.linear_tangents(x.numpy(), K) * roots[:, None, None], y.numpy() * roots[:, None]
+
+    before = oracles.ridge_fit(*rows(x, y, weights), RIDGE)
+    model = networks.linear(before.reshape(K, 3))
+    options = {"core": whence.Core(size=10_000, tolerance=0.0), **ROADS}
+    tracer = fit(model, [(x, y, weights)], ridge=RIDGE, structure=options[structure], loo=loo)
+    found = tracer.what_if(test, **CHANGES[name])
+
+    new_x, new_y = changed(x, y, CHANGES[name])
+    new_weights, _ = changed(weights, y, CHANGES[name])
+    tangents, targets = rows(new_x, new_y, new_weights)
+    points = oracles.linear_tangents(test.numpy(), K)
+    after = oracles.ridge_fit(tangents, targets, RIDGE)
+    np.testing.assert_allclose(found.change, points @ after - points @ before, rtol=1e-8, atol=1e-12)
+    residuals = targets - tangents @ after
+    wanted = oracles.covariances(points, tangents, residuals, RIDGE, sigma=tracer.sigma.numpy())
+    np.testing.assert_allclose(found.new_ho, np.diagonal(wanted["ho"], axis1=1, axis2=2), rtol=1e-8)
+    inflate = oracles.inflated_residuals_apart if loo == "output" else oracles.inflated_residuals
+    left_out = inflate(residuals, oracles.leverage_blocks(tangents, RIDGE), 1.0)
+    pull = oracles.alignments(points, tangents, RIDGE)  # (m, n, k, k)
+    moves = pull * left_out[None, :, None, :] if loo == "output" else pull @ left_out[None, :, :, None]
+    np.testing.assert_allclose(found.new_hec3, (moves**2).sum((1, 3)), rtol=1e-8)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
+def test_variances_of_classes_after_one_newton_step(likelihood: str, generator: torch.Generator) -> None:
+    """Dense matrices, with the loss's Hessians where they were before the step."""
+    x = torch.randn(10, 2, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (10,), generator=generator)
+    model = networks.linear(torch.randn(3, 2, generator=generator, dtype=torch.float64))
+    said = torch.nn.functional.one_hot(y, 3).double()
+    tracer = fit(model, [(x, y if likelihood == "categorical" else said)], likelihood=likelihood, ridge=RIDGE)
+    label = (int(y[4]) + 1) % 3
+    fresh = np.eye(3)[label]
+    target = torch.tensor(label) if likelihood == "categorical" else torch.from_numpy(fresh)
+    found = tracer.what_if(x[:3], remove=[1, 2], repeat=[6], relabel={4: target})
+    outputs = model(x).detach()
+    p = (outputs.softmax(1) if likelihood == "categorical" else outputs.sigmoid()).numpy()
+    hessians = [np.diag(r) - np.outer(r, r) if likelihood == "categorical" else np.diag(r * (1 - r)) for r in p]
+    tangents = oracles.linear_tangents(x.numpy(), 3)
+    truth = said.numpy().copy()
+    truth[4] = fresh
+    kept = [i for i in range(10) if i not in (1, 2)] + [6]
+    inverse = np.linalg.inv(RIDGE * np.eye(6) + sum(tangents[i].T @ hessians[i] @ tangents[i] for i in kept))
+    stale = sum(tangents[i].T @ (said.numpy()[i] - p[i]) for i in range(10))  # what the optimum would have as lambda w
+    step = inverse @ (sum(tangents[i].T @ (truth[i] - p[i]) for i in kept) - stale)
+    np.testing.assert_allclose(found.change, tangents[:3] @ step, rtol=1e-8, atol=1e-12)
+    hec3, ho = np.zeros((3, 3)), np.zeros((3, 3))
+    for i in kept:
+        residual = truth[i] - p[i] - hessians[i] @ tangents[i] @ step
+        hat = hessians[i] @ tangents[i] @ inverse @ tangents[i].T
+        left_out = np.linalg.solve(np.eye(3) - hat, residual)
+        pull = tangents[:3] @ inverse @ tangents[i].T
+        hec3 += (pull @ left_out) ** 2
+        ho += np.einsum("mij,jl,mil->mi", pull, hessians[i], pull)
+    np.testing.assert_allclose(found.new_hec3, hec3, rtol=1e-8)
+    np.testing.assert_allclose(found.new_ho, ho, rtol=1e-8)
+
+
 def test_one_removal_is_the_pull_of_the_example() -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE)
