@@ -219,6 +219,8 @@ def test_results_show_themselves() -> None:
     found = fit(case.model, case.batches(4)).split(case.test_inputs)
     assert repr(found).startswith("Split(4 predictions; of their HeC3 noise ")
     assert repr(found).endswith("experimental)")
+    assert "Experimental" in str(found)
+    assert max(map(len, str(found).splitlines())) <= 80
     table = found.to_frame()
     assert list(table.columns) == ["hec3", "noise", "design", "remainder", "design_share"]
     np.testing.assert_allclose(table.noise + table.design + table.remainder, table.hec3)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
 from whence.tangents.batches import Inputs, batch_size, take
 
 from .fitted import Fitted
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(Shown):
     """Parts of HeC3, which they sum to.
 
     Experimental: right on average only where what the model cannot represent is smooth over the distances between
@@ -72,6 +73,16 @@ class Split:
             for name in ("noise", "design", "remainder")
         )
         return f"Split({len(self)} predictions; of their HeC3 {parts}; experimental)"
+
+    def _table(self) -> Table:
+        rows, more = rows_shown(len(self), "to_frame()")
+        named = {"HeC3": "hec3", "noise": "noise", "design": "design", "remainder": "remainder"}
+        columns = [places(rows)]
+        columns += [Column(name, numbers(getattr(self, key).sum(1)[:rows].tolist())) for name, key in named.items()]
+        shares = self.design_share[:rows].tolist()
+        columns.append(Column("design share", tuple(f"{share:.0%}" for share in shares), bars=tuple(shares)))
+        note = "Noise: new labels would change it. Design: new inputs would. Experimental: see docs/sources.md."
+        return Table(f"{count(len(self), 'prediction')}: HeC3 in parts", tuple(columns), f"{note}\n{more}".strip())
 
 
 def split(fitted: Fitted, inputs: Inputs, sources: Sources) -> Split:
