@@ -115,11 +115,12 @@ def action_cards(
 
 
 def _check(action: Action, training: Training, shown: Shown) -> Card:
+    doubt = training.doubt(action.at)
     return Card(
         title=f"Check the label of training example {action.at:,}",
         lines=(
-            f"It says {training.label(action.at)}; the other examples say {training.opinion(action.at)}: "
-            f"{training.doubt(action.at)}.",
+            f"It says {training.label(action.at)}; the other examples say {training.opinion(action.at)}.",
+            f"{doubt[0].upper()}{doubt[1:]}.",
         ),
         tone="noise",
         item=shown.train.get(action.at),

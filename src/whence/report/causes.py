@@ -19,6 +19,8 @@ from whence.tracing.terms import Terms, terms_of
 from .fitted import Reportable
 from .reading import Source
 
+OUTPUTS = 50
+"""Covariances between more outputs are not computed for the ranges of beliefs alone."""
 CAUSES = 6
 """Training examples that are named for each traced prediction and estimator."""
 
@@ -98,7 +100,7 @@ def trace(fitted: Reportable, source: Source, uncertainty: Uncertainty, level: f
     ]
     for piece in pieces:
         excess += piece.hec3_of_each - usual.mean * piece.ho_of_each
-    again = fitted.predict(inputs.batches, covariance=True)
+    again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= OUTPUTS or None)
     _check_same(again, uncertainty, chosen)
     effective = torch.cat([piece.effective for piece in pieces]).cpu()
     check, near = _causes(pieces, "check"), _causes(pieces, "near")

@@ -74,7 +74,7 @@ def _leverage(fitted: Reportable) -> Check:
 
 
 def _sums(fitted: Reportable, traced: Traced) -> Check:
-    told = f"Shares of the training examples add up to the variance within {percent(traced.gap)} (median)."
+    told = f"The shares of all training examples differ in sum from the variance by {percent(traced.gap)} (median)."
     if traced.gap > 0.2:
         return Check(
             "caution",

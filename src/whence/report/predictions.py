@@ -65,12 +65,16 @@ class Predictions:
         return self.meaning.decide(self.beliefs)
 
     @property
-    def confidence(self) -> Tensor:
-        """(m,) belief in the answer; of several answers, in the least sure."""
-        beliefs = self.beliefs.clamp(0.0, 1.0)
+    def sureness(self) -> Tensor:
+        """(m,) belief in the answer; of several answers, in the least sure. Squared error may exceed one."""
         if self.meaning.kind == "answers":
-            return torch.maximum(beliefs, 1.0 - beliefs).amin(1)
-        return beliefs.amax(1)
+            return torch.maximum(self.beliefs, 1.0 - self.beliefs).amin(1)
+        return self.beliefs.amax(1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """(m,) belief in the answer, between 0 and 1."""
+        return self.sureness.clamp(0.0, 1.0)
 
     @property
     def known(self) -> Tensor | None:
@@ -102,8 +106,13 @@ class Predictions:
 
 
 def half_widths(predictions: Predictions, traced: Traced) -> Tensor:
-    """(t,) half the 95 % range of the belief in the answer, for classes and answers; to first order."""
+    """(t,) half the 95 % range of the belief in the answer, for classes and answers; to first order.
+
+    NaN where the outputs are too many for their covariances to be computed for this alone.
+    """
     meaning, again = predictions.meaning, traced.uncertainty
+    if meaning.likelihood.has_classes and "hec3" not in again.covariances:
+        return torch.full((len(again),), float("nan"))
     if meaning.likelihood.has_classes:
         variance = torch.diagonal(again.probability_covariance("hec3"), dim1=1, dim2=2).cpu().double()
     else:
@@ -136,7 +145,7 @@ def charts(predictions: Predictions) -> tuple[Chart, ...]:
             interval_calibration(some, predictions.truth[known], predictions.noise.double()),
             risk_coverage(scores, errors, "mean squared error"),
         )
-    scores["belief alone"] = ("belief", 1.0 - predictions.confidence[known])
+    scores["belief alone"] = ("belief", -predictions.sureness[known])
     right = predictions.right[known]
     return (
         belief_calibration(predictions.confidence[known], right),

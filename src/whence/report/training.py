@@ -77,7 +77,7 @@ class Training:
         """How little its label fits what the others say, in words."""
         if self.meaning.kind == "classes" and int(self.truth[example]) != UNKNOWN:
             beliefs = self.meaning.spread(self.others[example].unsqueeze(0))[0].clamp(0.0, 1.0)
-            return f"they give its label {percent(float(beliefs[self.truth[example]]))}"
+            return f"others give its label {percent(float(beliefs[self.truth[example]]))}"
         return f"{number(float(self.suspicion[example]), 2)} standard deviations off"
 
 

@@ -20,12 +20,12 @@ def percent(share: float) -> str:
 
     Examples:
         >>> percent(0.1234), percent(0.0123), percent(0.00001), percent(0.0)
-        ('12 %', '1.2 %', 'below 0.1 %', '0 %')
+        ('12 %', '1.2 %', 'less than 0.1 %', '0 %')
     """
     if share <= 0:
         return "0 %"
     if share < 0.001:
-        return "below 0.1 %"
+        return "less than 0.1 %"
     return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 

@@ -1,6 +1,8 @@
 // One prediction: the input, the answer with its range, the verdict, and the training examples behind it.
 const reasons = (i) => {
-  const noise = `Labels of the training examples behind it are ${short(points.noise[i], 2)} times as noisy as usual (p = ${short(points.noiseP[i], 2)}).`;
+  const times = points.noise[i];
+  const compared = times > 1.15 ? `${short(times, 2)} times as noisy as usual` : times < 0.85 ? "less noisy than usual" : "about as noisy as usual";
+  const noise = `Labels of the training examples behind it are ${compared} (p = ${short(points.noiseP[i], 2)}).`;
   const scarcity = `${percent(points.scarcityP[i])} of the training examples lie in places as thin as this or thinner.`;
   return [noise, scarcity];
 };
@@ -23,7 +25,7 @@ const sayRange = (i) => {
     ]));
   }
   const place = tracedAt.get(i);
-  const half = place === undefined ? null : points.half[place];
+  const half = place === undefined || Number.isNaN(points.half[place]) ? null : points.half[place];
   const belief = points.confidence[i];
   const range = half === null ? "" : `, ${percent(Math.max(0, belief - half))} to ${percent(Math.min(1, belief + half))}`;
   return make("dl", { class: "pairs" },

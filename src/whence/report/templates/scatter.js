@@ -26,18 +26,23 @@ const outline = (x, y, verdict, size) => {
   }
 };
 
+// Round percentages in a part of the axis.
+const ticks = (low, high) => {
+  const size = [25, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01].find((each) => (100 * (high - low)) / each >= 3.5) ?? 0.01;
+  const found = [];
+  for (let at = Math.max(0, Math.ceil((100 * low) / size)); at * size <= Math.min(100, 100 * high) + 1e-9; at++) found.push(+(at * size).toFixed(2));
+  return found;
+};
+
 const drawAxes = () => {
   const { w, h } = area();
   pen.fillStyle = colour("panel"); pen.fillRect(MARGIN.left, MARGIN.top, w, h);
   pen.strokeStyle = colour("line"); pen.lineWidth = 1; pen.strokeRect(MARGIN.left + 0.5, MARGIN.top + 0.5, w - 1, h - 1);
   pen.font = "12px system-ui, sans-serif"; pen.fillStyle = colour("soft");
-  for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
-    const x = toX(tick), y = toY(tick);
-    pen.textAlign = "center"; pen.textBaseline = "top";
-    if (x >= MARGIN.left && x <= MARGIN.left + w) pen.fillText(`${100 * tick}%`, x, MARGIN.top + h + 5);
-    pen.textAlign = "right"; pen.textBaseline = "middle";
-    if (y >= MARGIN.top && y <= MARGIN.top + h) pen.fillText(`${100 * tick}%`, MARGIN.left - 5, y);
-  }
+  pen.textAlign = "center"; pen.textBaseline = "top";
+  for (const tick of ticks(scene.view.x0, scene.view.x1)) pen.fillText(`${tick}%`, toX(tick / 100), MARGIN.top + h + 5);
+  pen.textAlign = "right"; pen.textBaseline = "middle";
+  for (const tick of ticks(scene.view.y0, scene.view.y1)) pen.fillText(`${tick}%`, MARGIN.left - 5, toY(tick / 100));
   pen.fillStyle = colour("ink"); pen.textAlign = "center"; pen.textBaseline = "bottom";
   pen.fillText("rank by Ho →", MARGIN.left + w / 2, scene.height - 2);
   pen.save(); pen.translate(11, MARGIN.top + h / 2); pen.rotate(-Math.PI / 2); pen.textBaseline = "middle";
@@ -129,6 +134,7 @@ const choose = (i) => {
     setView(x - w, x + w, y - h, y + h);
   }
   inspect(i);
+  byId("spoken").textContent = `${nameOf(i)}: ${sayAnswer(i)}, ${VERDICTS[points.verdict[i]]}`;
   draw();
 };
 
