@@ -1,0 +1,107 @@
+"""A callback for Lightning: fits `whence` when training ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+
+from whence.api import fit
+from whence.curvature import Structure
+from whence.errors import InputError
+from whence.likelihoods import Likelihood
+from whence.tracer import Tracer
+
+from .weight_decay import decay_of, ridge_of
+
+NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "guarded leverages")
+"""Diagnostics that are logged."""
+
+
+class WhenceCallback(Callback):
+    """Fits `whence` at the end of training, keeps the tracer, and logs a few numbers of it.
+
+    Put the module in evaluation mode before predictions, and move it back to the device of the training, from which
+    Lightning takes it: `module.eval()`, then `callback.tracer.predict(x)`. With several processes the first one fits,
+    and needs a `loader` of its own, since each process sees a part of the data only.
+
+    Args:
+        likelihood: the loss of the training, as for `whence.fit`.
+        structure: as for `whence.fit`.
+        ridge: lambda, or "loo". When not given, it is what the optimiser's weight decay amounts to, for a loss that is
+            a mean over examples (and over outputs, for squared error).
+        loader: gives the training batches as (inputs, targets); by default the one that Lightning trained with.
+        network: picks the part of the module that maps inputs to outputs; by default the module itself, by its
+            `forward`.
+        options: others of `whence.fit`.
+
+    Attributes:
+        tracer: the fit; `None` before the end of training.
+        logged: the numbers that went to the loggers, by name.
+    """
+
+    def __init__(
+        self,
+        likelihood: str | Likelihood = "gaussian",
+        structure: str | Structure = "exact",
+        *,
+        ridge: float | Literal["loo"] | None = None,
+        loader: Iterable[Any] | None = None,
+        network: Callable[[LightningModule], nn.Module] | None = None,
+        **options: Any,
+    ) -> None:
+        """Remember how to fit."""
+        super().__init__()
+        self.likelihood = likelihood
+        self.structure = structure
+        self.ridge = ridge
+        self.loader = loader
+        self.network = network
+        self.options = options
+        self.tracer: Tracer | None = None
+        self.logged: dict[str, float] = {}
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit, and log to every logger of the trainer. The module is left as found."""
+        if not trainer.is_global_zero:
+            return
+        loader = self._loader(trainer)
+        model = pl_module if self.network is None else self.network(pl_module)
+        ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood) if self.ridge is None else self.ridge
+        with evaluating(model):
+            self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **self.options)
+        self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}
+        self.logged["whence/noise"] = float(self.tracer.sigma.diagonal().mean().sqrt())
+        for logger in trainer.loggers:
+            logger.log_metrics(self.logged, step=trainer.global_step)
+
+    def _loader(self, trainer: Trainer) -> Iterable[Any]:
+        if self.loader is not None:
+            return self.loader
+        if trainer.world_size > 1:
+            raise InputError(
+                f"expected a loader of all training data with {trainer.world_size} processes, of which each sees a "
+                "part only, got none. Pass WhenceCallback(loader=...)."
+            )
+        loader = trainer.train_dataloader
+        if isinstance(loader, (dict, list, tuple)) or loader is None:
+            raise InputError(
+                f"expected one training loader, got {type(loader).__name__}. Pass WhenceCallback(loader=...)."
+            )
+        return loader  # type: ignore[no-any-return]  # whatever the user gave
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode meanwhile, each part back in its own mode after."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,94 @@
+"""Fit `whence` to a trained skorch net."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from skorch import NeuralNet
+from torch import Tensor, nn
+
+from whence import api
+from whence.curvature import Structure
+from whence.errors import InputError
+from whence.likelihoods import Likelihood
+from whence.tracer import Tracer
+
+from .weight_decay import decay_of, ridge_of
+
+EPSILON = 1e-7
+"""What skorch adds to probabilities before it takes their logarithm, in single precision."""
+
+
+class Logarithms(nn.Module):
+    """A module that gives probabilities, with their logarithms as outputs: logits that softmax leaves as they are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """(n, k) logarithms of the probabilities."""
+        chances: Tensor = self.module(*args, **kwargs)
+        return (chances + EPSILON).log()
+
+
+def fit(
+    net: NeuralNet,
+    X: Any,
+    y: Any = None,
+    likelihood: str | Likelihood | None = None,
+    structure: str | Structure = "exact",
+    *,
+    ridge: float | Literal["loo"] | None = None,
+    **options: Any,
+) -> Tracer:
+    """Fit `whence` to a net and the data it was trained on.
+
+    The module is left in evaluation mode, which predictions need; `net.fit` changes that itself. Predict with
+    `tracer.predict(loader(net, X))`.
+
+    Args:
+        net: after `net.fit(X, y)`.
+        X: as for `net.fit`.
+        y: as for `net.fit`.
+        likelihood: as for `whence.fit`; by default what the net's criterion says. With `NLLLoss`, for which a skorch
+            module gives probabilities, the fit is to their logarithms.
+        structure: as for `whence.fit`.
+        ridge: lambda, or "loo". When not given, it is what the optimiser's weight decay amounts to.
+        options: others of `whence.fit`.
+    """
+    if not getattr(net, "initialized_", False):
+        raise InputError("expected a trained net, got one that was not initialised. Call net.fit(X, y) first.")
+    criterion = net.criterion_
+    loss = likelihood_of(criterion) if likelihood is None else likelihood
+    data = loader(net, X, y)
+    lam = ridge_of(decay_of([net.optimizer_]), data, loss) if ridge is None else ridge
+    net.module_.eval()
+    model = Logarithms(net.module_) if isinstance(criterion, nn.NLLLoss) else net.module_
+    return api.fit(model.eval(), data, loss, structure, ridge=lam, **options)
+
+
+def loader(net: NeuralNet, X: Any, y: Any = None) -> Iterable[Any]:
+    """Batches of a net's inputs and targets, in order, as it makes them itself for predictions."""
+    found: Iterable[Any] = net.get_iterator(net.get_dataset(X, y), training=False)
+    return found
+
+
+def likelihood_of(criterion: nn.Module) -> str:
+    """The likelihood of a criterion.
+
+    Examples:
+        >>> likelihood_of(nn.CrossEntropyLoss())
+        'categorical'
+    """
+    if isinstance(criterion, nn.MSELoss):
+        return "gaussian"
+    if isinstance(criterion, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        return "categorical"
+    if isinstance(criterion, nn.BCEWithLogitsLoss):
+        return "bernoulli"
+    raise InputError(
+        f"expected MSELoss, CrossEntropyLoss, NLLLoss or BCEWithLogitsLoss as criterion, got "
+        f"{type(criterion).__name__}. Pass likelihood=..., if the module's outputs are what it is for."
+    )

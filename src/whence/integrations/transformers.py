@@ -1,0 +1,75 @@
+"""Fit `whence` to what a Hugging Face `Trainer` has trained."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from transformers import Trainer
+
+from whence.api import fit
+from whence.curvature import Structure
+from whence.errors import InputError
+from whence.likelihoods import Likelihood
+from whence.tracer import Tracer
+
+from .weight_decay import ridge_of
+
+LIKELIHOODS = {
+    "regression": "gaussian",
+    "single_label_classification": "categorical",
+    "multi_label_classification": "bernoulli",
+}
+
+
+def fit_trainer(
+    trainer: Trainer,
+    likelihood: str | Likelihood | None = None,
+    structure: str | Structure = "exact",
+    *,
+    ridge: float | Literal["loo"] | None = None,
+    **options: Any,
+) -> Tracer:
+    """Fit `whence` to a trainer's model and training data.
+
+    The data are read in order, with the trainer's collator and batch size for evaluation. The model is left in
+    evaluation mode, which predictions need; `trainer.train()` changes that itself. Predict with
+    `tracer.predict(trainer.get_eval_dataloader(dataset))`.
+
+    A large text model is best fitted with `parameters="last_layer"` or "classifier.*": `structure="exact"` takes the
+    gradients of attention layers one example after the other.
+
+    Args:
+        trainer: after training.
+        likelihood: as for `whence.fit`; by default what `config.problem_type` and `config.num_labels` say.
+        structure: as for `whence.fit`.
+        ridge: lambda, or "loo". When not given, it is what `args.weight_decay` amounts to.
+        options: others of `whence.fit`, such as `parameters`.
+    """
+    model = trainer.model
+    if model is None or trainer.train_dataset is None:
+        raise InputError("expected a trainer with a model and a training data set, got one without.")
+    loss = likelihood_of(model.config) if likelihood is None else likelihood
+    loader = trainer.get_eval_dataloader(trainer.train_dataset)
+    lam = ridge_of(float(trainer.args.weight_decay), loader, loss) if ridge is None else ridge
+    model.eval()
+    return fit(model, loader, loss, structure, ridge=lam, **options)
+
+
+def likelihood_of(config: Any) -> str:
+    """The loss that a sequence classifier was trained with, by its configuration.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> likelihood_of(SimpleNamespace(problem_type=None, num_labels=3))
+        'categorical'
+    """
+    kind = getattr(config, "problem_type", None)
+    labels = getattr(config, "num_labels", None)
+    if kind is None and isinstance(labels, int):
+        kind = "regression" if labels == 1 else "single_label_classification"
+    if kind not in LIKELIHOODS:
+        raise InputError(
+            f"expected a configuration with num_labels or problem_type to tell the loss, got {kind!r}. "
+            'Pass likelihood="gaussian", "categorical" or "bernoulli".'
+        )
+    return LIKELIHOODS[kind]
