@@ -14,7 +14,7 @@ from .output import Output, figure, percent
 
 ADVICE = {
     "confident": "nothing to do",
-    "noisy labels nearby": "labels of similar training rows scatter: check the rows named in `check`",
+    "noisy labels nearby": "similar training rows err more than others: check the labels of those named in `check`",
     "scarce data": "few training rows are similar: collect more like these",
     "both": "check the labels, and collect more",
 }
@@ -71,7 +71,7 @@ def tell(output: Output, content: dict[str, Any]) -> None:
             ],
             right=(0, 3),
         )
-        output.say("  doubt: how far the label is from what the other rows say, in standard deviations")
+        output.say("  doubt: standard deviations between the label and what the other rows say")
     output.say()
     for name, path in content["files"].items():
         if path is not None:
@@ -141,7 +141,7 @@ def _suspects(done: Study, results: Results, doubts: Any) -> list[dict[str, Any]
         found.append(
             {
                 "row": int(done.table.rows[place]),
-                "label": str(done.table.columns[target.name][place]),
+                "label": str(done.table.columns[target.name][place]) if target.classes else figure(done.values[place]),
                 "predicted": answer,
                 "suspicion": float(doubts[place]),
             }

@@ -125,12 +125,20 @@ def trace_rows(
         explained: places of the rows to explain.
         training_rows: row of the file of each training example.
     """
-    noise = float(tracer.sigma[0, 0]) if model.target.task == "regression" else 0.0
+    noise = noise_of(tracer) if model.target.task == "regression" else 0.0
     predicted = Predicted.of(model.target, tracer.predict(list(inputs.split(BATCH)), covariance=True), noise)
     explanation = None
     if len(explained):
         explanation = tracer.explain(list(inputs[torch.as_tensor(explained)].split(BATCH)))
     return Results(model, table, values, predicted, explanation, explained, training_rows)
+
+
+def noise_of(tracer: Tracer) -> float:
+    """Variance of a label around its mean: residual times leave-one-out residual, e^2 / (1 - h), on average.
+
+    In a linear model without a ridge this has no bias, however many weights there are.
+    """
+    return max(float((tracer.residuals * tracer.loo_residuals).mean()), 0.0)
 
 
 def affordable(rows: Any, first: Any, examples: int, outputs: int, weights: int) -> Any:

@@ -1,8 +1,9 @@
 """Train a network for a table, and leave it close to an optimum, since that is what its variances suppose.
 
-Several weight decays are tried on a part of the training rows, and the others, the validation rows, choose one. With it
-the network is trained on all of them, by L-BFGS over whole passes, until the loss stands still. There is no stopping
-early in that last training: the weight decay alone keeps the network from learning noise.
+Weight decays are tried from strong to weak on a part of the training rows, each from the weights of the one before, and
+the loss on the others, the validation rows, chooses: the search stops once it rises. With the best one the network is
+trained on all training rows, by L-BFGS over whole passes, until the loss stands still. There is no stopping early
+within a weight decay: it alone keeps the network from learning noise, and so it must be judged at its optimum.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +22,24 @@ from whence.progress import Progress
 
 from .targets import Target
 
-DECAYS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
-"""Tried from strong to weak, until two in a row are no better."""
+DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+"""Tried from strong to weak, until two in a row are worse."""
 
 STEPS = 50
-"""Of L-BFGS between two looks at the validation rows."""
+"""Of L-BFGS in a round, after which the loss is looked at."""
 
-ROUNDS = 5
-"""Looks at the validation rows for each weight decay."""
+ROUNDS = 6
+"""For each weight decay, at most."""
 
-LAST_ROUNDS = 40
-"""Rounds of steps on all training rows, at most."""
+LAST_ROUNDS = 30
+"""On all training rows, at most."""
 
-STILL = 2e-5
-"""Relative change of the loss in a round at which the last training ends."""
+NEARLY_STILL, STILL = 1e-3, 5e-5
+"""Relative changes of the loss in a round at which a trial, and the last training, end."""
+
+COLLAPSED = 0.98
+"""Share of the loss of a constant above which a network has learnt nothing: too strong a decay leads to zero weights,
+from where there is no way back."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Trained:
 
     Attributes:
         weight_decay: the one that was chosen.
-        tried: each weight decay with the best validation loss it reached.
+        tried: each weight decay with its validation loss.
         rounds: of the last training.
         still: whether it ended because the loss stood still.
     """
@@ -89,60 +95,69 @@ def train(
     inputs, values = data
     inside = (inputs[~validation], values[~validation])
     outside = (inputs[validation], values[validation])
+    nothing = constant_loss(target, inside[1])
     tried: dict[float, float] = {}
     best_weights: dict[str, Tensor] = {}
+    start(network)
     for decay in progress.track(DECAYS, "weight decays tried:", len(DECAYS)):
-        start(network)
-        tried[decay] = _fit_watching(network, target, inside, outside, decay)
+        reached = _settle(network, target, inside, decay, ROUNDS, NEARLY_STILL)
+        with torch.no_grad():
+            tried[decay] = float(loss_of(target, network(outside[0]), outside[1]))
         best = min(tried, key=lambda one: tried[one])
         if best == decay:
             best_weights = deepcopy(network.state_dict())
         if len(tried) - list(tried).index(best) > 2:
             break
+        if not reached.loss < COLLAPSED * nothing:
+            start(network)
     chosen = min(tried, key=lambda one: tried[one])
     if not tried[chosen] < float("inf"):
         raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
     network.load_state_dict(best_weights)
-    rounds, still = _settle(network, target, data, chosen, progress)
-    return Trained(chosen, tried, rounds, still)
+    ended = _settle(network, target, data, chosen, LAST_ROUNDS, STILL, progress)
+    return Trained(chosen, tried, ended.rounds, ended.still)
 
 
-def _fit_watching(
-    network: nn.Module,
-    target: Target,
-    inside: tuple[Tensor, Tensor],
-    outside: tuple[Tensor, Tensor],
-    decay: float,
-) -> float:
-    """Train with one weight decay until the validation loss rises; the best validation loss, and its weights stay."""
-    optimizer = _optimizer(network)
-    best, kept, worse = float("inf"), deepcopy(network.state_dict()), 0
-    for _ in range(ROUNDS):
-        _round(network, optimizer, target, inside, decay)
-        with torch.no_grad():
-            found = float(loss_of(target, network(outside[0]), outside[1]))
-        if found < best:
-            best, kept, worse = found, deepcopy(network.state_dict()), 0
-        else:
-            worse += 1
-        if worse == 2:
-            break
-    network.load_state_dict(kept)
-    return best
+def constant_loss(target: Target, values: Tensor) -> float:
+    """The loss of always saying the same: the mean, or the shares of the classes.
+
+    Examples:
+        >>> constant_loss(Target("y", "classification", ("a", "b")), torch.tensor([0.0, 1.0]))
+        0.6931...
+    """
+    if target.task == "regression":
+        return float((values / target.scale).var(correction=0))
+    shares = torch.bincount(values.long(), minlength=len(target.classes)) / len(values)
+    return float(torch.special.entr(shares).sum())
+
+
+class Ended(NamedTuple):
+    """How a training with one weight decay ended: its penalized loss, rounds, and whether the loss stood still."""
+
+    loss: float
+    rounds: int
+    still: bool
 
 
 def _settle(
-    network: nn.Module, target: Target, data: tuple[Tensor, Tensor], decay: float, progress: Progress
-) -> tuple[int, bool]:
-    """Train on all rows until the loss stands still."""
+    network: nn.Module,
+    target: Target,
+    data: tuple[Tensor, Tensor],
+    decay: float,
+    rounds: int,
+    change: float,
+    progress: Progress | None = None,
+) -> Ended:
+    """Train until the loss changes by no more than a share in a round."""
     optimizer = _optimizer(network)
-    before = float("inf")
-    for number in progress.track(range(1, LAST_ROUNDS + 1), "training, at most: round", LAST_ROUNDS):
+    before = now = float("inf")
+    shown = progress or Progress(enabled=False)
+    for number in shown.track(range(1, rounds + 1), "training, at most: round", rounds):
         now = _round(network, optimizer, target, data, decay)
-        if before - now <= STILL * abs(now):
-            return number, True
+        if before - now <= change * abs(now):
+            return Ended(now, number, True)
         before = now
-    return LAST_ROUNDS, False
+    return Ended(now, rounds, False)
 
 
 def _optimizer(network: nn.Module) -> torch.optim.LBFGS:
