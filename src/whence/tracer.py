@@ -218,9 +218,10 @@ class Tracer(Predictor):
                 for test and training inputs, or a function that makes them from a batch of inputs.
             texts: the same for texts, or for lists of (token, weight) pairs.
             table: the same for rows of a table: a data frame, a dict of columns, or an array.
-            **options: `ids` (a name for each prediction), `title`, `about` (paragraphs below it), `sections` (parts of
-                your own, see `whence.report`), `trust` (findings to show), `level` (of the verdicts, 0.95) and
-                `traced` (how many predictions are traced to training examples, 500).
+            **options: `ids` (a name for each prediction, or a pair of such lists for predictions and training
+                examples), `title`, `about` (paragraphs below the answer), `sections` (parts of your own, see
+                `whence.report`), `trust` (findings to show), `level` (of the verdicts, 0.95) and `traced` (how many
+                predictions are traced to training examples, 500).
 
         Returns:
             Where the file is.

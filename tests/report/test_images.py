@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import io
 
 import matplotlib.image
 import pytest
 import torch
+from PIL import Image
 
 from whence import ShapeError
+from whence.report.exhibits import encode_images
 from whence.report.images import png
+from whence.report.thumbnails import pictures, thumbnail
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 7, 3), (1, 1)])
@@ -29,3 +33,26 @@ def test_png_cuts_off_what_is_out_of_range() -> None:
 def test_png_refuses_other_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="expected an image of shape"):
         png(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 20, 30), (2, 1, 20, 30), (2, 3, 20, 30), (2, 20, 30, 3)])
+def test_pictures_of_every_layout_become_thumbnails(shape: tuple[int, ...], generator: torch.Generator) -> None:
+    uri = thumbnail(pictures(torch.rand(*shape, generator=generator))[0], side=10)
+    kind, text = uri.removeprefix("data:image/").split(";base64,")
+    read = Image.open(io.BytesIO(base64.b64decode(text)), formats=[kind])
+    assert read.size == (10, 7)
+
+
+def test_bytes_and_numbers_give_the_same_picture(generator: torch.Generator) -> None:
+    values = torch.randint(256, (1, 8, 8), generator=generator)
+    assert thumbnail(pictures(values.byte())[0]) == thumbnail(pictures(values / 255)[0])
+
+
+def test_numbers_outside_are_stretched_for_all_alike() -> None:
+    """Pictures from -1 to 1, as many networks want them, are neither cut off nor each on a scale of its own."""
+    left, right = encode_images({0: torch.full((8, 8), -1.0)}, {0: torch.full((8, 8), 1.0), 1: torch.zeros(8, 8)})
+    read = [
+        float(matplotlib.image.imread(io.BytesIO(base64.b64decode(uri.split(",")[1]))).mean())
+        for uri in (left[0], right[0], right[1])
+    ]
+    assert read == pytest.approx([0.0, 1.0, 0.5], abs=0.01)

@@ -10,6 +10,7 @@ from torch import Tensor
 from .actions import Action
 from .causes import Traced
 from .content import TONES, Card, Gallery, Tile
+from .ids import Ids
 from .items import Item, Shown
 from .page import Row, Table
 from .predictions import Predictions
@@ -45,7 +46,8 @@ def answer(traced: Traced) -> tuple[str, ...]:
     return (
         f"{uncertain:,} of {counted(m, 'prediction')} {'is' if uncertain == 1 else 'are'} uncertain: {listing}.",
         f"If labels were equally noisy everywhere and inputs like those in training, about {chance:,.0f} would be "
-        f"called so by chance ({100 * rate:.3g} % for each reason).",
+        f"called so by chance ({100 * rate:.3g} % for each reason)."
+        + (" So many as were found need no cause." if uncertain <= chance else ""),
     )
 
 
@@ -105,19 +107,21 @@ def action_cards(
     traced: Traced,
     training: Training,
     shown: Shown,
-    ids: Sequence[str] | None,
+    ids: Ids,
 ) -> tuple[Card, ...]:
     """What to do, with reasons."""
     return tuple(
-        _check(action, training, shown) if action.kind == "label" else _region(action, predictions, traced, shown, ids)
+        _check(action, training, shown, ids)
+        if action.kind == "label"
+        else _region(action, predictions, traced, shown, ids)
         for action in todo
     )
 
 
-def _check(action: Action, training: Training, shown: Shown) -> Card:
+def _check(action: Action, training: Training, shown: Shown, ids: Ids) -> Card:
     doubt = training.doubt(action.at)
     return Card(
-        title=f"Check the label of training example {action.at:,}",
+        title=f"Check the label of {ids.example(action.at)}",
         lines=(
             f"It says {training.label(action.at)}; the other examples say {training.opinion(action.at)}.",
             f"{doubt[0].upper()}{doubt[1:]}.",
@@ -128,14 +132,14 @@ def _check(action: Action, training: Training, shown: Shown) -> Card:
     )
 
 
-def _region(action: Action, predictions: Predictions, traced: Traced, shown: Shown, ids: Sequence[str] | None) -> Card:
+def _region(action: Action, predictions: Predictions, traced: Traced, shown: Shown, ids: Ids) -> Card:
     item = shown.test.get(action.at)
     place = int((traced.chosen == action.at).nonzero()[0])
-    near = ", ".join(f"{example:,}" for example in traced.near.index[place, :3].tolist())
+    near = ids.examples(traced.near.index[place, :3].tolist())
     like = f"It stands for {action.stands_for} of {action.among} scarce predictions." if action.stands_for > 1 else ""
     odd = _odd(item, shown.columns)
     return Card(
-        title=f"Collect and label inputs like {title_of(action.at, ids)}",
+        title=f"Collect and label inputs like {ids.prediction(action.at)}",
         lines=tuple(
             line
             for line in (
@@ -159,12 +163,7 @@ def _odd(item: Item | None, columns: Sequence[str]) -> str:
     return "; ".join(f"{columns[place]} {item.cells[place]}, {words}" for place, words in item.odd[:ODD])
 
 
-def title_of(prediction: int, ids: Sequence[str] | None) -> str:
-    """The name of a prediction."""
-    return f"prediction {prediction:,}" if ids is None else ids[prediction]
-
-
-def galleries(predictions: Predictions, traced: Traced, shown: Shown, ids: Sequence[str] | None) -> tuple[Gallery, ...]:
+def galleries(predictions: Predictions, traced: Traced, shown: Shown, ids: Ids) -> tuple[Gallery, ...]:
     """The most uncertain of the traced predictions by source."""
     explanation, code = traced.explanation, codes(traced)
     kinds = (
@@ -182,7 +181,7 @@ def galleries(predictions: Predictions, traced: Traced, shown: Shown, ids: Seque
     return tuple(found)
 
 
-def _prediction(at: int, predictions: Predictions, traced: Traced, shown: Shown, ids: Sequence[str] | None) -> Card:
+def _prediction(at: int, predictions: Predictions, traced: Traced, shown: Shown, ids: Ids) -> Card:
     explanation, known = traced.explanation, predictions.known
     truth = ""
     if known is not None and bool(known[at]):
@@ -205,11 +204,11 @@ def _prediction(at: int, predictions: Predictions, traced: Traced, shown: Shown,
         tone=TONES[code],
         item=shown.test.get(at),
         prediction=at,
-        badge=title_of(at, ids),
+        badge=ids.prediction(at),
     )
 
 
-def suspect_cards(doubted: Sequence[int], training: Training, shown: Shown) -> tuple[Card, ...]:
+def suspect_cards(doubted: Sequence[int], training: Training, shown: Shown, ids: Ids) -> tuple[Card, ...]:
     """Training examples whose labels to doubt first."""
     return tuple(
         Card(
@@ -220,7 +219,7 @@ def suspect_cards(doubted: Sequence[int], training: Training, shown: Shown) -> t
             ),
             tone="noise" if bool(training.contradicted[at]) else "plain",
             item=shown.train.get(at),
-            badge=f"example {at:,}",
+            badge=ids.example(at),
         )
         for at in doubted
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence._version import __version__
-from whence.errors import InputError, ShapeError
+from whence.errors import InputError
 from whence.tracing.fitted import check_count, check_level, check_ungrouped
 
 from . import cards
@@ -19,6 +19,7 @@ from .content import Content, Suspects
 from .exhibits import Exhibits
 from .fitted import Reportable
 from .health import Check, checks
+from .ids import Ids
 from .items import Shown, collect
 from .page import Facts, Section
 from .payload import payload
@@ -37,7 +38,7 @@ def gather(
     names: Sequence[str] | None,
     exhibits: tuple[Any, Any, Any],
     *,
-    ids: Sequence[Any] | None,
+    ids: Any,
     title: str,
     about: Sequence[str],
     sections: Sequence[Section],
@@ -54,31 +55,29 @@ def gather(
     trains = Source.of(_own(fitted) if train is None else train, positional, "train")
     training = Training.of(fitted, targets_of(trains, fitted.problem.n), names)
     predictions, first = predict(fitted, tests, training)
-    if ids is not None and len(ids) != len(predictions):
-        raise ShapeError(f"expected {len(predictions)} ids, one for each prediction, got {len(ids)}.")
+    called = Ids.of(ids, len(predictions), len(training))
     show = Exhibits.of(*exhibits, first)
     found = trace(fitted, tests, predictions.uncertainty, float(level), traced)
     todo = actions(fitted, found, training)
     doubted = training.suspicion.argsort(descending=True, stable=True)[:SUSPECTS].tolist()
     must = [action.at for action in todo if action.kind == "label"] + doubted
     shown = collect(show, tests, trains, (len(predictions), len(training)), found, must)
-    titles = [str(one) for one in ids] if ids is not None else None
     return Content(
         title=title,
         about=tuple(about),
         answer=(*cards.answer(found), *filter(None, [outcome(predictions)])),
         tiles=cards.tiles(found),
-        actions=cards.action_cards(todo, predictions, found, training, shown, titles),
+        actions=cards.action_cards(todo, predictions, found, training, shown, called),
         together=cards.together(todo),
         classes=cards.by_class(predictions, found),
-        galleries=cards.galleries(predictions, found, shown, titles),
-        suspects=Suspects(cards.suspect_cards(doubted, training, shown), tuple(doubted)),
+        galleries=cards.galleries(predictions, found, shown, called),
+        suspects=Suspects(cards.suspect_cards(doubted, training, shown, called), tuple(doubted)),
         charts=charts(predictions),
         checks=[*checks(fitted, found), *trust_checks(trust)],
         facts=how(fitted, predictions, found),
         sections=tuple(sections),
         shown=shown,
-        data=payload(predictions, found, training, shown, titles),
+        data=payload(predictions, found, training, shown, called),
         bound=bound(found, shown),
         footer=f"Made by whence {__version__}. Nothing on this page was loaded from elsewhere.",
     )

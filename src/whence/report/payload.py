@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .causes import Traced
+from .ids import Ids
 from .items import Shown
 from .meaning import UNKNOWN
 from .predictions import REACH, Predictions, half_widths
@@ -20,9 +21,7 @@ OUTPUTS = 8
 """Numbers of one prediction that are shown."""
 
 
-def payload(
-    predictions: Predictions, traced: Traced, training: Training, shown: Shown, ids: list[str] | None
-) -> dict[str, Any]:
+def payload(predictions: Predictions, traced: Traced, training: Training, shown: Shown, ids: Ids) -> dict[str, Any]:
     """Numbers of all predictions as packed arrays, causes of the traced ones, and the inputs that are shown."""
     explanation, meaning = traced.explanation, predictions.meaning
     arrays = {
@@ -42,14 +41,14 @@ def payload(
         "names": list(meaning.names),
         "form": shown.form,
         "columns": list(shown.columns),
-        "ids": ids,
+        "ids": ids.test,
         "level": explanation.level,
         "arrays": {**arrays, **_answers(predictions, traced)},
         "traced": traced.chosen.tolist(),
         "check": _causes(traced.check.index, traced.check.share),
         "near": _causes(traced.near.index, traced.near.share),
         "test": {number: item.plain for number, item in shown.test.items()},
-        "train": _examples(traced, training, shown),
+        "train": _examples(traced, training, shown, ids),
     }
     return data
 
@@ -79,8 +78,8 @@ def _causes(index: Tensor, share: Tensor) -> list[list[list[float]]]:
     return [[[i, round(s, 4)] for i, s in zip(where, shares, strict=True)] for where, shares in rows]
 
 
-def _examples(traced: Traced, training: Training, shown: Shown) -> dict[int, list[Any]]:
-    """Training examples that are named: label, what the others say, by how much, and the input where it is shown."""
+def _examples(traced: Traced, training: Training, shown: Shown, ids: Ids) -> dict[int, list[Any]]:
+    """Training examples that are named: label, what the others say, by how much, the input, the name."""
     doubted = training.contradicted
     named = {*traced.check.index.flatten().tolist(), *traced.near.index.flatten().tolist(), *shown.train}
     return {
@@ -90,6 +89,7 @@ def _examples(traced: Traced, training: Training, shown: Shown) -> dict[int, lis
             training.doubt(number),
             int(doubted[number]),
             shown.train[number].plain if number in shown.train else None,
+            ids.example(number),
         ]
         for number in sorted(named)
     }

@@ -14,6 +14,8 @@ from whence.errors import InputError, ShapeError
 
 from .words import percent
 
+MISSING = {"None", "nan", "<NA>", "NaT"}
+"""How absent values of any library print themselves."""
 RARE = 0.025
 """Share of training rows below which a value counts as unusually small, large or rare."""
 
@@ -112,4 +114,5 @@ def _text(value: Any) -> str:
         return str(int(value))
     if isinstance(value, (float, np.floating)):
         return "missing" if np.isnan(value) else f"{float(value):.5g}"
-    return str(value)
+    text = str(value)
+    return "missing" if text in MISSING else text

@@ -24,7 +24,7 @@ def write(
     images: Any = None,
     texts: Any = None,
     table: Any = None,
-    ids: Sequence[Any] | None = None,
+    ids: Any = None,
     title: str = TITLE,
     about: Sequence[str] = (),
     sections: Sequence[Section] = (),

@@ -44,11 +44,11 @@ const rightOf = (i) => {
 const causesOf = (pairs, title, hint) => make("div", { class: "causes" },
   make("h4", {}, title), make("p", { class: "aside" }, hint),
   make("ol", { class: data.form }, ...pairs.map(([example, share]) => {
-    const [label, others, doubt, doubted, item] = data.train[example];
+    const [label, others, doubt, doubted, item, name] = data.train[example];
     return make("li", { class: doubted ? "doubted" : null },
-      itemOf(item, `training example ${example}`, 6),
+      itemOf(item, name, 6),
       make("span", { class: "label" }, make("b", {}, label), doubted ? ` — others say ${others}` : ""),
-      make("small", {}, `example ${count(example)}, ${percent(share)}`, doubted ? `; ${doubt}` : ""));
+      make("small", {}, `${name}, ${percent(share)}`, doubted ? `; ${doubt}` : ""));
   })));
 
 const detail = (i, headingId) => {

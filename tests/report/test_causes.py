@@ -1,0 +1,70 @@
+"""Which predictions are traced, and what the sums over training examples say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from report_examples import pictures, rows
+from whence import Uncertainty
+from whence.report.actions import labels_to_check, regions_to_collect
+from whence.report.causes import choose, trace
+from whence.report.reading import Source
+from whence.report.training import Training, targets_of
+
+
+def test_the_most_uncertain_of_each_kind_are_traced(generator: torch.Generator) -> None:
+    ho, hec3 = torch.rand(2, 1000, 1, generator=generator).double()
+    u = Uncertainty(torch.zeros(1000, 1), {}, {"ho": ho, "hec3": hec3})
+    chosen = choose(u, 80)
+    assert len(chosen) == 80
+    assert chosen.equal(chosen.unique())
+    for score in (ho, hec3, hec3 / ho):
+        assert set(score.squeeze(1).topk(20).indices.tolist()) <= set(chosen.tolist())
+    assert choose(u, 5000).equal(torch.arange(1000))
+
+
+def test_excess_and_total_by_their_definitions() -> None:
+    """Excess is the sum over predictions of HeC3's terms less the usual ratio times Ho's."""
+    example = rows()
+    tracer = example.tracer
+    u = tracer.predict(example.x)
+    found = trace(tracer, Source.of(example.x, 1, "test"), u, 0.95, 1000)
+    shares = tracer.attribute(example.x, matrix=True)
+    terms = {name: shares.shares(name).matrix * shares.shares(name).total[:, None] for name in ("hec3", "ho")}
+    u_i = tracer.loo_residuals.square().sum(1) / tracer.sigma.trace()
+    torch.testing.assert_close(found.excess, (terms["hec3"] - u_i.mean() * terms["ho"]).sum(0))
+    assert found.total == pytest.approx(float(u.hec3.sum()))
+    assert found.gap < 1e-9
+    assert found.agreement is None
+
+
+def test_labels_to_check_are_contradicted_and_regions_are_scarce() -> None:
+    example = pictures()
+    tracer = example.tracer
+    source = Source.of(example.x, 1, "test")
+    found = trace(tracer, source, tracer.predict(example.x), 0.95, 1000)
+    training = Training.of(tracer, targets_of(Source.of(tracer.problem.batches.loader, 1, "train"), 150), None)
+    labels = labels_to_check(found, training, 10)
+    assert len(labels) == 10
+    assert all(bool(training.contradicted[action.at]) for action in labels)
+    assert [action.benefit for action in labels] == sorted((action.benefit for action in labels), reverse=True)
+    regions = regions_to_collect(tracer, found, 5)
+    scarce = found.explanation.scarce
+    assert all(bool(scarce[action.at]) for action in regions)
+    assert sum(action.stands_for for action in regions) == regions[0].among == int(scarce.sum())
+    assert 0 < sum(action.benefit for action in regions) < 1
+
+
+def test_others_say_what_a_fit_without_the_example_says() -> None:
+    """For squared error and a linear model exactly: refitted by the normal equations."""
+    example = rows()
+    problem = example.tracer.problem
+    (x, y), *_ = list(problem.batches.loader)
+    training = Training.of(example.tracer, y, None)
+    design = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+    for left in (0, 7):
+        kept = torch.arange(len(x)) != left
+        gram = design[kept].T @ design[kept] + 0.5 * torch.eye(4, dtype=x.dtype)
+        weights = torch.linalg.solve(gram, design[kept].T @ y[kept])
+        torch.testing.assert_close(training.others[left], (design[left] @ weights).reshape(1))

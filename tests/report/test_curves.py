@@ -1,0 +1,59 @@
+"""Curves, counted by hand and by another library."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+
+from whence import Uncertainty
+from whence.report.curves import belief_calibration, interval_calibration, risk_coverage, ticks
+
+
+def test_risk_coverage_by_hand() -> None:
+    """Kept from the surest: losses 0, 0, 1, 1 by a good score and 1, 1, 0, 0 by its opposite."""
+    losses = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    good = torch.tensor([3.0, 0.0, 4.0, 1.0])
+    chart = risk_coverage({"good": ("hec3", good), "bad": ("ho", -good)}, losses, "errors")
+    assert chart.curves[0].x == (0.25, 0.5, 0.75, 1.0)
+    np.testing.assert_allclose(chart.curves[0].y, [0, 0, 1 / 3, 1 / 2])
+    np.testing.assert_allclose(chart.curves[1].y, [1, 1, 2 / 3, 1 / 2])
+    assert chart.top == 1.0
+
+
+def test_a_better_score_lies_lower(generator: torch.Generator) -> None:
+    losses = (torch.rand(500, generator=generator) < 0.3).double()
+    scores = {f"{noise}": losses + noise * torch.randn(500, generator=generator) for noise in (0.1, 1.0, 9.0)}
+    chart = risk_coverage({name: ("ho", score) for name, score in scores.items()}, losses, "errors")
+    areas = [np.mean(curve.y) for curve in chart.curves]
+    ranked = [roc_auc_score(losses, score) for score in scores.values()]
+    assert areas == sorted(areas)
+    assert ranked == sorted(ranked, reverse=True)
+
+
+def test_ranges_hold_what_they_promise(generator: torch.Generator) -> None:
+    """Errors of the variance that is told: the noise and HeC3; half of it is told by Ho."""
+    m = 20_000
+    variances = {"hec3": torch.full((m, 1), 3.0), "ho": torch.full((m, 1), 1.0)}
+    targets = 2.0 * torch.randn(m, 1, generator=generator)
+    chart = interval_calibration(Uncertainty(torch.zeros(m, 1), {}, variances), targets, torch.ones(1))
+    hec3, ho = chart.curves
+    np.testing.assert_allclose(hec3.y, hec3.x, atol=0.02)
+    assert all(held < promised for held, promised in zip(ho.y, ho.x, strict=True))
+
+
+def test_beliefs_by_hand() -> None:
+    confidence = torch.tensor([0.9] * 10 + [0.6] * 10)
+    right = torch.tensor([True] * 9 + [False] + [True] * 3 + [False] * 7)
+    chart = belief_calibration(confidence, right)
+    assert "believes 75.0% on average and is right in 60.0%" in chart.caption
+    np.testing.assert_allclose(chart.curves[0].x, [0.6] * 5 + [0.9] * 5, rtol=1e-6)
+    assert sum(chart.curves[0].y) == 6.0
+
+
+def test_ticks_end_where_the_axis_does() -> None:
+    for top in (1e-6, 0.0097, 0.31, 1.0, 7.3, 12_345.0):
+        marks = ticks(top)
+        assert marks[0] == 0.0
+        assert 0.5 * top < marks[-1] <= top * (1 + 1e-9)
+        assert 2 < len(marks) < 8

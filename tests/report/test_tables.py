@@ -1,0 +1,50 @@
+"""Tables of inputs from whatever holds them, and what is unusual in a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from whence import InputError, ShapeError
+from whence.report.exhibits import encode_texts
+from whence.report.tables import columns_of, join, unusual
+
+
+def test_frames_dicts_and_arrays_read_the_same() -> None:
+    values = torch.tensor([[1.5, 2.0], [3.0, float("nan")]], dtype=torch.float64)
+    frame = pd.DataFrame({"x0": [1.5, 3.0], "x1": [2.0, np.nan]})
+    for given in (values, values.numpy(), frame, {"x0": values[:, 0], "x1": values[:, 1].tolist()}):
+        table = columns_of(given)
+        assert table.names == ("x0", "x1")
+        assert [table.row(number) for number in range(len(table))] == [["1.5", "2"], ["3", "missing"]]
+
+
+def test_words_and_answers_are_shown_as_such() -> None:
+    frame = pd.DataFrame({"town": ["Ulm", None], "paid": [True, False], "count": [3, 4]})
+    table = columns_of(frame)
+    assert table.row(0) == ["Ulm", "yes", "3"]
+    assert table.row(1)[0] == "missing"
+    assert join([table, table]).row(3)[1:] == ["no", "4"]
+
+
+def test_unusual_values_are_named_rarest_first() -> None:
+    train = columns_of({"age": np.arange(100.0), "town": ["Ulm"] * 99 + ["Bonn"], "flag": [0, 1] * 50})
+    test = columns_of({"age": [98.0, 50.0], "town": ["Rome", "Bonn"], "flag": [7, 1]})
+    assert unusual(test, 0, train) == [(1, "never seen in training"), (0, "among the highest 2.0 %")]
+    assert unusual(test, 1, train) == [(1, "in 1.0 % of the training rows")]
+
+
+def test_says_what_is_no_table() -> None:
+    with pytest.raises(ShapeError, match="expected a table as a data frame, a dict of columns or an array"):
+        columns_of(torch.zeros(3))
+    with pytest.raises(InputError, match="expected columns of one length, got 2, 3"):
+        columns_of({"a": [1, 2], "b": [1, 2, 3]})
+
+
+def test_long_texts_are_cut() -> None:
+    found = encode_texts({0: "x" * 5000, 1: [("y" * 400, 1.0), ("z" * 400, 0.5)], 2: []})
+    assert len(found[0][0][0]) < 700
+    assert [piece[0][0] for piece in found[1]] == ["y", " "]
+    assert found[2] == [["", 0.0]]
