@@ -15,7 +15,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "squared error": squared_error,
     "cross-entropy": lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="sum"),
 }
-"""Sums over a batch: of squared errors to one-hot targets (n, k), of cross-entropies to soft targets (n, k)."""
+"""Sums over a batch: of squared errors to targets (n, k), of cross-entropies to labels (n,)."""
 
 
 def trained(
@@ -37,7 +37,7 @@ def trained(
         name: tells networks on different data apart; loss, optimiser, size, epochs and seed are added to it.
         make: the untrained network.
         inputs: (n, ...).
-        targets: (n, k), one-hot.
+        targets: as the loss takes them.
         loss: one of `LOSSES`.
         epochs: passes over the data.
         seed: of the first weights and of the order of examples.

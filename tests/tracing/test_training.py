@@ -107,3 +107,63 @@ def test_groups_have_no_single_examples() -> None:
     for ask in (tracer.training_frame, lambda: tracer.explain(x), lambda: tracer.attribute(x)):
         with pytest.raises(whence.InputError, match="without groups"):
             ask()
+
+
+CLASSES = {"categorical": 3, "bernoulli": 2}
+
+
+def softmax_or_sigmoid(likelihood: str, outputs: np.ndarray) -> np.ndarray:
+    if likelihood == "bernoulli":
+        return 1 / (1 + np.exp(-outputs))
+    raised = np.exp(outputs - outputs.max())
+    return raised / raised.sum()
+
+
+def hessian(likelihood: str, p: np.ndarray) -> np.ndarray:
+    return np.diag(p * (1 - p)) if likelihood == "bernoulli" else np.diag(p) - np.outer(p, p)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("likelihood", CLASSES)
+def test_suspicion_of_classes_is_the_residual_where_the_others_would_predict(
+    likelihood: str, weighted: bool, generator: torch.Generator
+) -> None:
+    n, k = 12, CLASSES[likelihood]
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(k, (n,), generator=generator)
+    given = y if likelihood == "categorical" else torch.nn.functional.one_hot(y, k).double()
+    weights = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5 if weighted else torch.ones(n)
+    model = networks.linear(torch.randn(k, 3, generator=generator, dtype=torch.float64))
+    batch = (x, given, weights) if weighted else (x, given)
+    table = fit(model, [batch], likelihood=likelihood, ridge=RIDGE).training_frame()
+    tangents = oracles.linear_tangents(x.numpy(), k)
+    outputs = model(x).detach().numpy()
+    answers = np.eye(k)[y.numpy()]
+    p = np.stack([softmax_or_sigmoid(likelihood, row) for row in outputs])
+    curved = [float(w) * J.T @ hessian(likelihood, row) @ J for w, J, row in zip(weights, tangents, p, strict=True)]
+    for i, block in enumerate(tangents):  # one Newton step of the fit without the example
+        others = sum(curved) - curved[i] + RIDGE * np.eye(block.shape[1])
+        there = outputs[i] - block @ np.linalg.solve(others, block.T @ (float(weights[i]) * (answers[i] - p[i])))
+        wanted = np.linalg.norm(answers[i] - softmax_or_sigmoid(likelihood, there))
+        np.testing.assert_allclose(table.suspicion[i], wanted, rtol=1e-8)
+
+
+def test_suspicion_of_another_loss_is_to_first_order(generator: torch.Generator) -> None:
+    residuals, change = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
+    roots = torch.randn(5, 3, 2, generator=generator, dtype=torch.float64)
+    plain = Counts()
+    torch.testing.assert_close(plain.moved(residuals, residuals, None, change), residuals - change)
+    wanted = residuals - (roots @ roots.transpose(1, 2) @ change.unsqueeze(2)).squeeze(2)
+    torch.testing.assert_close(plain.moved(residuals, residuals, roots, change), wanted)
+
+
+class Counts(whence.Likelihood):
+    """A likelihood that tells no more than it must."""
+
+    name = "counts"
+
+    def check_targets(self, targets: torch.Tensor, outputs: torch.Tensor, where: str) -> torch.Tensor:
+        return targets
+
+    def residuals(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return targets - outputs.exp()

@@ -65,6 +65,19 @@ class Likelihood(ABC):
         """A root R (n, k, q) of the loss's Hessian in the outputs, L = R R^T; `None` means the identity."""
         return None
 
+    def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
+        """Residuals (n, k) after the outputs moved by `change`: to first order, where a likelihood knows no better.
+
+        Args:
+            residuals: (n, k), weights multiplied in.
+            outputs: (n, k).
+            roots: (n, k, q) roots R_i of the loss's Hessian, weights multiplied in; `None` for the identity.
+            change: (n, k) of the outputs.
+        """
+        if roots is None:
+            return residuals - change
+        return residuals - torch.einsum("nkq,njq,nj->nk", roots, roots, change)
+
     def counted(self, targets: Tensor) -> Tensor | None:
         """(n,) which examples the loss counts, where it leaves some out; `None` for all."""
         return None

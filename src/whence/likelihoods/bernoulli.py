@@ -84,6 +84,13 @@ class Bernoulli(Likelihood):
         size = self._positive(outputs) * targets + 1.0 - targets
         return (size * outputs.sigmoid() * (-outputs).sigmoid()).sqrt().diag_embed()
 
+    def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
+        """R + s (p - p') with s = c y + 1 - y and the probabilities p' of the new outputs."""
+        assert roots is not None
+        p = outputs.sigmoid()
+        size = torch.diagonal(roots, dim1=1, dim2=2).square() / (p * (-outputs).sigmoid())
+        return residuals + size * (p - (outputs + change).sigmoid())
+
     def noise(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
     ) -> Noise:

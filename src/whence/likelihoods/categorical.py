@@ -95,6 +95,12 @@ class Categorical(Likelihood):
         roots = p.sqrt()
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
+    def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
+        """R + s (p - p') with the probabilities p' of the new outputs."""
+        assert roots is not None
+        p = outputs.softmax(1)
+        return residuals + _size(roots, p).unsqueeze(1) * (p - (outputs + change).softmax(1))
+
     def counted(self, targets: Tensor) -> Tensor | None:
         """Examples whose class is not ignored and has a weight above zero."""
         counts = targets.sum(1) > 0
@@ -110,10 +116,7 @@ class Categorical(Likelihood):
         """L_i times the dispersion. Pearson's statistic is r^T L^-1 r, which is sum r^2 / (s p) as r sums to zero."""
         assert roots is not None
         p = outputs.softmax(1)
-        first, second = p.topk(2, dim=1).indices.unbind(1)
-        each = torch.arange(len(p), device=p.device)
-        size = roots[each, second, first].square() / (p[each, second].square() * p[each, first])  # s, from R = -p p^1/2
-        terms = residuals.square() / (size.unsqueeze(1) * p)
+        terms = residuals.square() / (_size(roots, p).unsqueeze(1) * p)
         statistic = torch.where(residuals == 0, 0.0, terms).sum()
         return dispersed(self.dispersion, roots, statistic, len(p) * self.numbers(p.shape[1]), degrees_of_freedom)
 
@@ -130,6 +133,13 @@ class Categorical(Likelihood):
         first, second = outputs.topk(2, dim=1).indices.unbind(1)
         found = one_hot(first, outputs.shape[1]) - one_hot(second, outputs.shape[1])
         return found.to(outputs.dtype).unsqueeze(1)
+
+
+def _size(roots: Tensor, p: Tensor) -> Tensor:
+    """(n,) s = sum c y, sample weights multiplied in, from entries -s^1/2 p p^1/2 of the Hessian's root."""
+    first, second = p.topk(2, dim=1).indices.unbind(1)
+    each = torch.arange(len(p), device=p.device)
+    return roots[each, second, first].square() / (p[each, second].square() * p[each, first])
 
 
 def class_weights(given: float | Sequence[float] | Tensor, name: str, alone: bool = False) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from whence.curvature import Bread, Meats, Sandwich
+from whence.curvature import Bread, Meats, NewtonStep, Sandwich
 from whence.errors import InputError
 from whence.estimators import LeftOut, Weighing
 from whence.tangents.linearization import Linearization
@@ -36,6 +36,10 @@ class Fitted(Protocol):
     @property
     def left_out(self) -> LeftOut:
         """Leave-one-out residuals and leverages."""
+
+    @property
+    def step(self) -> NewtonStep:
+        """The way to the optimum of the linearized model."""
 
     @property
     def weighing(self) -> Weighing:

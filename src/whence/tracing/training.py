@@ -9,6 +9,7 @@ from torch import Tensor
 
 from whence.tangents.batches import Inputs
 
+from .calibration import leave_one_out_leverage
 from .fitted import Fitted
 from .tables import frame
 from .terms import terms_of
@@ -36,13 +37,32 @@ def cooks_distance(fitted: Fitted) -> Tensor:
 
 
 def suspicion(fitted: Fitted) -> Tensor:
-    """(n,) size of the studentized residual, (e_i^T u_i / s^2)^1/2: how little the label fits what the others say.
+    """(n,) how little each label fits what the other examples say.
 
-    The residual alone forgives an example that pulls the fit towards its own label; the leave-one-out residual alone
-    blames one that has few others around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one output.
+    For squared error the size of the studentized residual, (e_i^T u_i / s^2)^1/2. The residual alone forgives an
+    example that pulls the fit towards its own label; the leave-one-out residual alone blames one that has few others
+    around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one output.
+
+    For other losses the size of the residual at the prediction without the example, f - q e with its leave-one-out
+    leverage q: for classes |y - p| there. It is bounded, where e and u are first-order and can leave [-1, 1].
     """
+    if fitted.problem.hessian_roots is not None:
+        sizes: Tensor = fitted.problem.unweighted(residuals_without(fitted)).norm(dim=1)
+        return sizes
     product = (fitted.residuals * fitted.loo_residuals).sum(1).clamp_min(0.0)
     return (product / fitted.noise_scale).sqrt() if fitted.noise_scale > 0 else torch.zeros_like(product)
+
+
+def residuals_without(fitted: Fitted) -> Tensor:
+    """(n, k) residuals of each example at its prediction in the fit without it, sample weights multiplied in."""
+    problem, residuals = fitted.problem, _residuals(fitted)
+    outputs = problem.outputs + fitted.step.change if fitted.weighing.recenter else problem.outputs
+    change = -(leave_one_out_leverage(fitted) @ residuals.unsqueeze(2)).squeeze(2)
+    roots, units, k = problem.hessian_roots, problem.units, problem.width
+    if units is None or roots is None:
+        return problem.likelihood.moved(residuals, outputs, roots, change)
+    flat = (residuals.reshape(-1, k), outputs.reshape(-1, k), units.split(roots), change.reshape(-1, k))
+    return problem.likelihood.moved(*flat).reshape(problem.n, -1)
 
 
 def influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:

@@ -1,0 +1,224 @@
+"""Finding flipped training labels: the suspect rank of `training_frame`, cleanlab, and the plain loss.
+
+    python -m benchmarks.label_errors --data DIR --out results/label_errors.json
+
+Ten per cent of the training labels are replaced by another class at random; a network is trained on them with squared
+error or cross-entropy; every score ranks the training examples, and its AUROC for the replaced ones is recorded, draw
+by draw. `whence` sees the trained network and its training set. cleanlab is given what its documentation asks for,
+out-of-sample probabilities from five-fold cross-validation (five more networks), and once in-sample probabilities too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from cleanlab import __version__ as cleanlab_version
+from cleanlab.filter import find_label_issues
+from cleanlab.rank import get_label_quality_scores
+from torch import Tensor
+from torch.nn import functional as F
+
+import whence
+from whence import one_hot
+
+from . import networks
+from .data import Split, batches
+from .record import save, say
+from .scores import auroc
+from .studied import UNSEEN, WEIGHT_DECAY, Study, open_record, options, put, read
+from .trained import LOSSES, trained
+
+FLIPPED = 0.1
+FOLDS = 5
+CLASSES = 10
+
+CASES: dict[str, Study] = {
+    "digits": Study(1000, 0, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 40, ("ekfac", "core:size=512", "exact")),
+    "mnist": Study(
+        2000, 0, lambda k: networks.mlp(784, 128, 128, k), "MLP 784-128-128", 15, ("ekfac", "core:size=1024")
+    ),
+    "fashion-mnist": Study(
+        2000, 0, lambda k: networks.cnn(k, (8, 16, 32)), "CNN of 8, 16, 32 channels", 20, ("ekfac", "core:size=1024")
+    ),
+}
+CASES["mnist, long"] = replace(CASES["mnist"], epochs=60)
+"""Trained until most of the wrong labels are learned."""
+
+
+@dataclass(frozen=True)
+class Flipped:
+    """A training set with some labels replaced."""
+
+    inputs: Tensor
+    labels: Tensor
+    flipped: Tensor
+
+    def targets(self, loss: str) -> Tensor:
+        """Labels (n,), or +1 and -1 (n, k) for squared error."""
+        return self.labels if loss == "cross-entropy" else one_hot(self.labels, CLASSES)
+
+
+def flip(split: Split, n: int, seed: int) -> Flipped:
+    """Draw n examples and give a tenth of them another label."""
+    draw = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(split.labels), generator=draw)[:n]
+    labels = split.labels[chosen].clone()
+    flipped = torch.zeros(len(chosen), dtype=torch.bool)
+    flipped[torch.randperm(len(chosen), generator=draw)[: int(FLIPPED * len(chosen))]] = True
+    shift = torch.randint(1, CLASSES, (int(flipped.sum()),), generator=draw)
+    labels[flipped] = (labels[flipped] + shift) % CLASSES
+    return Flipped(split.inputs[chosen], labels, flipped)
+
+
+def probabilities(outputs: Tensor, loss: str) -> Tensor:
+    """Softmax; squared error makes 2 p - 1 of outputs, from which p is cut at zero and scaled to sum to one."""
+    if loss == "cross-entropy":
+        return outputs.softmax(1)
+    positive = ((outputs + 1) / 2).clamp_min(1e-6)
+    return positive / positive.sum(1, keepdim=True)
+
+
+def losses(outputs: Tensor, task: Flipped, loss: str) -> Tensor:
+    """(n,) of each example."""
+    if loss == "cross-entropy":
+        return F.cross_entropy(outputs, task.labels, reduction="none")
+    return (outputs - task.targets(loss)).square().sum(1)
+
+
+@torch.no_grad()
+def outputs_of(network: torch.nn.Module, inputs: Tensor) -> Tensor:
+    return torch.cat([network(some) for some in inputs.split(500)]).double()
+
+
+def cleanlab_scores(outputs: Tensor, task: Flipped, loss: str, where: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Scores that are high for doubtful labels, and the examples that cleanlab calls issues."""
+    given, labels = probabilities(outputs, loss).numpy(), task.labels.numpy()
+    found = {
+        f"cleanlab {kind}, {where}": -torch.from_numpy(get_label_quality_scores(labels, given, method=method))
+        for kind, method in (("self-confidence", "self_confidence"), ("margin", "normalized_margin"))
+    }
+    return found, torch.from_numpy(find_label_issues(labels, given, n_jobs=1))
+
+
+def by_peers(task: Flipped, outputs: Tensor, outside: Tensor, loss: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Scores of the loss and of cleanlab, and how well cleanlab's own choice of issues does."""
+    inside, _ = cleanlab_scores(outputs, task, loss, "in-sample")
+    crossed, issues = cleanlab_scores(outside, task, loss, "cross-validated")
+    scores = {
+        "loss, in-sample": losses(outputs, task, loss),
+        "loss, cross-validated": losses(outside, task, loss),
+        **inside,
+        **crossed,
+    }
+    hits = int((issues & task.flipped).sum())
+    return scores, {"called": int(issues.sum()), "hits": hits, "flipped": int(task.flipped.sum())}
+
+
+def by_whence(
+    network: torch.nn.Module, task: Flipped, loss: str, texts: Sequence[str], called: int
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Suspicion under every structure, seconds, and the hits among as many as cleanlab called."""
+    entropy = loss == "cross-entropy"
+    ridge = whence.ridge_from_weight_decay(
+        WEIGHT_DECAY, len(task.labels), loss="cross_entropy" if entropy else "sum_of_squares"
+    )
+    loader = batches(task.inputs, task.targets(loss), 500)
+    scores, fits = {}, []
+    for text in texts:
+        start = time.process_time()
+        tracer = whence.fit(
+            network,
+            loader,
+            likelihood="categorical" if entropy else "gaussian",
+            ridge=ridge,
+            progress=False,
+            **options(text),
+        )
+        table = tracer.training_frame()
+        seconds = time.process_time() - start
+        scores[f"whence {text}"] = torch.from_numpy(table.suspicion.to_numpy(copy=True))
+        first = torch.from_numpy(table.suspect_rank.to_numpy(copy=True)) <= called
+        fits.append(
+            {
+                "structure": text,
+                "cpu_s": seconds,
+                "degrees_of_freedom": tracer.degrees_of_freedom,
+                "newton_change": tracer.diagnostics["Newton change"],
+                "hits_among_first": int((first & task.flipped).sum()),
+            }
+        )
+    return scores, fits
+
+
+def run_draw(name: str, study: Study, split: Split, loss: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One trained network and its five folds."""
+    task = flip(split, study.n, seed)
+    targets = task.targets(loss)
+    settings: dict[str, Any] = {"loss": loss, "epochs": study.epochs, "seed": seed}
+
+    def make() -> torch.nn.Module:
+        return study.make(CLASSES)
+
+    start = time.process_time()
+    network = trained(folder, f"flipped-{name}", make, task.inputs, targets, **settings)
+    once = time.process_time()
+    fold = torch.arange(len(task.labels)) % FOLDS  # the draw is in random order
+    outside = torch.empty(len(task.labels), CLASSES, dtype=torch.float64)
+    for number in range(FOLDS):
+        kept = fold != number
+        other = trained(folder, f"flipped-{name}-{number}", make, task.inputs[kept], targets[kept], **settings)
+        outside[~kept] = outputs_of(other, task.inputs[~kept])
+    crossed = time.process_time()
+    outputs = outputs_of(network, task.inputs)
+    scores, issues = by_peers(task, outputs, outside, loss)
+    ours, fits = by_whence(network, task, loss, study.structures, issues["called"])
+    right = outputs.argmax(1) == task.labels
+    return {
+        "case": name,
+        "loss": loss,
+        "seed": seed,
+        "n": len(task.labels),
+        "flipped_learned": float(right[task.flipped].double().mean()),
+        "others_learned": float(right[~task.flipped].double().mean()),
+        "train_cpu_s": once - start,
+        "cross_validation_cpu_s": crossed - once,
+        "auroc": {key: auroc(value, task.flipped) for key, value in {**ours, **scores}.items()},
+        "cleanlab_issues": issues,
+        "fits": fits,
+    }
+
+
+def main() -> None:
+    """Run the cases, losses and draws that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with mnist/ and fashion-mnist/")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(UNSEEN))
+    parser.add_argument("--n", type=int, help="training examples, in place of each case's")
+    parser.add_argument("--epochs", type=int, help="in place of each case's")
+    parser.add_argument("--keep", type=Path, default=Path("out/networks"), help="where trained networks are kept")
+    parser.add_argument("--out", type=Path, default=Path("out/label_errors.json"))
+    parser.add_argument("--append", action="store_true", help="add draws to a record, in place of those it has")
+    given = parser.parse_args()
+    record = open_record(given.out, given.append, cleanlab=cleanlab_version, flipped=FLIPPED, folds=FOLDS)
+    for name in given.cases:
+        study = CASES[name]
+        study = replace(study, n=given.n or study.n, epochs=given.epochs or study.epochs)
+        split = read(name.partition(",")[0], given.data)
+        for loss in given.losses:
+            for seed in given.seeds:
+                row = run_draw(name, study, split, loss, seed, given.keep)
+                put(record, {**row, "network": study.describe, "epochs": study.epochs}, ("case", "loss", "seed"))
+                save(given.out, record)
+                say(name, loss, seed, "  ".join(f"{key} {value:.3f}" for key, value in row["auroc"].items()))
+
+
+if __name__ == "__main__":
+    main()

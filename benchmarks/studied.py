@@ -1,0 +1,95 @@
+"""What the studies of tracing share: data sets with their networks, draws, and lists of structures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import whence
+
+from . import networks
+from .data import Split, read_digits
+from .record import surroundings
+
+DEVELOPMENT = (0, 1, 2, 3, 4)
+"""Draws at which scores and thresholds may be looked at while they are made. No published number comes from them."""
+
+UNSEEN = (100, 101, 102, 103, 104)
+"""Draws that were first looked at when scores and thresholds were final."""
+
+WEIGHT_DECAY = 1e-2
+"""The paper's."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A data set and the network that learns it.
+
+    Attributes:
+        n: training examples.
+        test: test points.
+        make: the network, from the number of its outputs.
+        describe: the network in words.
+        epochs: passes over the training set.
+        structures: what is fitted, as `structure[:option=value][@parameters]`; the first is the main one.
+    """
+
+    n: int
+    test: int
+    make: Callable[[int], nn.Module]
+    describe: str
+    epochs: int
+    structures: tuple[str, ...]
+
+
+def read(name: str, folder: Path | None) -> Split:
+    """The digits of scikit-learn, or MNIST and Fashion-MNIST from a folder."""
+    if name == "digits":
+        return eight_by_eight()
+    if folder is None:
+        raise SystemExit(f"expected --data DIR with {name}/ in it, got none. Or take --cases digits.")
+    return read_digits(folder, name)
+
+
+def eight_by_eight(train: int = 1300) -> Split:
+    """The 1,797 digits of 8 x 8 pixels that come with scikit-learn, cut in two in a fixed random order."""
+    data = load_digits()
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    pixels = torch.from_numpy(data.data).float()[order]
+    pixels = (pixels - pixels.mean()) / pixels.std()
+    labels = torch.from_numpy(data.target).long()[order]
+    return Split(pixels[:train], labels[:train], pixels[train:], labels[train:])
+
+
+def options(text: str) -> dict[str, Any]:
+    """Arguments of `whence.fit` from a text such as "core:size=1024" or "exact@last_layer"."""
+    head, _, parameters = text.partition("@")
+    name, _, rest = head.partition(":")
+    given = {key: int(value) for key, _, value in (part.partition("=") for part in rest.split(",") if part)}
+    kinds = {"core": whence.Core, "ekfac": whence.EKFAC, "exact": whence.Exact, "sketch": whence.Sketch}
+    return {"structure": kinds[name](**given), "parameters": parameters or "all"}
+
+
+def stage(seed: int) -> str:
+    """Whether a draw may have been looked at before scores and thresholds were final."""
+    return "development" if seed in DEVELOPMENT else "unseen"
+
+
+def open_record(path: Path, append: bool, **more: Any) -> dict[str, Any]:
+    """A new record, or the one that is there with its rows."""
+    old: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if append and path.exists() else []
+    return {**surroundings(), **more, "rows": old}
+
+
+def put(record: dict[str, Any], row: dict[str, Any], keys: Sequence[str]) -> None:
+    """Add a row, in place of one with the same keys."""
+    same = [old for old in record["rows"] if all(old[key] == row[key] for key in keys)]
+    record["rows"] = [old for old in record["rows"] if old not in same]
+    record["rows"].append({**row, "stage": stage(row["seed"]), "commit": record["commit"], "when": record["when"]})

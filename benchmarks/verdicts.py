@@ -1,0 +1,169 @@
+"""Verdicts on the paper's protocol: one class with random labels, another missing from the training set.
+
+    python -m benchmarks.verdicts --data DIR --out results/verdicts.json
+
+Classes are merged at random into two, a network is trained with squared error, and `tracer.explain` is asked about test
+points of all classes. Recorded for each draw: how often each verdict fell on points of the noisy class, of the missing
+class and of the others; how well HeC3 / Ho tells noisy from missing among the points of these classes that were not
+called confident, and among all of them (AUROC); and how well each question is answered against all other points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import whence
+from whence.tracing import Explanation
+from whence.tracing.verdicts import VERDICTS
+
+from . import networks
+from .data import Split, Task, batches, corrupt
+from .record import save, say
+from .scores import auroc
+from .studied import UNSEEN, WEIGHT_DECAY, Study, open_record, options, put, read
+from .trained import trained
+from .training import accuracy
+
+CASES: dict[str, Study] = {
+    "digits": Study(1000, 497, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 60, ("exact",)),
+    "mnist": Study(6000, 1000, lambda k: networks.mlp(784, 256, 256, k), "MLP 784-256-256", 20, ("core:size=1024",)),
+    "fashion-mnist": Study(
+        6000, 1000, lambda k: networks.cnn(k, (16, 32, 32)), "CNN of 16, 32, 32 channels", 20, ("core:size=1024",)
+    ),
+}
+OPTIMISERS = ("adam", "adamw")
+"""Adam with the weight decay in its loss, as the paper writes, and AdamW, which decouples it."""
+
+LEVEL = 0.95
+
+
+def groups(task: Task) -> dict[str, Tensor]:
+    """(m,) which test points are of the noisy class, of the missing one, and of neither."""
+    noisy, missing = task.test_labels == task.noisy, task.test_labels == task.missing
+    return {"noisy": noisy, "missing": missing, "other": ~noisy & ~missing}
+
+
+def judge(found: Explanation, task: Task, network: nn.Module) -> dict[str, Any]:
+    """The confusion matrix and the areas of one draw."""
+    truth = groups(task)
+    noisy, missing = truth["noisy"], truth["missing"]
+    either = noisy | missing
+    uncertain = either & (found.noisy | found.scarce).cpu()
+    ratio, leverage = found.ratio.cpu(), found.leverage.cpu()
+    said = [VERDICTS.index(verdict) for verdict in found.verdicts]
+    counts = {
+        name: torch.bincount(torch.tensor(said)[where], minlength=len(VERDICTS)).tolist()
+        for name, where in truth.items()
+    }
+    other = truth["other"]
+    return {
+        "confusion": counts,
+        "noisy_from_missing_uncertain": auroc(ratio[uncertain], noisy[uncertain]),
+        "noisy_from_missing": auroc(ratio[either], noisy[either]),
+        "noisy_from_rest": auroc(ratio, noisy),
+        "missing_from_other": auroc(leverage[missing | other], missing[missing | other]),
+        "accuracy_other": accuracy(network, task.test_inputs[other], task.test_answers[other]),
+    }
+
+
+def run_draw(name: str, study: Study, split: Split, optimiser: str, seed: int, keep: Path) -> list[dict[str, Any]]:
+    """Train one network and explain its predictions with every structure."""
+    task = corrupt(split, study.n, study.test, seed, meta=True)
+    network = trained(
+        keep,
+        f"verdicts-{name}",
+        lambda: study.make(2),
+        task.inputs,
+        task.targets,
+        loss="squared error",
+        epochs=study.epochs,
+        seed=seed,
+        decoupled=optimiser == "adamw",
+    )
+    n = len(task.inputs)
+    rows = []
+    for text in study.structures:
+        start = time.process_time()
+        tracer = whence.fit(
+            network,
+            batches(task.inputs, task.targets, 500),
+            ridge=whence.ridge_from_weight_decay(WEIGHT_DECAY, n, loss="sum_of_squares"),
+            progress=False,
+            **options(text),
+        )
+        fitted = time.process_time()
+        found = tracer.explain(list(task.test_inputs.split(500)), level=LEVEL)
+        rows.append(
+            {
+                "case": name,
+                "optimiser": optimiser,
+                "structure": text,
+                "seed": seed,
+                "n": n,
+                "test": len(task.test_labels),
+                "noisy_class": task.noisy,
+                "missing_class": task.missing,
+                **judge(found, task, network),
+                "newton_change": tracer.diagnostics["Newton change"],
+                "degrees_of_freedom": tracer.degrees_of_freedom,
+                "fit_cpu_s": fitted - start,
+                "explain_cpu_s": time.process_time() - fitted,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Run the cases, optimisers and draws that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with mnist/ and fashion-mnist/")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--optimisers", nargs="+", choices=OPTIMISERS, default=list(OPTIMISERS))
+    parser.add_argument("--structures", nargs="+", help="in place of each case's")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(UNSEEN))
+    parser.add_argument("--n", type=int, help="training examples, in place of each case's")
+    parser.add_argument("--epochs", type=int, help="in place of each case's")
+    parser.add_argument("--keep", type=Path, default=Path("out/networks"), help="where trained networks are kept")
+    parser.add_argument("--out", type=Path, default=Path("out/verdicts.json"))
+    parser.add_argument("--append", action="store_true", help="add draws to a record, in place of those it has")
+    given = parser.parse_args()
+    record = open_record(given.out, given.append, level=LEVEL, verdicts=VERDICTS)
+    for name in given.cases:
+        study = CASES[name]
+        study = replace(
+            study,
+            n=given.n or study.n,
+            epochs=given.epochs or study.epochs,
+            structures=tuple(given.structures or study.structures),
+        )
+        split = read(name, given.data)
+        for optimiser in given.optimisers:
+            for seed in given.seeds:
+                for row in run_draw(name, study, split, optimiser, seed, given.keep):
+                    described = {**row, "network": study.describe, "epochs": study.epochs}
+                    put(record, described, ("case", "optimiser", "structure", "seed"))
+                    save(given.out, record)
+                    say(summary(row))
+
+
+def summary(row: dict[str, Any]) -> str:
+    """One line."""
+    shares = {
+        name: [round(count / max(sum(counts), 1), 2) for count in counts] for name, counts in row["confusion"].items()
+    }
+    return (
+        f"{row['case']} {row['optimiser']} {row['structure']} draw {row['seed']}: noisy from missing "
+        f"{row['noisy_from_missing_uncertain']:.3f} among the uncertain, {row['noisy_from_missing']:.3f} among all; "
+        f"verdicts {shares}"
+    )
+
+
+if __name__ == "__main__":
+    main()
