@@ -14,7 +14,6 @@ from torch import nn
 
 import whence
 
-from . import networks
 from .data import Split, read_digits
 from .record import surroundings
 
