@@ -120,7 +120,7 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, env=surrounding)
             row: dict[str, Any] = {"structure": structure, "n": n, "batch": given.batch}
             if done.returncode:
-                row["failed"] = done.stderr.strip().splitlines()[-1][:300]
+                row["failed"] = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:300]
             else:
                 row.update(json.loads(done.stdout.splitlines()[-1]))
             record["rows"].append(row)
