@@ -16,9 +16,9 @@ from .memory import Budget
 from .options import (
     check_apart,
     check_choices,
+    check_columns,
     check_groups,
-    check_path,
-    check_positions,
+    check_problem,
     check_ridge,
     check_sizes,
     named,
@@ -28,8 +28,9 @@ from .results import Diagnostics, Finding
 from .tangents.batches import Batches
 from .tangents.borrow import borrowed, check_model, fingerprint, rounded_products
 from .tangents.forward import Network
+from .tangents.gathering import linearize
 from .tangents.language import follow_own_loss
-from .tangents.linearization import Linearization, linearize
+from .tangents.linearization import Linearization
 from .tangents.select import Choice, Selection, select
 from .tracer import Tracer
 
@@ -55,6 +56,8 @@ def fit(
     max_memory: float | None = None,
     dtype: torch.dtype = torch.float64,
     tf32: bool = True,
+    outputs: Literal["auto", "all"] | int = "auto",
+    generator: torch.Generator | None = None,
 ) -> Tracer:
     """Fit the uncertainty of a trained network, after the fact.
 
@@ -89,6 +92,10 @@ def fit(
         dtype: of the algebra; the model computes in its own.
         tf32: let approximate structures round single-precision products to TF32 on a GPU; their answers stay the same
             to three digits.
+        outputs: how much of an example's outputs is looked at, each number a backward pass: "all"; or so many columns
+            of a root of the loss's Hessian, the largest as they are and random mixtures of the rest, beside the
+            residual, which stays exact. "auto" takes all up to 64 outputs, and 16 columns of more.
+        generator: of what is random about these columns; the same ones every time by default.
 
     Returns:
         A `Tracer`.
@@ -108,6 +115,7 @@ def fit(
     check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
     check_sizes(chunk_size, max_memory)
     check_apart(loss, loo)
+    columns = check_columns(outputs)
     check_groups(groups, loo, chosen)
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
@@ -127,9 +135,10 @@ def fit(
             budget=Budget(network.device, max_memory),
             progress=bar,
             chunk_size=chunk_size,
+            columns=columns,
+            seed=0 if generator is None else int(torch.randint(2**31, (1,), generator=generator)),
         )
-        check_path(problem, lam)
-        check_positions(problem, loo)
+        check_problem(problem, lam, loo)
         policy = chosen.policy if leverage == "auto" else leverage
         clusters = None if groups is None else Groups.of(groups, problem)
         alone = problem.units if loo == "position" else None

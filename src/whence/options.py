@@ -52,13 +52,36 @@ def check_groups(groups: Any, loo: str, structure: Structure) -> None:
         raise InputError(NO_GROUPS.format(repr(structure)))
 
 
+def check_problem(problem: Linearization, ridge: float | None, loo: str) -> None:
+    """Raise when options do not fit what was found in the data."""
+    check_path(problem, ridge)
+    check_positions(problem, loo)
+
+
 def check_positions(problem: Linearization, loo: str) -> None:
     """Raise when positions are to be left out and there are none."""
+    if loo != "example" and problem.sketch is not None:
+        raise InputError(
+            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
+            f'{loo!r}. Fit with outputs="all" to leave out single {loo}s.'
+        )
     if loo == "position" and problem.units is None:
         raise InputError(
             'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
             f'of {problem.k} outputs an example. Use loo="example".'
         )
+
+
+def check_columns(outputs: Any) -> int | None:
+    """How many columns of the loss's Hessian are looked at: 0 to decide by the number of outputs, `None` for all."""
+    if isinstance(outputs, str) and outputs in ("auto", "all"):
+        return 0 if outputs == "auto" else None
+    if isinstance(outputs, bool) or not isinstance(outputs, Integral) or int(outputs) < 1:
+        raise InputError(
+            'expected outputs to be "auto", "all", or the number of columns of each example\'s Hessian to look at, at '
+            f"least 1, got {outputs!r}. Single outputs are chosen in predict(x, outputs=[...])."
+        )
+    return int(outputs)
 
 
 def check_path(problem: Linearization, ridge: float | None) -> None:

@@ -83,7 +83,7 @@ class Predictor(Shown):
         x: Any,
         *,
         covariance: bool | None = None,
-        outputs: Literal["all", "predicted"] | Sequence[int] | int = "all",
+        outputs: Literal["all", "predicted"] | Sequence[int] | int | None = None,
         generator: torch.Generator | None = None,
     ) -> Uncertainty:
         """Predictions with variances, for one batch or for all batches of a loader.
@@ -95,11 +95,13 @@ class Predictor(Shown):
                 once where that costs little.
             outputs: which to look at, since each costs a backward pass: "all"; "predicted", that of the predicted class
                 alone; a list of positions; or a number of random sketches, whose `trace` and `trace_error` estimate
-                the total variance of all outputs without bias.
+                the total variance of all outputs without bias. By default all, or the predicted class where the fit
+                itself did not look at all outputs.
             generator: of the sketches' random signs; by default one with seed 0.
         """
-        if self.problem.units is not None or not (isinstance(outputs, str) and outputs == "all"):
-            return self._look(x, Look.of(outputs), covariance, generator or torch.Generator().manual_seed(0))
+        look = Look.of(self._usual() if outputs is None else outputs)
+        if self.problem.dense or self.problem.sketch is not None or look.kind != "all":
+            return self._look(x, look, covariance, generator or torch.Generator().manual_seed(0))
         at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
         means, parts = zip(*each(self, x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -107,6 +109,11 @@ class Predictor(Shown):
             return Uncertainty(torch.cat(means), joined, likelihood=self.problem.likelihood)
         again = None if isinstance(x, Iterator) else lambda: self.predict(x, covariance=True).covariances
         return Uncertainty(torch.cat(means), {}, joined, again, self.problem.likelihood)
+
+    def _usual(self) -> str:
+        likelihood = self.problem.likelihood
+        classes = likelihood.has_classes and likelihood.couples_outputs
+        return "all" if self.problem.sketch is None or not classes else "predicted"
 
     def _look(self, x: Any, look: Look, covariance: bool | None, generator: torch.Generator) -> Uncertainty:
         at_once = bool(covariance) or not self.sandwich.variances_alone
@@ -116,7 +123,7 @@ class Predictor(Shown):
             seen = look_at(look, self.problem.likelihood, inputs, outputs, self._answer, at_once, generator)
             return blank(seen, inputs)
 
-        found = join(each(self, x, work))
+        found = join(each(self, x, work, plain=True))
         later = None
         if not found.covariances and look.kind != "sketches" and not isinstance(x, Iterator):
             later = lambda: self._look(x, look, True, generator).covariances  # noqa: E731
@@ -129,8 +136,8 @@ class Predictor(Shown):
         problem = self.problem
         with torch.no_grad():
             shaped = problem.network.shaped(inputs, where).to(problem.dtype)
-        if shaped.shape[-1] != problem.width or (shaped.ndim > 2) != (problem.units is not None):
-            positions = "" if problem.units is None else "positions, "
+        if shaped.shape[-1] != problem.width or (shaped.ndim > 2) != problem.dense:
+            positions = "positions, " if problem.dense else ""
             raise ShapeError(
                 f"expected outputs of shape (n, {positions}{problem.width}) as in training, got {tuple(shaped.shape)} "
                 f"in {where}."
@@ -160,7 +167,7 @@ class Predictor(Shown):
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
         problem = self.problem
         check_finite(outputs, "outputs of the model", where)
-        if problem.units is None and outputs.shape[1] != problem.k:
+        if not problem.dense and problem.sketch is None and outputs.shape[1] != problem.k:
             raise ShapeError(f"expected {problem.k} outputs as in training, got {outputs.shape[1]} in {where}.")
         if not self.weighing.recenter:
             return outputs
@@ -188,7 +195,7 @@ class Predictor(Shown):
         p = self.problem
         noise = float(self.sigma.diagonal().mean().sqrt())
         return (
-            f"{type(self).__name__}({count(p.n, 'training example')}, {count(p.k, 'output')}, "
+            f"{type(self).__name__}({count(p.n, 'training example')}, {count(p.width, 'output')}, "
             f"{count(p.selection.size, 'parameter')}; "
             f"{p.likelihood.name}, ridge {self.ridge:.4g}, noise {noise:.3g}, "
             f"degrees of freedom {self.degrees_of_freedom:.4g})"

@@ -65,6 +65,7 @@ class Likelihood(ABC):
         """A root R (n, k, q) of the loss's Hessian in the outputs, L = R R^T; `None` means the identity."""
         return None
 
+<<<<<<< ours
     def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """Residuals (n, k) after the outputs moved by `change`: to first order, where a likelihood knows no better.
 
@@ -77,6 +78,17 @@ class Likelihood(ABC):
         if roots is None:
             return residuals - change
         return residuals - torch.einsum("nkq,njq,nj->nk", roots, roots, change)
+=======
+    def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(n, q) squared lengths of the columns of the Hessian's root R."""
+        root = self.hessian_root(outputs, targets)
+        return torch.ones_like(outputs) if root is None else root.square().sum(1)
+
+    def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
+        """R v for vectors (n, q, c). Where there are thousands of outputs, a likelihood does this without forming R."""
+        root = self.hessian_root(outputs, targets)
+        return vectors if root is None else root @ vectors
+>>>>>>> theirs
 
     def counted(self, targets: Tensor) -> Tensor | None:
         """(n,) which examples the loss counts, where it leaves some out; `None` for all."""
@@ -100,6 +112,16 @@ class Likelihood(ABC):
         if roots is None:
             roots = torch.eye(residuals.shape[1], dtype=residuals.dtype, device=residuals.device).unsqueeze(0)
         return Noise((roots @ roots.transpose(1, 2)).mean(0), roots)
+
+    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
+        """How many times L_i the covariance of the residuals is, where not all outputs are looked at.
+
+        Args:
+            squares: sum of squares of all residuals.
+            numbers: how many residuals these are.
+            degrees_of_freedom: what the fit used up; `None` for maximum likelihood.
+        """
+        return 1.0
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """(m, k) probabilities of the classes, where there are classes."""

@@ -13,7 +13,7 @@ from whence.errors import ShapeError, TargetError
 
 from .base import Likelihood, Noise
 from .categorical import class_weights
-from .dispersion import Dispersion, check_dispersion, dispersed
+from .dispersion import Dispersion, check_dispersion, check_unsketched, dispersed
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,16 @@ class Bernoulli(Likelihood):
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The square root of (c y + 1 - y) p (1 - p), on the diagonal."""
+        return self.root_sizes(outputs, targets).sqrt().diag_embed()
+
+    def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(c y + 1 - y) p (1 - p)."""
         size = self._positive(outputs) * targets + 1.0 - targets
-        return (size * outputs.sigmoid() * (-outputs).sigmoid()).sqrt().diag_embed()
+        return size * outputs.sigmoid() * (-outputs).sigmoid()
+
+    def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
+        """A number for each output."""
+        return self.root_sizes(outputs, targets).sqrt().unsqueeze(2) * vectors
 
     def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """R + s (p - p') with s = c y + 1 - y and the probabilities p' of the new outputs."""
@@ -99,6 +107,11 @@ class Bernoulli(Likelihood):
         terms = (residuals / torch.diagonal(roots, dim1=1, dim2=2)).square()
         statistic = torch.where(residuals == 0, 0.0, terms).sum()
         return dispersed(self.dispersion, roots, statistic, residuals.numel(), degrees_of_freedom)
+
+    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
+        """One: Pearson's dispersion needs all residuals."""
+        check_unsketched(self.dispersion)
+        return 1.0
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """sigmoid(f)."""

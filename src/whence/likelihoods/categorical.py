@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from whence.errors import InputError, ShapeError, TargetError
 
 from .base import Likelihood, Noise
-from .dispersion import Dispersion, check_dispersion, dispersed
+from .dispersion import Dispersion, check_dispersion, check_unsketched, dispersed
 
 NEAR_ONE = 1e-4
 """Probabilities may miss a sum of one by this much, or by the precision of their dtype."""
@@ -95,11 +95,25 @@ class Categorical(Likelihood):
         roots = p.sqrt()
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
+<<<<<<< ours
     def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """R + s (p - p') with the probabilities p' of the new outputs."""
         assert roots is not None
         p = outputs.softmax(1)
         return residuals + _size(roots, p).unsqueeze(1) * (p - (outputs + change).softmax(1))
+=======
+    def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """S p_j |e_j - p|^2."""
+        p = outputs.softmax(1)
+        squares = p.square().sum(1, keepdim=True)
+        return targets.sum(1, keepdim=True) * p * (1.0 - 2.0 * p + squares).clamp_min(0.0)
+
+    def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
+        """Sqrt(s) (sqrt(p) v - p sqrt(p)^T v)."""
+        p = outputs.softmax(1).unsqueeze(2)
+        moved = p.sqrt() * vectors
+        return targets.sum(1).sqrt().reshape(-1, 1, 1) * (moved - p * moved.sum(1, keepdim=True))
+>>>>>>> theirs
 
     def counted(self, targets: Tensor) -> Tensor | None:
         """Examples whose class is not ignored and has a weight above zero."""
@@ -119,6 +133,11 @@ class Categorical(Likelihood):
         terms = residuals.square() / (_size(roots, p).unsqueeze(1) * p)
         statistic = torch.where(residuals == 0, 0.0, terms).sum()
         return dispersed(self.dispersion, roots, statistic, len(p) * self.numbers(p.shape[1]), degrees_of_freedom)
+
+    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
+        """One: Pearson's dispersion needs all residuals."""
+        check_unsketched(self.dispersion)
+        return 1.0
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """softmax(f)."""

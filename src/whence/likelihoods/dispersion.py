@@ -22,6 +22,15 @@ def check_dispersion(given: str) -> None:
         )
 
 
+def check_unsketched(given: str) -> None:
+    """Raise where Pearson's estimate is asked for and not all outputs are looked at."""
+    if given == "pearson":
+        raise InputError(
+            "expected dispersion='fixed' where not all outputs are looked at, got 'pearson', which sums over the "
+            "residuals of all. Fit with outputs='all', or with dispersion='fixed'."
+        )
+
+
 def dispersed(
     kind: Dispersion, roots: Tensor, statistic: Tensor, numbers: int, degrees_of_freedom: float | None
 ) -> Noise:

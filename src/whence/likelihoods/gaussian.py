@@ -51,16 +51,25 @@ class Gaussian(Likelihood):
         The scale is the mean variance: with a prior of precision lambda / sigma^2 the posterior is sigma^2 F_lam^-1.
         """
         n, k = residuals.shape
-        left = n if degrees_of_freedom is None else n - degrees_of_freedom / k
-        if left <= 1e-9 * n:
-            raise InputError(
-                f"expected more numbers (n k = {n * k}) than effective degrees of freedom "
-                f"({degrees_of_freedom:.1f}) for noise='unbiased'. Raise the ridge, or use noise='mle'."
-            )
-        sigma = residuals.T @ residuals / left
+        sigma = residuals.T @ residuals / (_left(n * k, degrees_of_freedom) / k)
         values, vectors = torch.linalg.eigh(sigma)
         root = vectors * values.clamp_min(0.0).sqrt()
         return Noise(sigma, root.unsqueeze(0), float(sigma.diagonal().mean()))
+
+    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
+        """One variance for all outputs."""
+        return squares / _left(numbers, degrees_of_freedom)
+
+
+def _left(numbers: int, degrees_of_freedom: float | None) -> float:
+    """What is left of the numbers when the fit has used up its degrees of freedom."""
+    left = numbers - (degrees_of_freedom or 0.0)
+    if left <= 1e-9 * numbers:
+        raise InputError(
+            f"expected more numbers (n k = {numbers}) than effective degrees of freedom "
+            f"({degrees_of_freedom:.1f}) for noise='unbiased'. Raise the ridge, or use noise='mle'."
+        )
+    return left
 
 
 def one_hot(labels: Tensor, classes: int, *, on: float = 1.0, off: float = -1.0) -> Tensor:

@@ -14,6 +14,7 @@ from whence.errors import InputError
 from whence.likelihoods import Likelihood
 from whence.memory import Budget
 from whence.progress import Progress
+from whence.tangents.batches import Batches
 from whence.tangents.forward import Network
 from whence.tangents.linearization import Linearization
 from whence.tangents.select import Selection
@@ -44,10 +45,11 @@ class Given:
 
 def write_problem(draft: Draft, problem: Linearization) -> None:
     """Write it down."""
-    if problem.units is not None:
+    if problem.dense or not isinstance(problem.batches, Batches):
         raise InputError(
-            "expected a network that answers once an example to save its fit, got one that answers at "
-            f"{problem.units.positions} positions, which is not written yet. Fit again when it is needed."
+            "expected a fit that looks at all outputs of a network that answers once an example, got one "
+            + ("with several positions" if problem.dense else "of some mixtures of outputs")
+            + ", which is not written yet. Fit again when it is needed."
         )
     draft.note(
         n=problem.n,

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.errors import ShapeError
 from whence.likelihoods import Likelihood, Noise
 from whence.memory import Budget
 from whence.progress import Progress
 
-from .batches import Batch, Batches, Inputs, check_finite
+from .batches import Batch, Batches, Inputs
 from .forward import Network
 from .jacobian import CHUNK_BYTES, Jacobian
-from .losses import Rows, Units, join
+from .losses import Units
 from .select import Selection
+from .sketches import Sketch, SketchedBatches
 from .views import View
 
 CHUNK_SHARE = 0.05
@@ -36,11 +36,13 @@ class Linearization:
             (identity).
         sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
         units: the positions at which the network answers, where there are any.
+        sketch: what is known of the outputs, where not all are looked at: then k counts the mixtures of them that are,
+            in an orthonormal basis of each example's own.
     """
 
     network: Network
     selection: Selection
-    batches: Batches
+    batches: Batches | SketchedBatches
     likelihood: Likelihood
     outputs: Tensor
     residuals: Tensor
@@ -51,6 +53,7 @@ class Linearization:
     progress: Progress
     chunk_size: int | None
     units: Units | None = None
+    sketch: Sketch | None = None
 
     @property
     def n(self) -> int:
@@ -80,15 +83,24 @@ class Linearization:
     @property
     def width(self) -> int:
         """Number of outputs at each position: k, where there are none."""
+        if self.sketch is not None:
+            return self.sketch.width
         return self.k if self.units is None else self.units.width
 
     @property
     def counted_units(self) -> int:
         """Number of positions of training examples that count; of examples, where there are no positions."""
+        if self.sketch is not None:
+            return self.sketch.counted
         if self.units is None:
             return self.counted
         weights = self.units.weights
         return self.n * self.units.positions if weights is None else int((weights > 0).sum())
+
+    @property
+    def dense(self) -> bool:
+        """Whether the network answers at several positions of an example."""
+        return self.units is not None if self.sketch is None else self.sketch.dense
 
     def deletions(self, each: int) -> int:
         """How many are left out one after the other: examples (each is 1), their positions, or their outputs."""
@@ -125,13 +137,15 @@ class Linearization:
         if weights is None:
             return vectors
         inverse = torch.where(weights > 0, 1.0 / weights, 0.0)
-        return inverse.reshape(self.n, -1).repeat_interleave(self.width, dim=1) * vectors
+        return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
 
     def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The noise of the likelihood for weighted residuals (n, k): of each example, its weight times its noise.
 
         An example of weight w counts as a residual of variance 1 / w, as in weighted least squares.
         """
+        if self.sketch is not None:
+            return self._sketched_noise(residuals, degrees_of_freedom)
         if self.units is None:
             return self._noise(residuals, self.outputs, self.hessian_roots, self.sample_weights, degrees_of_freedom)
         k, weights = self.width, self.units.weights
@@ -139,6 +153,19 @@ class Linearization:
         flat = None if weights is None else weights.reshape(-1)
         found = self._noise(residuals.reshape(-1, k), self.outputs.reshape(-1, k), roots, flat, degrees_of_freedom)
         return Noise(found.covariance, self.units.join(found.roots), found.scale)
+
+    def _sketched_noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
+        """As of the likelihood, with one variance for all outputs in its covariance (1, 1)."""
+        assert self.hessian_roots is not None
+        numbers = self.counted_units * self.width
+        plain, roots = residuals, self.hessian_roots
+        if self.sample_weights is not None:
+            seen = self.sample_weights > 0
+            size = self.sample_weights[seen].sqrt().unsqueeze(1)
+            plain, roots = residuals[seen] / size, roots[seen] / size.unsqueeze(2)
+        scale = self.likelihood.noise_scale(float(plain.square().sum()), numbers, degrees_of_freedom)
+        mean = scale * roots.square().sum() / numbers
+        return Noise(mean.reshape(1, 1), scale**0.5 * self.hessian_roots, scale)
 
     def _noise(
         self,
@@ -159,59 +186,3 @@ class Linearization:
         each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
         each[seen] = size.reshape(-1, 1, 1) * found.roots
         return Noise(found.covariance, each, found.scale)
-
-
-def linearize(
-    network: Network,
-    selection: Selection,
-    batches: Batches,
-    likelihood: Likelihood,
-    *,
-    dtype: torch.dtype,
-    budget: Budget,
-    progress: Progress,
-    chunk_size: int | None,
-) -> Linearization:
-    """Run the network once over its training data and check everything on the way."""
-    rows: list[Rows] = []
-    shape = torch.Size()
-    for number, batch in enumerate(batches.read("outputs")):
-        where = f"batch {number}"
-        with torch.no_grad():
-            out = network.shaped(batch.inputs, where)
-        shape = out.shape[1:] if number == 0 else shape
-        if out.shape[1:] != shape:
-            raise ShapeError(
-                f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
-                "module that returns the same number of outputs for every batch; pad sequences to one length."
-            )
-        check_finite(out, "outputs of the model", where)
-        rows.append(Rows.of(likelihood, out.detach().to(dtype), batch, where))
-        held = sum(row.roots.numel() for row in rows if row.roots is not None) * rows[0].outputs.element_size()
-        budget.require(
-            2.0 * held,
-            f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
-            f"{_sizes(out.shape[1:])}",
-            "Use fewer training examples, or a larger max_memory.",
-        )
-    outputs, residuals, roots, weights, units = join(rows)
-    return Linearization(
-        network,
-        selection,
-        batches,
-        likelihood,
-        outputs,
-        residuals,
-        roots,
-        weights,
-        dtype,
-        budget,
-        progress,
-        chunk_size,
-        units,
-    )
-
-
-def _sizes(shape: torch.Size) -> str:
-    """(..., k) in words."""
-    return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")

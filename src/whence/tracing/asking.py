@@ -16,19 +16,21 @@ from whence.tangents.batches import Inputs, batch_size, check_finite, to_device,
 from whence.tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
 from whence.tangents.forward import Network
 from whence.tangents.loaders import length
+from whence.tangents.views import Picked
 
 from .fitted import Fitted
 
 T = TypeVar("T")
 
 
-def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T]) -> list[T]:
+def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: bool = False) -> list[T]:
     """Do something with every batch, checked and on the model's device.
 
     Args:
         fitted: whose model is asked.
         x: a batch as in training, or a loader or list of batches.
         work: gets a batch and words that name it.
+        plain: give the batch as it is. Else it is a view of the predicted classes where all outputs would be too many.
     """
     found = []
     with borrowed_model(fitted):
@@ -38,10 +40,25 @@ def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T]) -> list[T]:
             if batch_size(moved, where) == 0:
                 raise InputError(f"expected at least one input, got an empty {where}.")
             check_finite(moved, "inputs", where)
-            found.append(work(moved, where))
+            found.append(work(moved if plain else _viewed(fitted, moved), where))
     if not found:
         raise InputError("expected at least one batch to predict, got an empty loader.")
     return found
+
+
+def _viewed(fitted: Fitted, inputs: Inputs) -> Inputs:
+    """Inputs through which the outputs are looked at that predictions are told of by default, at all positions."""
+    problem = fitted.problem
+    if not problem.dense and problem.sketch is None:
+        return inputs
+    with torch.no_grad():
+        outputs = problem.network.shaped(inputs)
+    every = torch.arange(outputs[0].numel(), device=outputs.device).expand(len(outputs), -1)
+    likelihood = problem.likelihood
+    if not (likelihood.has_classes and likelihood.couples_outputs):
+        return Picked(inputs, every)
+    best = likelihood.predicted(outputs.reshape(-1, problem.width)).reshape(len(outputs), -1)
+    return Picked(inputs, every[:, :: problem.width] + best)
 
 
 @contextmanager

@@ -165,6 +165,11 @@ def read_change(
     if bool((counts < 0).any()):
         raise InputError("expected every example to be removed once at most, got one that is named twice in `remove`.")
     shift = torch.zeros_like(problem.residuals)
+    if relabel and (problem.dense or problem.sketch is not None):
+        raise InputError(
+            "expected a fit that looks at all outputs of a network that answers once an example for new labels, got "
+            "one with several positions, or of some mixtures of outputs. Change the labels in the data and fit again."
+        )
     for example, target in relabel.items():
         at = _position(example, problem.n)
         said = torch.as_tensor(target, device=problem.device)

@@ -40,18 +40,19 @@ class Terms:
 def terms_of(fitted: Fitted, inputs: Inputs) -> Iterator[tuple[slice, Terms]]:
     """Yield (which inputs, their terms) for as many inputs of a batch as memory allows at once."""
     problem = fitted.problem
-    row = 8 * problem.n * (problem.k + 3)
+    k = problem.seen(inputs)
+    row = 8 * problem.n * (k + 3)
     most = max(1, int(0.1 * problem.budget.limit) // row)
     size = batch_size(inputs, "this batch")
     for low in range(0, size, most):
         some = take(inputs, slice(low, min(low + most, size)))
         for where, chunks in fitted.bread.alignments(some):
-            yield slice(low + where.start, low + where.stop), _gather(fitted, chunks, where.stop - where.start)
+            yield slice(low + where.start, low + where.stop), _gather(fitted, chunks, where.stop - where.start, k)
 
 
-def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int) -> Terms:
+def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: int) -> Terms:
     problem = fitted.problem
-    n, k = problem.n, problem.k
+    n = problem.n
     ho, hec3, size = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
     pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
     noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]

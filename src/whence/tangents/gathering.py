@@ -1,0 +1,131 @@
+"""The first pass over the training data: what a network says about them, and what its loss makes of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whence.errors import ShapeError
+from whence.likelihoods import Likelihood
+from whence.memory import Budget
+from whence.progress import Progress
+
+from .batches import Batches, check_finite, take
+from .forward import Network
+from .linearization import Linearization
+from .losses import Rows, check_alike, join, plain_weights
+from .select import Selection
+from .sketches import COLUMNS, MANY, Sketch, SketchedBatches
+
+
+def linearize(
+    network: Network,
+    selection: Selection,
+    batches: Batches,
+    likelihood: Likelihood,
+    *,
+    dtype: torch.dtype,
+    budget: Budget,
+    progress: Progress,
+    chunk_size: int | None,
+    columns: int | None = None,
+    seed: int = 0,
+) -> Linearization:
+    """Run the network once over its training data and check everything on the way.
+
+    Args:
+        network: the model.
+        selection: its parameters that count.
+        batches: the training data.
+        likelihood: the loss.
+        dtype: of the algebra.
+        budget: memory that may be taken.
+        progress: how far it is.
+        chunk_size: examples whose tangents are held at once.
+        columns: of the Hessian's root that are looked at; `None` for all outputs, 0 to decide by their number.
+        seed: of what is random about these columns.
+    """
+    rest = (dtype, budget, progress, chunk_size)
+    if columns == 0:
+        columns = _enough(network, batches)
+    if columns is None:
+        outputs, residuals, roots, weights, units = join(_all_rows(network, batches, likelihood, dtype, budget))
+        return Linearization(network, selection, batches, likelihood, outputs, residuals, roots, weights, *rest, units)
+    sketched = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
+    seen = _Sketching(sketched)
+    return Linearization(network, selection, sketched, likelihood, *seen.joined(), *rest, None, seen.sketch)
+
+
+def _all_rows(
+    network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
+) -> list[Rows]:
+    """What the loss says about every batch, all outputs in sight."""
+    rows: list[Rows] = []
+    shape = torch.Size()
+    for number, batch in enumerate(batches.read("outputs")):
+        where = f"batch {number}"
+        with torch.no_grad():
+            out = network.shaped(batch.inputs, where)
+        shape = out.shape[1:] if number == 0 else shape
+        if out.shape[1:] != shape:
+            raise ShapeError(
+                f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
+                "module that returns the same number of outputs for every batch. Sequences of several lengths are "
+                "padded to one, or seen through so many mixtures of their outputs: fit(..., outputs=16)."
+            )
+        check_finite(out, "outputs of the model", where)
+        rows.append(Rows.of(likelihood, out.detach().to(dtype), batch, where))
+        held = sum(row.roots.numel() for row in rows if row.roots is not None) * rows[0].outputs.element_size()
+        budget.require(
+            2.0 * held,
+            f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
+            f"{_sizes(out.shape[1:])}",
+            "Look at a few mixtures of the outputs, for example outputs=16, use fewer training examples, or a larger "
+            "max_memory.",
+        )
+    return rows
+
+
+def _enough(network: Network, batches: Batches) -> int | None:
+    """All outputs where they are few, and a fixed number of columns where they are many."""
+    first = next(batches.read(None))
+    with torch.no_grad():
+        shape = network.shaped(take(first.inputs, slice(0, 1)), "batch 0").shape[1:]
+    if shape.numel() <= MANY:
+        return None
+    batches.notes.append(
+        f"of {_sizes(shape)}, {COLUMNS} columns of the loss's Hessian were looked at in each training example, half of "
+        "them the largest and half of them random mixtures of the rest, and the residual; outputs='all' looks at all"
+    )
+    return COLUMNS
+
+
+class _Sketching:
+    """One pass over sketched batches."""
+
+    def __init__(self, batches: SketchedBatches) -> None:
+        self.parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        given: list[bool] = []
+        counted, shape = 0, torch.Size()
+        for batch, here, reduced in batches.reduced("outputs"):
+            shape = here if not self.parts else shape
+            if here[-1] != shape[-1] or len(here) != len(shape):
+                raise ShapeError(
+                    f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
+                    "the model in a module that returns the same number of outputs for every batch."
+                )
+            self.parts.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights))
+            given.append(batch.weights is not None)
+            counted += reduced.counted
+        check_alike(given)
+        self.sketch = Sketch(batches.columns, shape[-1], len(shape) > 1, counted)
+
+    def joined(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Outputs, residuals, roots and weights of all examples."""
+        outputs, residuals, roots, weights = zip(*self.parts, strict=True)
+        return torch.cat(outputs), torch.cat(residuals), torch.cat(roots), plain_weights(weights)
+
+
+def _sizes(shape: torch.Size) -> str:
+    """(..., k) in words."""
+    return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
