@@ -65,7 +65,6 @@ class Likelihood(ABC):
         """A root R (n, k, q) of the loss's Hessian in the outputs, L = R R^T; `None` means the identity."""
         return None
 
-<<<<<<< ours
     def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """Residuals (n, k) after the outputs moved by `change`: to first order, where a likelihood knows no better.
 
@@ -78,7 +77,7 @@ class Likelihood(ABC):
         if roots is None:
             return residuals - change
         return residuals - torch.einsum("nkq,njq,nj->nk", roots, roots, change)
-=======
+
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(n, q) squared lengths of the columns of the Hessian's root R."""
         root = self.hessian_root(outputs, targets)
@@ -88,7 +87,6 @@ class Likelihood(ABC):
         """R v for vectors (n, q, c). Where there are thousands of outputs, a likelihood does this without forming R."""
         root = self.hessian_root(outputs, targets)
         return vectors if root is None else root @ vectors
->>>>>>> theirs
 
     def counted(self, targets: Tensor) -> Tensor | None:
         """(n,) which examples the loss counts, where it leaves some out; `None` for all."""

@@ -95,13 +95,12 @@ class Categorical(Likelihood):
         roots = p.sqrt()
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
-<<<<<<< ours
     def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """R + s (p - p') with the probabilities p' of the new outputs."""
         assert roots is not None
         p = outputs.softmax(1)
         return residuals + _size(roots, p).unsqueeze(1) * (p - (outputs + change).softmax(1))
-=======
+
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """S p_j |e_j - p|^2."""
         p = outputs.softmax(1)
@@ -113,7 +112,6 @@ class Categorical(Likelihood):
         p = outputs.softmax(1).unsqueeze(2)
         moved = p.sqrt() * vectors
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (moved - p * moved.sum(1, keepdim=True))
->>>>>>> theirs
 
     def counted(self, targets: Tensor) -> Tensor | None:
         """Examples whose class is not ignored and has a weight above zero."""
