@@ -83,3 +83,8 @@ def test_a_wrong_number_is_noticed() -> None:
         same_words("ratio 2.07", "    Ratio 2.07")
     with pytest.raises(AssertionError):
         same_words("ratio 2.07 more", "    ratio 2.07")
+
+
+def test_every_page_has_its_place_in_the_site() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert [page.name for page in PAGES if str(page.relative_to(DOCS)) not in nav] == []
