@@ -244,7 +244,11 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
-    for wanted in ("60 rows, 1 columns used", "y: classification, 2 classes", "held-out rows, never trained on"):
+    for wanted in (
+        "60 rows; columns used: 1 number",
+        "y: classification, 2 classes",
+        "rows, never trained on",
+    ):
         assert wanted in words
     for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Training labels to check first", "r.html"):
         assert wanted in words

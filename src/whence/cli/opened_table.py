@@ -17,7 +17,7 @@ from whence.tabular.scores import Score
 
 from .output import figure, percent
 from .table_output import ADVICE
-from .table_results import shown
+from .table_results import rows_of, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -118,8 +118,8 @@ class OpenedTable:
             out,
             test,
             names=list(target.classes) or [target.name],
-            table=shown(model, self.table, "row"),
-            ids=[f"row {row}" for row in self.table.rows],
+            table=shown(model, self.table),
+            ids=(rows_of(self.table), [f"training row {row}" for row in self.kept.training_rows]),
             title=f"{target.name}: how uncertain are predictions, and why?",
             about=[f"{len(self.table):,} rows of {self.name}."],
         )

@@ -12,13 +12,13 @@ from whence.progress import Progress
 from whence.tabular import saved
 from whence.tabular.reading import read_table
 from whence.tabular.results import Results
-from whence.tabular.study import Options, Study, study
+from whence.tabular.study import Options, Study, prepare, study
 
 from . import options as shared
 from .demo import check_parent
 from .leaving import guarded, stop
 from .output import Output
-from .table_output import summary, tell
+from .table_output import about_data, about_results, tell_data, tell_results
 from .table_results import suspicion, trace, write_csv, write_report
 
 
@@ -79,11 +79,14 @@ def table(
         width=width,
         seed=seed,
     )
-    done = study(read, chosen, progress, show=not quiet)
+    ready = prepare(read, chosen)
+    content = about_data(data, ready)
+    tell_data(output, content)
+    done = study(ready, chosen, progress, show=not quiet)
     results = trace(done, verdicts)
-    content = _write(data, done, results, {"csv": csv_path, "report": report_path, "saved": save})
+    content.update(_write(data, done, results, {"csv": csv_path, "report": report_path, "saved": save}))
     content["seconds"] = round(time.perf_counter() - began, 1)
-    tell(output, content)
+    tell_results(output, content)
     output.finish(content)
 
 
@@ -103,7 +106,7 @@ def _write(data: Path, done: Study, results: Results, files: dict[str, Path | No
     write_csv(files["csv"], results.frame(done.parts.names(len(done.table)), doubts))
     if files["report"] is not None:
         write_report(files["report"], done, data.name)
-    content = summary(data, done, results, doubts)
+    content = about_results(done, results, doubts)
     if files["saved"] is not None:
         saved.save(done, files["saved"], {"data": data.name, **_kept(content)})
     return {**content, "files": files}
@@ -111,4 +114,4 @@ def _write(data: Path, done: Study, results: Results, files: dict[str, Path | No
 
 def _kept(content: dict[str, Any]) -> dict[str, Any]:
     """What is saved of the summary."""
-    return {name: content[name] for name in ("rows", "network", "scores")}
+    return {name: content[name] for name in ("network", "scores")}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from whence.tabular.results import Results
-from whence.tabular.study import Study
+from whence.tabular.study import Prepared, Study
 
 from .output import Output, figure, percent
 
@@ -21,15 +21,28 @@ ADVICE = {
 SUSPECTS = 5
 
 
-def summary(data: Path, done: Study, results: Results, doubts: Any) -> dict[str, Any]:
-    """Everything that is said, as it goes into JSON."""
-    model, parts, tracer = done.model, done.parts, done.tracer
+def about_data(data: Path, ready: Prepared) -> dict[str, Any]:
+    """What is known before the training, as it goes into JSON."""
+    model, parts = ready.model, ready.parts
     return {
         "data": data,
-        "rows": {"file": done.table.total, "used": len(done.table), "train": len(parts.train), "test": len(parts.test)},
+        "rows": {
+            "file": ready.table.total,
+            "used": len(ready.table),
+            "train": len(parts.train),
+            "test": len(parts.test),
+        },
         "target": {"name": model.target.name, "task": model.target.task, "classes": model.target.classes},
         "columns": [{"name": one.name, "kind": one.kind, "words": one.words()} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.left],
+        "notes": ready.notes,
+    }
+
+
+def about_results(done: Study, results: Results, doubts: Any) -> dict[str, Any]:
+    """What is known after it."""
+    model, parts, tracer = done.model, done.parts, done.tracer
+    return {
         "network": {
             "inputs": len(model.inputs),
             "width": model.width,
@@ -47,13 +60,11 @@ def summary(data: Path, done: Study, results: Results, doubts: Any) -> dict[str,
         "scores": {one.name: {"value": one.value, "words": one.words} for one in results.scores(parts.test)},
         "verdicts": {"held_out": _count(results, parts.test), "all": _count(results, numpy.arange(len(done.table)))},
         "suspects": _suspects(done, results, doubts),
-        "notes": done.notes,
     }
 
 
-def tell(output: Output, content: dict[str, Any]) -> None:
-    """The same for people."""
-    _tell_data(output, content)
+def tell_results(output: Output, content: dict[str, Any]) -> None:
+    """What the network found, for people."""
     _tell_fit(output, content)
     rows = content["rows"]
     output.head(f"On {rows['test']:,} held-out rows, never trained on")
@@ -79,18 +90,19 @@ def tell(output: Output, content: dict[str, Any]) -> None:
     output.fact("Time", f"{content['seconds']:.0f} s")
 
 
-def _tell_data(output: Output, content: dict[str, Any]) -> None:
+def tell_data(output: Output, content: dict[str, Any]) -> None:
+    """What was found in the file, for people."""
     rows, target = content["rows"], content["target"]
     kinds: dict[str, int] = {}
     for column in content["columns"]:
         kinds[column["kind"]] = kinds.get(column["kind"], 0) + 1
-    spoken = {"number": "numbers", "category": "categories", "date": "dates"}
-    listed = ", ".join(f"{count} {spoken[kind]}" for kind, count in kinds.items())
-    output.fact("Data", f"{rows['used']:,} rows, {len(content['columns'])} columns used ({listed})")
+    many = {"number": "numbers", "category": "categories", "date": "dates"}
+    listed = ", ".join(f"{count} {many[kind] if count > 1 else kind}" for kind, count in kinds.items())
+    output.fact("Data", f"{rows['used']:,} rows; columns used: {listed}")
     for left in content["left_out"]:
         output.fact("", f"left out {left['name']!r}: {left['reason']}")
-    many = f", {len(target['classes'])} classes" if target["classes"] else ""
-    output.fact("Target", f"{target['name']}: {target['task']}{many}")
+    classes = f", {len(target['classes'])} classes" if target["classes"] else ""
+    output.fact("Target", f"{target['name']}: {target['task']}{classes}")
     for note in content["notes"]:
         output.fact("Note", note)
 

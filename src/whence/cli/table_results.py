@@ -21,6 +21,9 @@ from .options import Verdicts
 if TYPE_CHECKING:
     import pandas
 
+TRACED = 500
+"""Predictions that a report traces to training rows where tracing all would take long."""
+
 
 def trace(done: Study, verdicts: Verdicts) -> Results:
     """Predict all rows, and explain those that get a verdict."""
@@ -54,37 +57,36 @@ def write_csv(path: Path, frame: pandas.DataFrame) -> None:
 
 def write_report(path: Path, done: Study, name: str) -> None:
     """Write the report on the held-out rows."""
-    parts, target = done.parts, done.model.target
+    parts, model, target = done.parts, done.model, done.model.target
     tested = parts.test
     values = torch.as_tensor(done.values[tested])
     inputs = done.inputs[torch.as_tensor(tested)]
     labels = values.long() if target.outputs > 1 else values.to(inputs.dtype).unsqueeze(1)
     train, test = done.table.take(parts.train), done.table.take(tested)
+    everything = affordable(tested, tested[:0], len(parts.train), target.outputs, model.weights)
     done.tracer.report(
         path,
         (inputs, labels),
         names=list(target.classes) or [target.name],
-        table=(shown(done.model, test, "row"), shown(done.model, train, "training row")),
-        ids=[f"row {row}" for row in test.rows],
+        table=(shown(model, test), shown(model, train)),
+        ids=(rows_of(test), rows_of(train)),
         title=f"{target.name}: how uncertain are predictions, and why?",
         about=[
             f"{len(tested):,} rows of {name} that the network was not trained on. Rows are counted from 1, below the "
-            "names of the columns. Training examples have numbers of their own; their row is in their table."
+            "names of the columns."
         ],
+        traced=max(len(everything), TRACED),
     )
 
 
-def shown(model: TableModel, table: Table, number: str) -> dict[str, Any]:
-    """The rows for people: their numbers, identifiers and the columns that are used.
+def rows_of(table: Table) -> list[str]:
+    """What the rows are called."""
+    return [f"row {row}" for row in table.rows]
 
-    Args:
-        model: of the table.
-        table: the rows.
-        number: what to call the number of the row. Test and training rows call it differently, since the numbers of
-            one are not to be compared with those of the other.
-    """
-    columns: dict[str, Any] = {number: table.rows}
-    columns.update({name: table.columns[name] for name in model.identifiers if name in table.columns})
+
+def shown(model: TableModel, table: Table) -> dict[str, Any]:
+    """The columns that are used, for people."""
+    columns: dict[str, Any] = {}
     for column in model.columns:
         cells = table.columns[column.name]
         columns[column.name] = _numbers(column, cells) if isinstance(column, Number) else _words(column, cells)

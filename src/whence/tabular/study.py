@@ -55,46 +55,54 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Study:
-    """A traced network, with the table it came from.
+class Prepared:
+    """A table whose columns are settled.
 
     Attributes:
         table: all rows.
         model: how rows become inputs.
-        parts: which rows trained it.
-        inputs: (m, inputs) all rows, encoded.
-        values: (m,) all targets.
-        trained: how the training went.
-        tracer: the fit.
-        structure: of the curvature.
-        recentered: whether the fit took the last step to the optimum itself.
+        parts: which rows train.
+        values: (m,) all targets, NaN where there is none.
         notes: what was guessed, left out or repaired.
     """
 
     table: Table
     model: TableModel
     parts: Parts
-    inputs: Tensor
     values: Any
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Study(Prepared):
+    """A traced network, with the table it came from.
+
+    Attributes:
+        inputs: (m, inputs) all rows, encoded.
+        trained: how the training went.
+        tracer: the fit.
+        structure: of the curvature.
+        recentered: whether the fit took the last step to the optimum itself.
+    """
+
+    inputs: Tensor
     trained: Trained
     tracer: Tracer
     structure: str
     recentered: bool
-    notes: tuple[str, ...]
 
 
-def study(table: Table, options: Options, progress: Progress, show: bool) -> Study:
-    """Settle the columns, train, fit.
+def study(ready: Prepared, options: Options, progress: Progress, show: bool) -> Study:
+    """Train and fit.
 
     Args:
-        table: as it was read.
+        ready: a table whose columns are settled.
         options: what the user chose.
         progress: shows how far along the training is.
         show: whether the fit shows how far along it is.
     """
-    notes = list(table.notes)
-    model, parts, values = prepare(table, options, notes)
-    inputs = model.encode(table)
+    model, parts, values = ready.model, ready.parts, ready.values
+    inputs = model.encode(ready.table)
     trained, network = _train(model, parts, inputs, values, options.seed, progress)
     loader = training_data(model, inputs[parts.train], values[parts.train])
     structure = options.structure or choose_structure(len(parts.train), model.target.outputs, model.weights)
@@ -114,12 +122,12 @@ def study(table: Table, options: Options, progress: Progress, show: bool) -> Stu
     recentered = float(tracer.diagnostics["Newton change"]) > FAR_FROM_OPTIMUM
     if recentered:
         tracer = fitted(recenter=True)
-    return Study(table, model, parts, inputs, values, trained, tracer, structure, recentered, tuple(notes))
+    return Study(ready.table, model, parts, values, ready.notes, inputs, trained, tracer, structure, recentered)
 
 
-def prepare(table: Table, options: Options, notes: list[str]) -> tuple[TableModel, Parts, Any]:
+def prepare(table: Table, options: Options) -> Prepared:
     """Target, parts and columns: everything before the training, and all that can be wrong with a table."""
-    names = list(table.columns)
+    names, notes = list(table.columns), list(table.notes)
     name = find_column(options.target, names)
     ignored = {find_column(one, names) for one in options.ignore}
     check_enough(int((~missing(table.columns[name])).sum()), name)
@@ -143,7 +151,7 @@ def prepare(table: Table, options: Options, notes: list[str]) -> tuple[TableMode
         raise InputError(f"expected columns to predict {name!r} from, got none that can be used ({reasons}).")
     inputs = sum(len(column.inputs) for column in columns)
     width = options.width or choose_width(inputs, target.outputs)
-    return TableModel(columns, left, target, width), parts, values
+    return Prepared(table, TableModel(columns, left, target, width), parts, values, tuple(notes))
 
 
 def _train(
