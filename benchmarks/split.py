@@ -27,17 +27,15 @@ SEED = 20_000
 def settings() -> list[tuple[Problem, int | None, int]]:
     """(problem, neighbours, draws)."""
     found: list[tuple[Problem, int | None, int]] = []
-    for n in (50, 200, 500):
-        for inputs in (1, 5):
-            found += [(Linear(name, n, inputs), None, 50 if n < 500 else 20) for name in ("noise", "design", "both")]
-    found += [(Linear(name, 200, 10), None, 50) for name in ("noise", "design", "both")]
-    found += [(Linear(name, 200, 1, ridge=20.0), None, 50) for name in ("noise", "design", "both")]
-    found += [(Linear("rough", 200, inputs), None, 50) for inputs in (1, 5)]
-    for inputs in (1, 5):
-        for count in (1, 4, 16):
-            found += [(Linear(name, 200, inputs), count, 50) for name in ("noise", "design", "both")]
-    found += [(Classes(name, 300), None, 50) for name in ("noise", "design", "both")]
-    found += [(SmallNetwork(name, 200), None, 50) for name in ("noise", "design", "both")]
+    three = ("noise", "design", "both")
+    for n, inputs, draws in ((50, 1, 40), (200, 1, 40), (50, 5, 40), (200, 5, 40), (500, 5, 15), (200, 10, 40)):
+        found += [(Linear(name, n, inputs), None, draws) for name in three]
+    found += [(Linear("both", 200, 1, ridge=20.0), None, 40)]
+    found += [(Linear("rough", 200, inputs), None, 40) for inputs in (1, 5)]
+    found += [(Classes(name, 300), None, 40) for name in three]
+    found += [(SmallNetwork(name, 200), None, 40) for name in three]
+    for inputs, count in ((1, 1), (1, 4), (1, 16), (5, 1), (5, 4), (5, 16)):
+        found += [(Linear(name, 200, inputs), count, 40) for name in three]
     return found
 
 

@@ -71,20 +71,28 @@ def test_kriging_is_what_fits_without_the_example_predict(generator: torch.Gener
     seen = values[anchors].numpy()
     within = distances[:, anchors].numpy()
     unit = float(np.sort(within[within > 0])[(np.count_nonzero(within) - 1) // 2])
+    sizes = np.empty(14)
+    for example in range(14):
+        others = [a for a in range(7) if int(anchors[a]) != example]  # fewer than twenty: all of them
+        squares = (seen**2).sum(1)
+        sizes[example] = np.sqrt(
+            (squares[sorted(others, key=lambda a: float(distances[a, example]))[:6]].sum() / squares.mean() + 1) / 7
+        )
     for output, (length, nugget) in enumerate(zip(found.lengths, found.nuggets, strict=True)):
         if nugget == 1e9:
             assert not bool(found.weights[output].any())
             continue
-        kernel = np.exp(-within / (length * unit))
-        whole = np.linalg.inv(kernel + nugget * np.eye(7))
-        scale = seen[:, output] @ whole @ seen[:, output] / 7
+        kernel = np.exp(-within / (length * unit)) + nugget * np.diag(sizes[anchors] ** 2)
+        scale = seen[:, output] @ np.linalg.solve(kernel, seen[:, output]) / 7
         predicted = found.weights[output].numpy() @ seen[:, output]
         for example in range(14):
             kept = [a for a in range(7) if int(anchors[a]) != example]
             cross = np.exp(-distances[kept, example].numpy() / (length * unit))
-            solved = np.linalg.solve(kernel[np.ix_(kept, kept)] + nugget * np.eye(len(kept)), cross)
+            solved = np.linalg.solve(kernel[np.ix_(kept, kept)], cross)
             np.testing.assert_allclose(predicted[example], solved @ seen[kept, output], rtol=1e-6, atol=1e-9)
-            np.testing.assert_allclose(found.doubt[example, output], scale * (1 - solved @ cross), rtol=1e-5, atol=1e-9)
+            unknown, size = 1 - solved @ cross, sizes[example] ** 2
+            most = size * (seen[:, output] ** 2).mean() / (unknown + nugget * size)
+            np.testing.assert_allclose(found.doubt[example, output], min(scale, most) * unknown, rtol=1e-5, atol=1e-9)
     assert found.nuggets[0] < 1  # the first output is smooth
 
 
