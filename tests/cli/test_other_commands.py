@@ -238,3 +238,11 @@ def test_fault_of_whence_is_told_as_such(tmp_path: Path) -> None:
     result = call("fit", path, "-q")
     assert result.exit_code == FAILED
     assert "a fault of whence" in " ".join(result.output.split())
+
+
+def test_report_without_anything_to_be_about_is_refused_before_the_fit(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(SPEC.replace("def test_loader", "def other_loader"))
+    result = call("fit", spec, "--out", tmp_path / "report.html", "-q")
+    assert result.exit_code == UNUSABLE
+    assert "to define test_loader()" in " ".join(result.output.split())
+    assert call("fit", spec, "--save", tmp_path, "-q").exit_code == UNUSABLE  # it holds something else

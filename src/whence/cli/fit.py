@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 import whence
-from whence.tabular.saved import FIT, replacing_folder
+from whence.tabular.saved import FIT, check_folder, replacing_folder
 
 from . import options as shared
 from .demo import check_parent
-from .leaving import guarded
+from .leaving import guarded, stop
 from .output import Output, figure, plain
 from .spec_files import SpecFile
 
@@ -52,6 +52,10 @@ def fit(
     check_parent(out)
     output = Output(as_json)
     source = SpecFile(spec)
+    if out is not None and not source.has("test_loader"):
+        stop(f"expected {spec} to define test_loader(), which a report is about, got none. Define it, or drop --out.")
+    if save is not None:
+        check_folder(save, DESCRIPTION)
     chosen = source.options()
     given: dict[str, Any] = {
         "likelihood": likelihood,
