@@ -23,6 +23,7 @@ LAYERS = (
     ("cli",),
     ("plots", "tabular", "sklearn", "integrations"),
     ("whence",),
+    ("estimation",),
     ("tracer", "predictor", "api", "loading", "options"),
     ("persist", "report"),  # these below the tracer, which offers them as methods
     ("tracing",),

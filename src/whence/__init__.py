@@ -18,6 +18,7 @@ from .errors import (
     UnsupportedLayerError,
     WhenceError,
 )
+from .estimation import Estimate, estimate
 from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, one_hot
 from .loading import load
 from .results import Diagnostics, Finding, Uncertainty
@@ -37,6 +38,7 @@ __all__ = [
     "CorruptArtifactError",
     "Diagnostics",
     "Diagonal",
+    "Estimate",
     "Exact",
     "Explanation",
     "Finding",
@@ -67,6 +69,7 @@ __all__ = [
     "WhatIf",
     "WhenceError",
     "__version__",
+    "estimate",
     "fit",
     "load",
     "one_hot",

@@ -21,6 +21,9 @@ PROOF = 8
 PIECE_BYTES = {"cpu": 192 * 2**20, "cuda": 12 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
 
+PIECE_SHARE = 0.12
+"""The same as a share of the memory that may be taken: what is computed from a piece takes three or four times it."""
+
 Cotangents = Callable[[slice, int], Tensor]
 """From the place among the training examples and their number n to cotangents (c, n, k)."""
 
@@ -89,7 +92,8 @@ class LayerStream:
         """How many examples are handled at once for so many cotangents."""
         if self.problem.chunk_size is not None:
             return self.problem.chunk_size
-        limit = PIECE_BYTES["cuda" if self.problem.device.type == "cuda" else "cpu"]
+        most = PIECE_BYTES["cuda" if self.problem.device.type == "cuda" else "cpu"]
+        limit = min(most, PIECE_SHARE * self.problem.budget.limit)
         return max(1, int(limit // max(self.known.fixed + cotangents * self.known.each, 1)))
 
     def read(self, label: str, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, list[Tangent]]]:

@@ -18,6 +18,7 @@ from .basis import Basis
 from .corner import cut
 from .factors import gather_factors
 from .moments import Spectrum, Squares, gather_squares
+from .needs import require_factors, require_sums
 from .spectral import SpectralBread
 from .stream import LayerStream, working_precision
 from .turn import MeatFactors, leading
@@ -68,6 +69,7 @@ class EKFAC(Structure):
         stream, facts = open_stream(problem)
         whole, joint = self.basis == "gradients", self.meat == "joint"
         bases = eigenbases(stream, lam, self.tolerance, self.largest_exact, facts, whole=whole, joint=joint)[0]
+        require_sums(stream, bases)
         noise = noise_covariance(problem)
         if self.meat != "two_bases":
             return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
@@ -94,6 +96,7 @@ class KFAC(Structure):
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
         bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts)
+        require_sums(stream, bases)
         noise = noise_covariance(problem)
         measured = gather_squares(stream, bases, noise)
         curvature = [
@@ -118,6 +121,7 @@ class Diagonal(Structure):
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
         bases = [Basis(block) for block in stream.blocks]
+        require_sums(stream, bases)
         noise = noise_covariance(problem)
         facts.append("the curvature is taken as diagonal in the weights")
         return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
@@ -161,6 +165,7 @@ def eigenbases(
         whole: sum gradients over positions before they are counted.
         joint: add the factors of the residual-weighted gradients, scaled to the same trace.
     """
+    require_factors(stream, largest_exact, copies=2 if joint else 1)
     factors, weighted = gather_factors(stream, largest_exact, whole=whole, residual_weighted=joint)
     precision = working_precision(stream.problem)
     bases, products = [], []

@@ -1,0 +1,62 @@
+"""Memory of curvatures built layer by layer, told before it is taken.
+
+The numbers are those that fits of real processes were seen to take at their peak; `tests/test_estimate.py` compares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from whence.tangents.forms import Block
+
+from .basis import Basis
+from .stream import LayerStream, working_precision
+
+SUMS = 26.0
+"""Sums, weights and what is made on the way to them, in float64 numbers for each coordinate that is kept."""
+
+WHOLE = 5.0
+"""Scores and steps, in float64 numbers for each weight."""
+
+INSTEAD = (
+    "Use parameters='last_layer' or a list of layers, structure=whence.EKFAC(tolerance=0.1) or a core of fewer "
+    "coordinates, whence.Core(size=...), or a larger max_memory."
+)
+
+
+def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, float]:
+    """Bytes of all Kronecker factors, in float64, and of the largest one."""
+    each = []
+    for block in blocks:
+        shape = block.matrix_shape
+        if block.kind == "kronecker":
+            each += [shape[0] * shape[1] ** 2, shape[0] * shape[2] ** 2]
+        elif block.kind == "rows" or block.numel <= largest_exact:
+            each.append(shape[-1] ** 2)
+    return 8.0 * sum(each), 8.0 * max(each, default=0)
+
+
+def decomposition_bytes(blocks: Sequence[Block], largest_exact: int, copies: int = 1) -> float:
+    """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
+    total, largest = factor_bytes(blocks, largest_exact)
+    return (copies + 1.0) * total + 4.0 * largest
+
+
+def sums_bytes(kept: float, size: int, working: int) -> float:
+    """Everything of the size of the weights, for so many coordinates kept of so many weights."""
+    return (SUMS + 6.0 * (working == 8)) * 8.0 * kept + WHOLE * 8.0 * size
+
+
+def require_factors(stream: LayerStream, largest_exact: int, copies: int = 1) -> None:
+    """Raise when the factors and their eigenvectors do not fit."""
+    need = decomposition_bytes(stream.blocks, largest_exact, copies)
+    stream.problem.budget.require(need, f"the Kronecker factors of {len(stream.blocks)} blocks of parameters", INSTEAD)
+
+
+def require_sums(stream: LayerStream, bases: Sequence[Basis]) -> None:
+    """Raise when the sums in these bases do not fit."""
+    kept = sum(math.prod(basis.shape) for basis in bases)
+    working = working_precision(stream.problem).itemsize
+    need = sums_bytes(kept, stream.problem.selection.size, working)
+    stream.problem.budget.require(need, f"sums over {kept} coordinates", INSTEAD)

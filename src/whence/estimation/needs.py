@@ -1,0 +1,139 @@
+"""Memory of each structure, stage by stage: what is held at once, beside the model and the data."""
+
+from __future__ import annotations
+
+import math
+
+from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
+from whence.curvature.features import CACHE_SHARE
+from whence.curvature.kronecker.needs import decomposition_bytes, factor_bytes, sums_bytes
+from whence.curvature.kronecker.projected import primal_bytes
+from whence.curvature.primal import QR_SIZE
+
+from .sizes import Sizes
+
+Stages = dict[str, float]
+
+PIECES = 3.6
+"""What is computed from a piece of layers, in units of its size."""
+
+
+def examples_bytes(sizes: Sizes) -> float:
+    """Residuals, leverages and weights of the training examples."""
+    blocks = 8.0 if sizes.q else 3.5  # roots of Hessians and of the noise, leverage blocks, their inverses
+    return sizes.item * sizes.n * (12.0 * sizes.k + blocks * sizes.k * max(sizes.k, sizes.q))
+
+
+def layers_bytes(sizes: Sizes) -> float:
+    """A piece of a batch with the gradients of all its layers."""
+    return PIECES * sizes.piece * sizes.layers + sizes.piece * sizes.graph
+
+
+def rows_bytes(sizes: Sizes) -> float:
+    """A chunk of rows of the Jacobian, and the passes that make it."""
+    return (
+        sizes.chunk * sizes.k * sizes.d * (sizes.working + 2.0 * sizes.item)
+        + sizes.chunk * (1.0 + sizes.k) * sizes.graph
+    )
+
+
+def road_of(structure: Exact, sizes: Sizes) -> str:
+    """The road that "auto" takes."""
+    if structure.road != "auto":
+        return structure.road
+    return "primal" if sizes.d <= sizes.numbers else "dual"
+
+
+def core_size(structure: Core | Sketch, sizes: Sizes, limit: float) -> int:
+    """Features, at most."""
+    if isinstance(structure, Sketch):
+        return min(structure.size, sizes.d)
+    affordable = int((limit / primal_bytes(1)) ** 0.5)
+    return min(structure.size or min(structure.largest, affordable), sizes.d)
+
+
+def keeps_rows(rows: float, limit: float) -> bool:
+    """Whether rows of the training set stay in memory."""
+    return rows <= CACHE_SHARE * max(limit, 0.0)
+
+
+def stages_of(structure: Structure, sizes: Sizes, limit: float) -> tuple[Stages, bool]:
+    """Bytes of every stage, and whether they are an upper bound."""
+    if isinstance(structure, Exact):
+        road = road_of(structure, sizes)
+        if road == "matrix_free":
+            solves = 8.0 * sizes.chunk * sizes.k * sizes.d * sizes.item
+            return {"solves": solves + rows_bytes(sizes) + examples_bytes(sizes)}, False
+        return (_primal if road == "primal" else _dual)(sizes, limit), False
+    if isinstance(structure, (Core, Sketch)):
+        return _projected(structure, sizes, limit), isinstance(structure, Core)
+    return _spectral(structure, sizes), isinstance(structure, EKFAC) and structure.tolerance > 0
+
+
+def _primal(sizes: Sizes, limit: float) -> Stages:
+    square = float(sizes.d) ** 2 * sizes.item
+    rows = float(sizes.numbers) * sizes.d * sizes.item
+    kept = keeps_rows(rows, limit - 9.0 * square)
+    return dense(sizes.d, square, rows if kept else 0.0, sizes, rows_bytes(sizes))
+
+
+def dense(r: int, square: float, rows: float, sizes: Sizes, passing: float) -> Stages:
+    """Stages of the algebra on r features: `rows` bytes of them stay in memory, if any."""
+    tall = (sizes.n * (sizes.q or sizes.k) + r) * float(r) * sizes.item
+    factor = 2.6 * tall + 3.0 * square if rows and r <= QR_SIZE else 6.0 * square
+    examples = examples_bytes(sizes)
+    return {
+        "rows and curvature": rows + 2.0 * square + passing,
+        "factor": rows + factor,
+        "leverages and meats": rows + 7.0 * square + passing + examples,
+    }
+
+
+def _dual(sizes: Sizes, limit: float) -> Stages:
+    inner = float(sizes.n * max(sizes.k, sizes.q)) ** 2 * sizes.item
+    rows = float(sizes.numbers) * sizes.d * sizes.item
+    passing = rows_bytes(sizes)
+    kept = keeps_rows(rows, limit - 5.0 * inner)
+    assembling = 2.0 * rows if kept else 2.0 * 0.2 * limit
+    held = rows if kept else 0.0
+    return {
+        "rows and kernel": max(assembling, held + passing) + inner,
+        "factor and leverages": held + (10.5 if sizes.q else 5.0) * inner + examples_bytes(sizes),
+    }
+
+
+def _spectral(structure: Structure, sizes: Sizes) -> Stages:
+    passing, examples = layers_bytes(sizes), examples_bytes(sizes)
+    sums = sums_bytes(sizes.d, sizes.d, sizes.working)
+    if isinstance(structure, Diagonal):
+        return {"sums and weights": sums + passing + examples}
+    exact = structure.largest_exact if isinstance(structure, (EKFAC, KFAC)) else 0
+    copies = 2 if isinstance(structure, EKFAC) and structure.meat == "joint" else 1
+    bases = factor_bytes(sizes.blocks, exact)[0] * sizes.working / 8
+    if isinstance(structure, EKFAC) and structure.meat == "two_bases" and structure.corner is None:
+        bases, sums = 3.0 * bases, sums + 8.0 * 4 * sizes.d
+    return {
+        "factors": copies * factor_bytes(sizes.blocks, exact)[0] + passing,
+        "eigenvectors": decomposition_bytes(sizes.blocks, exact, copies),
+        "sums and weights": bases + sums + passing + examples,
+    }
+
+
+def _projected(structure: Core | Sketch, sizes: Sizes, limit: float) -> Stages:
+    r = core_size(structure, sizes, limit)
+    square = float(r) ** 2 * sizes.item
+    rows = float(sizes.numbers) * r * sizes.working
+    held = rows if keeps_rows(float(sizes.numbers) * r * sizes.item, limit) else 0.0
+    passing = layers_bytes(sizes) + 3.0 * sizes.piece * sizes.k * r * sizes.working
+    found: Stages = {}
+    if isinstance(structure, Core):
+        total = factor_bytes(sizes.blocks, structure.largest_exact)[0]
+        bases = total * sizes.working / 8
+        found = {
+            "factors": total + layers_bytes(sizes),
+            "eigenvectors": decomposition_bytes(sizes.blocks, structure.largest_exact),
+            "eigenvalues": bases + 10.0 * 8 * sizes.d + layers_bytes(sizes),
+        }
+    else:
+        bases = sum(math.sqrt(block.numel) for block in sizes.blocks) * math.sqrt(r) * sizes.working
+    return {**found, **{name: bases + size for name, size in dense(r, square, held, sizes, passing).items()}}
