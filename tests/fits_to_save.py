@@ -61,6 +61,26 @@ def classes(structure: str, likelihood: Any, **options: Any) -> Fit:
     return Fit(model, batches, inputs(4, seed=9), whence.fit(model, batches, likelihood, **settings))
 
 
+def many(structure: str, columns: int = 2, **options: Any) -> Fit:
+    """Six classes, seen through a few mixtures of them."""
+    model, batches = network(6), batches_of(inputs(), labels(6), 5)
+    settings = {"ridge": 0.4, "progress": False, "structure": STRUCTURES[structure], "outputs": columns, **options}
+    return Fit(model, batches, inputs(4, seed=9), whence.fit(model, batches, "categorical", **settings))
+
+
+def tokens(structure: str, **options: Any) -> Fit:
+    """Three positions an example, a class at each; some do not count."""
+    draw = torch.Generator().manual_seed(5)
+    model = network(3)
+    x = torch.randn(14, 3, 3, generator=draw, dtype=torch.float64)
+    y = torch.randint(0, 3, (14, 3), generator=draw)
+    y[2, 1] = y[5, 0] = -100
+    batches = batches_of(x, y, 5)
+    settings = {"ridge": 0.4, "progress": False, "structure": STRUCTURES[structure], **options}
+    test = torch.randn(4, 3, 3, generator=draw, dtype=torch.float64)
+    return Fit(model, batches, test, whence.fit(model, batches, "categorical", **settings))
+
+
 class Counts(whence.Likelihood):
     """Counts with rate exp(f): a likelihood of a user's own."""
 
@@ -78,7 +98,7 @@ class Counts(whence.Likelihood):
 
 IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "_meats", "_opened", "_capture", "prints"}
 """What a loaded fit may have otherwise: handles to the world, and what is computed when it is needed."""
-IGNORED |= {"_vectorized", "_batched_backward", "_way", "_proved", "_ways_to_rows", "chunk_bytes"}
+IGNORED |= {"_vectorized", "_batched_backward", "_way", "_proved", "_ways_to_rows", "chunk_bytes", "retarget"}
 
 
 def differences(one: Any, two: Any, where: str = "tracer", seen: set[int] | None = None) -> list[str]:

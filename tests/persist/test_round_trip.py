@@ -10,7 +10,7 @@ import torch
 
 import networks
 import whence
-from fits_to_save import READS_DATA, STRUCTURES, Counts, Fit, classes, differences, regression
+from fits_to_save import READS_DATA, STRUCTURES, Counts, Fit, classes, differences, many, regression, tokens
 from whence.api import LIKELIHOODS
 from whence.api import STRUCTURES as KNOWN
 from whence.persist.fitted import KINDS
@@ -146,6 +146,30 @@ def test_options(options: dict[str, Any], tmp_path: Path) -> None:
         if fit.tracer.ridge_path is not None:
             assert again.ridge_path is not None
             assert torch.equal(again.ridge_path.errors, fit.tracer.ridge_path.errors)
+
+
+@pytest.mark.parametrize("structure", ["primal", "dual", "core", "ekfac", "ekfac, two bases"])
+def test_mixtures_of_many_outputs(structure: str, tmp_path: Path) -> None:
+    for options in ({}, {"generator": torch.Generator().manual_seed(3)}):
+        fit = many(structure, **options)
+        again = reload(fit, tmp_path)
+        assert differences(fit.tracer, again) == []
+        for outputs in (None, "all", [0, 3]):
+            ours, theirs = (one.predict(fit.test, outputs=outputs) for one in (again, fit.tracer))
+            assert torch.equal(ours.hec3, theirs.hec3)
+            assert torch.equal(ours.mean, theirs.mean)
+
+
+@pytest.mark.parametrize("structure", ["primal", "dual", "ekfac"])
+@pytest.mark.parametrize("loo", ["example", "position"])
+def test_several_positions(structure: str, loo: str, tmp_path: Path) -> None:
+    fit = tokens(structure, loo=loo)
+    again = reload(fit, tmp_path)
+    assert differences(fit.tracer, again) == []
+    ours, theirs = again.predict(fit.test), fit.tracer.predict(fit.test)
+    assert theirs.hec3.shape == (4, 3, 3)
+    assert torch.equal(ours.hec3, theirs.hec3)
+    assert torch.equal(again.loo_residuals, fit.tracer.loo_residuals)
 
 
 def test_sample_weights(tmp_path: Path) -> None:

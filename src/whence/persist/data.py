@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from whence.errors import LoaderError
+from whence.likelihoods import Likelihood
 from whence.progress import Progress
 from whence.tangents.batches import Batch, Batches
+from whence.tangents.language import IGNORED, next_labels
+from whence.tangents.sketches import SketchedBatches
 
 from .record import Draft, Saved
 
@@ -53,15 +57,20 @@ def _others(got: str) -> LoaderError:
     )
 
 
-def write_data(draft: Draft, batches: Batches) -> None:
+def write_data(draft: Draft, batches: Batches | SketchedBatches) -> None:
     """Write marks of all batches down, by which the data are recognised; nothing of the data themselves."""
-    draft.note(positional=batches.positional, notes=batches.notes)
+    plain = batches.plain if isinstance(batches, SketchedBatches) else batches
+    draft.note(positional=plain.positional, notes=plain.notes, next_labels=plain.retarget is not None)
     draft.put("sizes", torch.tensor([len(one) for one in batches.prints], dtype=torch.int64))
     draft.put("marks", torch.tensor([mark for one in batches.prints for mark in one], dtype=torch.int64))
 
 
-def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress) -> Batches:
+def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
     """The batches of a loader, or none."""
+    retarget = None
+    if saved.flag("next_labels"):  # the model predicts the next token
+        ignored = getattr(likelihood, "ignore_index", IGNORED)
+        retarget = partial(next_labels, ignore_index=ignored)
     sizes = saved.tensor("sizes", saved.sizes("sizes", 1), torch.int64, torch.int64)
     marks = saved.tensor("marks", saved.sizes("marks", 1), torch.int64, torch.int64)
     notes, positional = saved.texts("notes"), saved.whole("positional", 1)
@@ -72,7 +81,7 @@ def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress) ->
             raise saved.wrong("sizes", f"{len(marks)} in all")
         prints = [tuple(part.tolist()) for part in marks.split(lengths)]
     if loader is None or saved.target.empty:
-        return Absent((), saved.target.device, progress, notes, prints, True, positional)
-    found = Recalled(loader, saved.target.device, progress, [], prints, True, positional)
+        return Absent((), saved.target.device, progress, notes, prints, True, positional, retarget)
+    found = Recalled(loader, saved.target.device, progress, [], prints, True, positional, retarget)
     found.notes = notes  # what was told about the loader at the fit
     return found

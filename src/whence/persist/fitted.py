@@ -74,6 +74,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
         policy=weighing.policy,
         recenter=weighing.recenter,
         by_output=weighing.by_output,
+        by_position=weighing.units is not None,
         guarded=fitted.left_out.guarded,
         noise_scale=fitted.noise_scale,
         relative=step.relative,
@@ -136,7 +137,8 @@ def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int])
     groups = read_groups(saved.part("groups"), n)
     policy: Any = saved.text("policy", "exact", "one_plus_q", "clip")
     recenter, by_output = saved.flag("recenter"), saved.flag("by_output")
-    weighing = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups)
+    units = problem.units if saved.flag("by_position") else None
+    weighing = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups, units)
     left_out = LeftOut(
         saved.algebra("hec2", n, k),
         saved.algebra("hec3", n, k),
@@ -151,6 +153,7 @@ def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int])
     roots = {"ho": saved.algebra("noise_roots", examples, k, q)}
     residuals = weighing.residuals(slice(0, n), step.change)
     meats = Meats({**roots, **weighing.roots_of(residuals, left_out)}, left_out.hec3, groups)
+    each = problem.width if problem.sketch is None else 1
     name = saved.text("structure", *KINDS)
     bread, sandwich = KINDS[name][2](saved.part("bread"), problem, meats, given)
     return {
@@ -161,7 +164,7 @@ def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int])
         "left_out": left_out,
         "step": step,
         "weighing": weighing,
-        "sigma": saved.algebra("sigma", k, k),
+        "sigma": saved.algebra("sigma", each, each),
         "noise_scale": saved.number("noise_scale", 0.0),
         "diagnostics": _diagnostics(saved, notes),
         "marks": marks,

@@ -18,9 +18,11 @@ from whence.tangents.batches import Batches
 from whence.tangents.forward import Network
 from whence.tangents.linearization import Linearization
 from whence.tangents.select import Selection
+from whence.tangents.sketches import SketchedBatches
 
 from .data import read_data, write_data
 from .likelihoods import read_likelihood, write_likelihood
+from .outputs import read_outputs, write_outputs
 from .record import Draft, Saved
 
 
@@ -45,12 +47,6 @@ class Given:
 
 def write_problem(draft: Draft, problem: Linearization) -> None:
     """Write it down."""
-    if problem.dense or not isinstance(problem.batches, Batches):
-        raise InputError(
-            "expected a fit that looks at all outputs of a network that answers once an example, got one "
-            + ("with several positions" if problem.dense else "of some mixtures of outputs")
-            + ", which is not written yet. Fit again when it is needed."
-        )
     draft.note(
         n=problem.n,
         k=problem.k,
@@ -60,6 +56,7 @@ def write_problem(draft: Draft, problem: Linearization) -> None:
     )
     write_likelihood(draft.part("likelihood"), problem.likelihood)
     write_data(draft.part("data"), problem.batches)
+    write_outputs(draft.part("seen"), problem)
     draft.put("outputs", problem.outputs)
     draft.put("residuals", problem.residuals)
     draft.put("hessian_roots", problem.hessian_roots)
@@ -72,6 +69,12 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
     network = Network(given.model)
     progress = Progress(given.progress)
     roots = weights = None
+    likelihood = read_likelihood(saved.part("likelihood"), given.likelihood)
+    plain = read_data(saved.part("data"), given.loader, progress, likelihood)
+    batches: Batches | SketchedBatches = plain
+    units, sketch, seed = read_outputs(saved.part("seen"), n, k)
+    if sketch is not None:
+        batches = SketchedBatches(plain, network, likelihood, sketch.columns, seed, saved.target.algebra)
     if saved.has("hessian_roots"):
         q = saved.sizes("hessian_roots", 3)[2]
         roots = saved.algebra("hessian_roots", n, k, q)
@@ -80,8 +83,8 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
     return Linearization(
         network=network,
         selection=read_selection(saved, given.model),
-        batches=read_data(saved.part("data"), given.loader, progress),
-        likelihood=read_likelihood(saved.part("likelihood"), given.likelihood),
+        batches=batches,
+        likelihood=likelihood,
         outputs=saved.algebra("outputs", n, k),
         residuals=saved.algebra("residuals", n, k),
         hessian_roots=roots,
@@ -90,6 +93,8 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
         budget=read_budget(saved, given, network.device),
         progress=progress,
         chunk_size=saved.whole("chunk_size") or None,
+        units=units,
+        sketch=sketch,
     )
 
 
