@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import networks
 import whence
@@ -170,6 +171,33 @@ def test_several_positions(structure: str, loo: str, tmp_path: Path) -> None:
     assert theirs.hec3.shape == (4, 3, 3)
     assert torch.equal(ours.hec3, theirs.hec3)
     assert torch.equal(again.loo_residuals, fit.tracer.loo_residuals)
+
+
+class NextToken(nn.Module):
+    """A tiny language model that tells its own loss, as Hugging Face's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.Embedding(4, 3), nn.Linear(3, 4)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.head(self.rows(tokens).tanh())
+        if labels is None:
+            return {"logits": logits}
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"logits": logits, "loss": loss}
+
+
+def test_labels_of_the_next_token(tmp_path: Path) -> None:
+    model = NextToken().double().eval()
+    tokens = torch.randint(0, 4, (8, 3))
+    batches = [{"tokens": part, "labels": part} for part in tokens.split(3)]
+    tracer = whence.fit(model, batches, "categorical", "ekfac", ridge=0.3, progress=False)
+    assert "the model predicts the next token" in str(tracer.diagnostics)
+    fit = Fit(model, batches, {"tokens": tokens[:2]}, tracer)
+    again = reload(fit, tmp_path)
+    assert torch.equal(next(again.problem.read("again")).targets, next(tracer.problem.read("again")).targets)
+    assert torch.equal(again.predict(fit.test).hec3, tracer.predict(fit.test).hec3)
 
 
 def test_sample_weights(tmp_path: Path) -> None:
