@@ -28,14 +28,14 @@ def settings() -> list[tuple[Problem, int | None, int]]:
     """(problem, neighbours, draws)."""
     found: list[tuple[Problem, int | None, int]] = []
     three = ("noise", "design", "both")
-    for n, inputs, draws in ((50, 1, 40), (200, 1, 40), (50, 5, 40), (200, 5, 40), (500, 5, 15), (200, 10, 40)):
+    for n, inputs, draws in ((50, 1, 100), (200, 1, 100), (50, 5, 100), (200, 5, 100), (500, 5, 40), (200, 10, 100)):
         found += [(Linear(name, n, inputs), None, draws) for name in three]
-    found += [(Linear("both", 200, 1, ridge=20.0), None, 40)]
-    found += [(Linear("rough", 200, inputs), None, 40) for inputs in (1, 5)]
-    found += [(Classes(name, 300), None, 40) for name in three]
-    found += [(SmallNetwork(name, 200), None, 40) for name in three]
+    found += [(Linear("both", 200, 1, ridge=20.0), None, 100)]
+    found += [(Linear("rough", 200, inputs), None, 100) for inputs in (1, 5)]
+    found += [(Classes(name, 300), None, 100) for name in three]
+    found += [(SmallNetwork(name, 200), None, 100) for name in three]
     for inputs, count in ((1, 1), (1, 4), (1, 16), (5, 1), (5, 4), (5, 16)):
-        found += [(Linear(name, 200, inputs), count, 40) for name in three]
+        found += [(Linear(name, 200, inputs), count, 100) for name in three]
     return found
 
 
