@@ -200,6 +200,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with mnist/ and fashion-mnist/")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
+    parser.add_argument("--structures", nargs="+", help="in place of each case's")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(UNSEEN))
     parser.add_argument("--n", type=int, help="training examples, in place of each case's")
     parser.add_argument("--epochs", type=int, help="in place of each case's")
@@ -210,7 +211,12 @@ def main() -> None:
     record = open_record(given.out, given.append, cleanlab=cleanlab_version, flipped=FLIPPED, folds=FOLDS)
     for name in given.cases:
         study = CASES[name]
-        study = replace(study, n=given.n or study.n, epochs=given.epochs or study.epochs)
+        study = replace(
+            study,
+            n=given.n or study.n,
+            epochs=given.epochs or study.epochs,
+            structures=tuple(given.structures or study.structures),
+        )
         split = read(name.partition(",")[0], given.data)
         for loss in given.losses:
             for seed in given.seeds:
