@@ -1,14 +1,14 @@
 """Train a network for a table, and leave it close to an optimum, since that is what its variances suppose.
 
-Weight decays are tried from strong to weak on a part of the training rows, each from the weights of the one before, and
-the loss on the others, the validation rows, chooses: the search stops once it rises. With the best one the network is
-trained on all training rows, by L-BFGS over whole passes, until the loss stands still. There is no stopping early
-within a weight decay: it alone keeps the network from learning noise, and so it must be judged at its optimum.
+Weight decays are tried on a part of the training rows, each from the same random weights, and the loss on the others,
+the validation rows, chooses. With the best one the network is trained on all training rows, by L-BFGS over whole
+passes, until the loss stands still. There is no stopping early within a weight decay: it alone keeps the network from
+learning noise, so that it is judged by where it leads in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,13 +23,16 @@ from whence.progress import Progress
 from .targets import Target
 
 DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
-"""Tried from strong to weak, until two in a row are worse."""
+"""From strong to weak."""
+
+MIDDLE = 4
+"""Where the search begins."""
 
 STEPS = 50
 """Of L-BFGS in a round, after which the loss is looked at."""
 
 ROUNDS = 6
-"""For each weight decay, at most."""
+"""For each weight decay, at most; as many again for the one that is chosen."""
 
 LAST_ROUNDS = 30
 """On all training rows, at most."""
@@ -37,9 +40,8 @@ LAST_ROUNDS = 30
 NEARLY_STILL, STILL = 1e-3, 5e-5
 """Relative changes of the loss in a round at which a trial, and the last training, end."""
 
-COLLAPSED = 0.98
-"""Share of the loss of a constant above which a network has learnt nothing: too strong a decay leads to zero weights,
-from where there is no way back."""
+AS_GOOD = 1.01
+"""Of validation losses closer than this the stronger decay is taken: its optimum is nearer."""
 
 
 @dataclass(frozen=True)
@@ -95,40 +97,66 @@ def train(
     inputs, values = data
     inside = (inputs[~validation], values[~validation])
     outside = (inputs[validation], values[validation])
-    nothing = constant_loss(target, inside[1])
-    tried: dict[float, float] = {}
-    best_weights: dict[str, Tensor] = {}
     start(network)
-    for decay in progress.track(DECAYS, "weight decays tried:", len(DECAYS)):
-        reached = _settle(network, target, inside, decay, ROUNDS, NEARLY_STILL)
+    first = deepcopy(network.state_dict())
+    tried: dict[float, float] = {}
+    reached: dict[float, dict[str, Tensor]] = {}
+
+    def trial(decay: float, weights: dict[str, Tensor]) -> float:
+        network.load_state_dict(weights)
+        _settle(network, target, inside, decay, ROUNDS, NEARLY_STILL)
         with torch.no_grad():
-            tried[decay] = float(loss_of(target, network(outside[0]), outside[1]))
-        best = min(tried, key=lambda one: tried[one])
-        if best == decay:
-            best_weights = deepcopy(network.state_dict())
-        if len(tried) - list(tried).index(best) > 2:
-            break
-        if not reached.loss < COLLAPSED * nothing:
-            start(network)
-    chosen = min(tried, key=lambda one: tried[one])
+            found = float(loss_of(target, network(outside[0]), outside[1]))
+        tried[decay] = found if found == found else float("inf")  # NaN is worse than anything
+        reached[decay] = deepcopy(network.state_dict())
+        return tried[decay]
+
+    for _ in progress.track(_search(lambda decay: trial(decay, first)), "weight decays tried, at most:", len(DECAYS)):
+        pass
+    chosen = _choose(tried)
+    while trial(chosen, reached[chosen]) > AS_GOOD * _stronger(chosen, tried):
+        chosen = max(decay for decay in tried if decay > chosen and tried[decay] == _stronger(chosen, tried))
     if not tried[chosen] < float("inf"):
         raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
-    network.load_state_dict(best_weights)
+    network.load_state_dict(reached[chosen])
     ended = _settle(network, target, data, chosen, LAST_ROUNDS, STILL, progress)
     return Trained(chosen, tried, ended.rounds, ended.still)
 
 
-def constant_loss(target: Target, values: Tensor) -> float:
-    """The loss of always saying the same: the mean, or the shares of the classes.
+def _search(trial: Callable[[float], float]) -> Iterator[float]:
+    """Try decays from the middle outwards: stronger ones until two in a row are no better, weaker ones until one is.
 
     Examples:
-        >>> constant_loss(Target("y", "classification", ("a", "b")), torch.tensor([0.0, 1.0]))
-        0.6931...
+        >>> list(_search(lambda decay: abs(decay - 0.003)))
+        [0.001, 0.003, 0.01, 0.03, 0.0003]
     """
-    if target.task == "regression":
-        return float((values / target.scale).var(correction=0))
-    shares = torch.bincount(values.long(), minlength=len(target.classes)) / len(values)
-    return float(torch.special.entr(shares).sum())
+    best = trial(DECAYS[MIDDLE])
+    yield DECAYS[MIDDLE]
+    for side, patience in ((DECAYS[MIDDLE - 1 :: -1], 2), (DECAYS[MIDDLE + 1 :], 1)):
+        worse = 0
+        for decay in side:
+            found = trial(decay)
+            yield decay
+            worse = 0 if found < best else worse + 1
+            best = min(best, found)
+            if worse == patience:
+                break
+
+
+def _choose(tried: dict[float, float]) -> float:
+    """The strongest decay that is as good as the best.
+
+    Examples:
+        >>> _choose({0.01: 0.5, 0.003: 0.402, 0.001: 0.4})
+        0.003
+    """
+    least = min(tried.values())
+    return max(decay for decay, loss in tried.items() if loss <= AS_GOOD * least)
+
+
+def _stronger(decay: float, tried: dict[float, float]) -> float:
+    """The best loss of stronger decays."""
+    return min((loss for other, loss in tried.items() if other > decay), default=float("inf"))
 
 
 class Ended(NamedTuple):
