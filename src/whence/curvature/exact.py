@@ -79,7 +79,7 @@ def memory_needed(problem: Linearization, road: str) -> float:
     chunk = 3.0 * min(problem.jacobian().chunk(problem.k), problem.n) * problem.k * size * item
     if road == "primal":
         return 9.0 * size * size * item + chunk
-    return (5.0 if problem.hessian_roots is None else 8.0) * numbers * numbers * item + chunk
+    return (5.0 if problem.hessian_roots is None else 10.5) * numbers * numbers * item + chunk
 
 
 def _check_unpenalised(road: str, numbers: int, size: int) -> None:

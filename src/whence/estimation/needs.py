@@ -6,7 +6,7 @@ import math
 
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.features import CACHE_SHARE
-from whence.curvature.kronecker.needs import decomposition_bytes, factor_bytes, sums_bytes
+from whence.curvature.kronecker.needs import decomposition_bytes, examples_bytes, factor_bytes, sums_bytes
 from whence.curvature.kronecker.projected import primal_bytes
 from whence.curvature.primal import QR_SIZE
 
@@ -18,10 +18,9 @@ PIECES = 3.6
 """What is computed from a piece of layers, in units of its size."""
 
 
-def examples_bytes(sizes: Sizes) -> float:
+def of_examples(sizes: Sizes) -> float:
     """Residuals, leverages and weights of the training examples."""
-    blocks = 8.0 if sizes.q else 3.5  # roots of Hessians and of the noise, leverage blocks, their inverses
-    return sizes.item * sizes.n * (12.0 * sizes.k + blocks * sizes.k * max(sizes.k, sizes.q))
+    return examples_bytes(sizes.n, sizes.k, sizes.q, sizes.item)
 
 
 def layers_bytes(sizes: Sizes) -> float:
@@ -63,7 +62,7 @@ def stages_of(structure: Structure, sizes: Sizes, limit: float) -> tuple[Stages,
         road = road_of(structure, sizes)
         if road == "matrix_free":
             solves = 8.0 * sizes.chunk * sizes.k * sizes.d * sizes.item
-            return {"solves": solves + rows_bytes(sizes) + examples_bytes(sizes)}, False
+            return {"solves": solves + rows_bytes(sizes) + of_examples(sizes)}, False
         return (_primal if road == "primal" else _dual)(sizes, limit), False
     if isinstance(structure, (Core, Sketch)):
         return _projected(structure, sizes, limit), isinstance(structure, Core)
@@ -81,7 +80,7 @@ def dense(r: int, square: float, rows: float, sizes: Sizes, passing: float) -> S
     """Stages of the algebra on r features: `rows` bytes of them stay in memory, if any."""
     tall = (sizes.n * (sizes.q or sizes.k) + r) * float(r) * sizes.item
     factor = 2.6 * tall + 3.0 * square if rows and r <= QR_SIZE else 6.0 * square
-    examples = examples_bytes(sizes)
+    examples = of_examples(sizes)
     return {
         "rows and curvature": rows + 2.0 * square + passing,
         "factor": rows + factor,
@@ -98,12 +97,12 @@ def _dual(sizes: Sizes, limit: float) -> Stages:
     held = rows if kept else 0.0
     return {
         "rows and kernel": max(assembling, held + passing) + inner,
-        "factor and leverages": held + (10.5 if sizes.q else 5.0) * inner + examples_bytes(sizes),
+        "factor and leverages": held + (10.5 if sizes.q else 5.0) * inner + of_examples(sizes),
     }
 
 
 def _spectral(structure: Structure, sizes: Sizes) -> Stages:
-    passing, examples = layers_bytes(sizes), examples_bytes(sizes)
+    passing, examples = layers_bytes(sizes), of_examples(sizes)
     sums = sums_bytes(sizes.d, sizes.d, sizes.working)
     if isinstance(structure, Diagonal):
         return {"sums and weights": sums + passing + examples}

@@ -21,7 +21,7 @@ WHOLE = 5.0
 
 INSTEAD = (
     "Use parameters='last_layer' or a list of layers, structure=whence.EKFAC(tolerance=0.1) or a core of fewer "
-    "coordinates, whence.Core(size=...), or a larger max_memory."
+    "coordinates, whence.Core(size=...), fit(..., outputs=16) where outputs are many, or a larger max_memory."
 )
 
 
@@ -48,6 +48,12 @@ def sums_bytes(kept: float, size: int, working: int) -> float:
     return (SUMS + 6.0 * (working == 8)) * 8.0 * kept + WHOLE * 8.0 * size
 
 
+def examples_bytes(n: int, k: int, q: int, item: int) -> float:
+    """Residuals, leverages and weights of n training examples with k outputs and q columns of the Hessian's root."""
+    blocks = 8.0 if q else 3.5  # roots of Hessians and of the noise, leverage blocks, their inverses
+    return item * n * (12.0 * k + blocks * k * max(k, q))
+
+
 def require_factors(stream: LayerStream, largest_exact: int, copies: int = 1) -> None:
     """Raise when the factors and their eigenvectors do not fit."""
     need = decomposition_bytes(stream.blocks, largest_exact, copies)
@@ -55,8 +61,11 @@ def require_factors(stream: LayerStream, largest_exact: int, copies: int = 1) ->
 
 
 def require_sums(stream: LayerStream, bases: Sequence[Basis]) -> None:
-    """Raise when the sums in these bases do not fit."""
+    """Raise when the sums in these bases, and the weights of the training examples, do not fit."""
+    problem = stream.problem
     kept = sum(math.prod(basis.shape) for basis in bases)
-    working = working_precision(stream.problem).itemsize
-    need = sums_bytes(kept, stream.problem.selection.size, working)
-    stream.problem.budget.require(need, f"sums over {kept} coordinates", INSTEAD)
+    roots = problem.hessian_roots
+    need = sums_bytes(kept, problem.selection.size, working_precision(problem).itemsize)
+    need += examples_bytes(problem.n, problem.k, 0 if roots is None else roots.shape[2], problem.dtype.itemsize)
+    what = f"sums over {kept} coordinates, and the weights of {problem.n} examples with {problem.k} outputs,"
+    problem.budget.require(need, what, INSTEAD)
