@@ -91,10 +91,12 @@ def test_parts_do_not_overlap_and_hold_all_classes() -> None:
     values = np.array([0.0] * 90 + [1.0] * 10 + [np.nan] * 5)
     parts = split(values, target, 0.2, 0)
     assert sorted([*parts.train, *parts.test, *parts.unknown]) == list(range(105))
-    assert set(parts.validation) <= set(parts.train)
+    assert len(parts.validation) == 3
+    assert len(set(np.concatenate(parts.validation).tolist())) == sum(map(len, parts.validation))
+    assert set(np.concatenate(parts.validation).tolist()) <= set(parts.train)
     assert parts.unknown.tolist() == [100, 101, 102, 103, 104]
     assert (values[parts.test] == 1).sum() == 2
-    assert (values[parts.validation] == 1).sum() == 1
+    assert all((values[rows] == 1).sum() == 1 for rows in parts.validation)
     assert split(values, target, 0.2, 1).test.tolist() != parts.test.tolist()
     assert parts.names(105).count("held out") == 20
 

@@ -24,7 +24,7 @@ QUIET = Progress(enabled=False)
 def trained(target: Target, x: Tensor, y: Tensor, width: int = 6) -> tuple[nn.Module, Trained]:
     network = build(x.shape[1], width, target)
     generator = torch.Generator().manual_seed(0)
-    validation = torch.arange(len(x)) % 5 == 0
+    validation = (torch.arange(len(x)) % 5 == 0).long()
     done = train(network, lambda one: start(one, generator), target, (x, y), validation, QUIET)
     return network.eval(), done
 

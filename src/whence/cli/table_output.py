@@ -48,7 +48,7 @@ def about_results(done: Study, results: Results, doubts: Any) -> dict[str, Any]:
             "width": model.width,
             "weights": model.weights,
             "weight_decay": done.trained.weight_decay,
-            "validation_rows": len(parts.validation),
+            "validation_rows": sum(map(len, parts.validation)),
         },
         "fit": {
             "structure": done.structure,

@@ -13,6 +13,9 @@ from .targets import Target
 
 FEWEST_ROWS = 20
 VALIDATION = 0.15
+SMALL = 2_000
+"""Training rows up to which three sets of validation rows are drawn instead of one."""
+
 MOST_TESTED = 10_000
 
 
@@ -22,13 +25,13 @@ class Parts:
 
     Attributes:
         train: what the final network is trained on; the validation rows are among them.
-        validation: chose the weight decay, in a first training without them.
+        validation: sets of rows that choose the weight decay, in trainings without them; several for small tables.
         test: never trained on.
         unknown: rows without a target, which are predicted only.
     """
 
     train: Any
-    validation: Any
+    validation: tuple[Any, ...]
     test: Any
     unknown: Any
 
@@ -51,8 +54,8 @@ def split(values: Any, target: Target, share: float, seed: int) -> Parts:
 
     Examples:
         >>> parts = split(numpy.arange(100.0), Target("y", "regression", ()), 0.2, 0)
-        >>> len(parts.train), len(parts.validation), len(parts.test)
-        (80, 12, 20)
+        >>> len(parts.train), [len(rows) for rows in parts.validation], len(parts.test)
+        (80, [12, 12, 12], 20)
     """
     known = numpy.flatnonzero(numpy.isfinite(values))
     check_enough(len(known), target.name)
@@ -60,10 +63,14 @@ def split(values: Any, target: Target, share: float, seed: int) -> Parts:
     groups = _groups(values, known, target)
     test = _draw(groups, min(share, MOST_TESTED / len(known)), generator)
     left = [group[~numpy.isin(group, test)] for group in groups]
-    validation = _draw(left, VALIDATION, generator)
+    validation, open_ = [], left
+    for _ in range(3 if sum(map(len, left)) <= SMALL else 1):
+        drawn = _draw(open_, VALIDATION * sum(map(len, left)) / sum(map(len, open_)), generator)
+        open_ = [group[~numpy.isin(group, drawn)] for group in open_]
+        validation.append(drawn)
     return Parts(
         train=numpy.sort(numpy.concatenate(left)),
-        validation=validation,
+        validation=tuple(validation),
         test=test,
         unknown=numpy.flatnonzero(~numpy.isfinite(values)),
     )

@@ -160,7 +160,8 @@ def _train(
     generator = torch.Generator().manual_seed(seed)
     network = model.network()
     targets = torch.from_numpy(values[parts.train]).to(inputs.dtype)
-    validation = torch.from_numpy(numpy.isin(parts.train, parts.validation))
+    folds = sum(number * numpy.isin(parts.train, rows) for number, rows in enumerate(parts.validation, 1))
+    validation = torch.from_numpy(folds)
     data = inputs[parts.train], targets
     trained = train(network, lambda one: start(one, generator), model.target, data, validation, progress)
     return trained, network.eval()

@@ -91,24 +91,26 @@ def train(
         start: gives it fresh random weights.
         target: what is predicted.
         data: inputs (n, inputs) and targets (n,) of all training rows.
-        validation: (n,) which of them are validation rows.
+        validation: (n,) the round of validation in which each of them is left out, from 1; 0 for never.
         progress: shows how far along it is.
     """
     inputs, values = data
-    inside = (inputs[~validation], values[~validation])
-    outside = (inputs[validation], values[validation])
+    folds = [validation == fold for fold in range(1, int(validation.max()) + 1)]
     start(network)
-    first = deepcopy(network.state_dict())
+    first = [deepcopy(network.state_dict())] * len(folds)
     tried: dict[float, float] = {}
-    reached: dict[float, dict[str, Tensor]] = {}
+    reached: dict[float, list[dict[str, Tensor]]] = {}
 
-    def trial(decay: float, weights: dict[str, Tensor]) -> float:
-        network.load_state_dict(weights)
-        _settle(network, target, inside, decay, ROUNDS, NEARLY_STILL)
-        with torch.no_grad():
-            found = float(loss_of(target, network(outside[0]), outside[1]))
+    def trial(decay: float, weights: list[dict[str, Tensor]]) -> float:
+        losses, reached[decay] = [], []
+        for out, before in zip(folds, weights, strict=True):
+            network.load_state_dict(before)
+            _settle(network, target, (inputs[~out], values[~out]), decay, ROUNDS, NEARLY_STILL)
+            with torch.no_grad():
+                losses.append(float(loss_of(target, network(inputs[out]), values[out])))
+            reached[decay].append(deepcopy(network.state_dict()))
+        found = sum(losses) / len(losses)
         tried[decay] = found if found == found else float("inf")  # NaN is worse than anything
-        reached[decay] = deepcopy(network.state_dict())
         return tried[decay]
 
     for _ in progress.track(_search(lambda decay: trial(decay, first)), "weight decays tried, at most:", len(DECAYS)):
@@ -118,7 +120,7 @@ def train(
         chosen = max(decay for decay in tried if decay > chosen and tried[decay] == _stronger(chosen, tried))
     if not tried[chosen] < float("inf"):
         raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
-    network.load_state_dict(reached[chosen])
+    network.load_state_dict(reached[chosen][0])
     ended = _settle(network, target, data, chosen, LAST_ROUNDS, STILL, progress)
     return Trained(chosen, tried, ended.rounds, ended.still)
 
