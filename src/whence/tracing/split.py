@@ -67,11 +67,10 @@ class Split(Shown):
 
     def __repr__(self) -> str:
         """Sizes and shares."""
-        whole = float(self.hec3.sum())
-        parts = ", ".join(
-            f"{name} {float(getattr(self, name).sum()) / whole if whole > 0 else 0.0:.0%}"
-            for name in ("noise", "design", "remainder")
-        )
+        whole = max(float(self.hec3.sum()), torch.finfo(self.hec3.dtype).tiny)
+        names = ("noise", "design", "remainder")
+        shares = {name: round(100 * float(getattr(self, name).sum()) / whole) for name in names}
+        parts = ", ".join(f"{name} {share}%" for name, share in shares.items())
         return f"Split({len(self)} predictions; of their HeC3 {parts}; experimental)"
 
     def _table(self) -> Table:
