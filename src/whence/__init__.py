@@ -24,7 +24,7 @@ from .loading import load
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
 from .tracer import Tracer
-from .tracing import Attribution, Explanation, GroupShares, Shares, Suggestion, WhatIf
+from .tracing import Attribution, Check, Explanation, GroupShares, Shares, Suggestion, Trust, WhatIf
 from .tracing.sources import Sources
 from .tracing.split import Split
 
@@ -34,6 +34,7 @@ __all__ = [
     "Attribution",
     "Bernoulli",
     "Categorical",
+    "Check",
     "Core",
     "CorruptArtifactError",
     "Diagnostics",
@@ -63,6 +64,7 @@ __all__ = [
     "TargetError",
     "TooLargeError",
     "Tracer",
+    "Trust",
     "UncapturedParameterError",
     "Uncertainty",
     "UnsupportedLayerError",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from .curvature import EKFAC, KFAC, Bread, Core, Diagonal, Exact, Groups, Meats, NewtonStep, Sketch, Structure
+from .curvature import EKFAC, KFAC, Bread, Core, Diagonal, Exact, Groups, NewtonStep, Sketch, Structure
 from .errors import InputError
 from .estimators import LeftOut, Weighing
 from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
@@ -33,6 +34,8 @@ from .tangents.language import follow_own_loss
 from .tangents.linearization import Linearization
 from .tangents.select import Choice, Selection, select
 from .tracer import Tracer
+from .tracing.parts import assemble
+from .tracing.trust import at_once
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
 STRUCTURES: dict[str, type[Structure]] = {kind.name: kind for kind in (Exact, EKFAC, Core, Sketch, KFAC, Diagonal)}
@@ -146,7 +149,7 @@ def fit(
         with rounded_products((tf32 and chosen.tf32) or torch.backends.cuda.matmul.allow_tf32):
             bread = chosen.fit(problem, lam, weights.columns)
             bread.tf32 = tf32 and chosen.tf32
-            return _assemble(problem, bread, weights, noise, marks)
+            return _told(_assemble(problem, bread, weights, noise, marks), bar)
 
 
 def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters: Choice) -> Selection:
@@ -168,29 +171,30 @@ def _assemble(
     noise: str,
     marks: dict[str, int],
 ) -> Tracer:
-    step = bread.newton_step(with_direction=weighing.recenter)
-    everything = slice(0, problem.n)
-    residuals = weighing.residuals(everything, step.change)
-    left_out = weighing.left_out(everything, bread.hats, step.change)
-    if weighing.groups is not None:
-        left_out = weighing.groups_left_out(residuals, left_out, bread.joint_hats(weighing.groups))
-    freedom = bread.degrees_of_freedom if noise == "unbiased" else None
-    found = problem.noise(residuals, freedom)
-    roots = {"ho": found.roots, **weighing.roots_of(residuals, left_out)}
-    meats = Meats(roots, left_out.hec3, weighing.groups)
+    parts = assemble(problem, bread, weighing, unbiased=noise == "unbiased")
     return Tracer(
         problem=problem,
         bread=bread,
-        sandwich=bread.sandwich(meats),
-        meats=meats,
-        left_out=left_out,
-        step=step,
+        sandwich=parts.sandwich,
+        meats=parts.meats,
+        left_out=parts.left_out,
+        step=parts.step,
         weighing=weighing,
-        sigma=found.covariance,
-        noise_scale=found.scale,
-        diagnostics=_diagnose(problem, bread, step, left_out, weighing),
+        sigma=parts.noise.covariance,
+        noise_scale=parts.noise.scale,
+        diagnostics=_diagnose(problem, bread, parts.step, parts.left_out, weighing),
         marks=marks,
     )
+
+
+def _told(tracer: Tracer, bar: Progress) -> Tracer:
+    """Add what can be said at once about how far to trust the fit, and say so where it is not fine."""
+    trust = at_once(tracer)
+    odd = ", ".join(check.name for check in trust if check.level != "fine")
+    if odd:
+        bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
+    finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
+    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, finding)))
 
 
 def _diagnose(

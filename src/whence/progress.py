@@ -56,6 +56,13 @@ class Progress:
                 stream.write("\r\x1b[2K")
                 stream.flush()
 
+    def say(self, line: str) -> None:
+        """Write a line of its own."""
+        stream = self._stream or sys.stderr
+        if self._enabled and stream is not None:
+            stream.write(f"{line}\n")
+            stream.flush()
+
 
 def describe(label: str, done: int, total: int | None, elapsed: float) -> str:
     """One line of progress.

@@ -21,6 +21,7 @@ from .tracing.sources import sources_of
 from .tracing.split import Split
 from .tracing.suggestions import Suggestion, check_first, label_first
 from .tracing.training import influence, suspicion, training_frame
+from .tracing.trust import Trust, assess
 
 if TYPE_CHECKING:
     import pandas
@@ -163,6 +164,33 @@ class Tracer(Predictor):
         aims = None if test is None else each(self, test, lambda inputs, where: inputs)
         with borrowed_model(self):
             return label_first(self, batches, aims, budget)
+
+    def trust(
+        self, x: Any = None, sample: int = 16, seed: int = 0, *, tolerance: float = 0.02, seconds: float = 60.0
+    ) -> Trust:
+        """How far to trust this fit: the structure, the optimum, the linearization, lambda, each with a plain sentence.
+
+        The exact curvature is solved with for a sample of predictions, matrix-free: a solve takes some tens of times
+        the cost of training gradients. Variances along one random mixture of outputs of each prediction are compared
+        with those of the fit.
+
+        Args:
+            x: inputs to look at, as for `predict`; training inputs if there are none.
+            sample: how many of them, at random.
+            seed: of the sample.
+            tolerance: relative residual at which exact solves stop; variances are then right to about as much.
+            seconds: after which they stop where they are, and the checks say so.
+
+        Examples:
+            >>> import torch, whence
+            >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+            >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+            >>> tracer = whence.fit(net, [(x, 2 * x + (99 * x).sin())], ridge=0.1, recenter=True)
+            >>> tracer.trust(sample=4)["linearization"].level
+            'fine'
+        """
+        check_count(sample, "sample")
+        return assess(self, x, sample, seed, tolerance, seconds)
 
     def training_frame(self, test: Any = None) -> pandas.DataFrame:
         """One row for each training example, to find out which of them matter and which labels to doubt.

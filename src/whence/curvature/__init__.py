@@ -1,6 +1,7 @@
 """Curvatures: the bread of the sandwich."""
 
 from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Structure
+from .conjugate import conjugate_gradients
 from .exact import Exact
 from .groups import Groups
 from .kronecker import EKFAC, KFAC, Core, Diagonal, Sketch
@@ -20,4 +21,5 @@ __all__ = [
     "Sandwich",
     "Sketch",
     "Structure",
+    "conjugate_gradients",
 ]

@@ -5,6 +5,17 @@ from .by_group import GroupShares
 from .calibration import Calibration
 from .changes import WhatIf
 from .suggestions import Suggestion
+from .trust import Check, Trust
 from .verdicts import Explanation
 
-__all__ = ["Attribution", "Calibration", "Explanation", "GroupShares", "Shares", "Suggestion", "WhatIf"]
+__all__ = [
+    "Attribution",
+    "Calibration",
+    "Check",
+    "Explanation",
+    "GroupShares",
+    "Shares",
+    "Suggestion",
+    "Trust",
+    "WhatIf",
+]

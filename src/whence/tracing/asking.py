@@ -32,18 +32,22 @@ def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: boo
         work: gets a batch and words that name it.
         plain: give the batch as it is. Else it is a view of the predicted classes where all outputs would be too many.
     """
-    found = []
     with borrowed_model(fitted):
-        for number, inputs in enumerate(_inputs(fitted, x)):
-            where = f"batch {number} of the inputs to predict"
-            moved = to_device(inputs, fitted.problem.device)
-            if batch_size(moved, where) == 0:
-                raise InputError(f"expected at least one input, got an empty {where}.")
-            check_finite(moved, "inputs", where)
-            found.append(work(moved if plain else _viewed(fitted, moved), where))
-    if not found:
+        return [work(inputs, where) for inputs, where in inputs_of(fitted, x, plain)]
+
+
+def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inputs, str]]:
+    """Yield every batch, checked and on the model's device, and words that name it; the model is borrowed already."""
+    number = -1
+    for number, inputs in enumerate(_inputs(fitted, x)):
+        where = f"batch {number} of the inputs to predict"
+        moved = to_device(inputs, fitted.problem.device)
+        if batch_size(moved, where) == 0:
+            raise InputError(f"expected at least one input, got an empty {where}.")
+        check_finite(moved, "inputs", where)
+        yield moved if plain else _viewed(fitted, moved), where
+    if number < 0:
         raise InputError("expected at least one batch to predict, got an empty loader.")
-    return found
 
 
 def _viewed(fitted: Fitted, inputs: Inputs) -> Inputs:

@@ -34,12 +34,12 @@ class Fitted(Protocol):
         """Weights of the training examples in each estimator."""
 
     @property
-    def left_out(self) -> LeftOut:
-        """Leave-one-out residuals and leverages."""
-
-    @property
     def step(self) -> NewtonStep:
         """The way to the optimum of the linearized model."""
+
+    @property
+    def left_out(self) -> LeftOut:
+        """Leave-one-out residuals and leverages."""
 
     @property
     def weighing(self) -> Weighing:

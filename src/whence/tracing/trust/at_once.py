@@ -1,0 +1,37 @@
+"""What can be said without any further pass over the data: printed with the fit."""
+
+from __future__ import annotations
+
+from whence.tracing.fitted import Fitted
+
+from . import rules
+from .result import Check, Trust
+
+
+def at_once(fitted: Fitted) -> Trust:
+    """Degrees of freedom, leverages, and how far the structure's own Newton step would go.
+
+    Standard errors are the typical one of training predictions: noise times the root of degrees of freedom a number.
+    """
+    problem, bread = fitted.problem, fitted.bread
+    residuals = fitted.meats.roots["hec0"].sum(2)
+    lost = fitted.weighing.lost(slice(0, problem.n), fitted.step.change)
+    noise = float(residuals.square().sum())
+    error = noise * min(bread.degrees_of_freedom / max(problem.numbers, 1), 1.0)
+    moves = (float(lost.square().sum()) / error) ** 0.5 if error > 0 else 0.0
+    if fitted.weighing.recenter:
+        moves = 0.0  # the step was taken
+    checks = (
+        rules.stationarity(fitted.step.relative, moves, fitted.weighing.recenter),
+        rules.freedom(bread.degrees_of_freedom, problem.numbers),
+        guards(fitted),
+    )
+    return Trust(checks)
+
+
+def guards(fitted: Fitted) -> Check:
+    """Counts of guarded leverages."""
+    groups = fitted.weighing.groups
+    among = fitted.problem.counted if groups is None else groups.counted
+    largest = float(fitted.left_out.leverage.max())
+    return rules.leverage(fitted.left_out.guarded, among, largest, fitted.weighing.policy)

@@ -1,0 +1,207 @@
+"""From numbers to levels and sentences. Where the bounds come from is told, with measurements, in docs/trust.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from .result import CAREFUL, FINE, NOT, SKIPPED, Check, worst
+
+FOLD = (1.25, 2.0)
+"""Factors on a variance. Intervals meant to cover 95 % then cover 92 to 97 %, and 83 to 99 %."""
+
+RANK = (0.95, 0.8)
+"""Rank correlations with the exact variances below which order suffers, and below which it is lost."""
+
+MOVE = (0.25, 1.0)
+"""Root mean square of what a Newton step would still move predictions by, in standard errors."""
+
+ERROR = (0.3, 1.0)
+"""Share of a predicted change of outputs by which the true change misses it."""
+
+STAYS = (0.9, 0.7)
+"""Shares of verdicts that survive a tenth and ten times lambda."""
+
+NEARLY_ALL = 0.9
+"""Share of the numbers in the training targets beyond which degrees of freedom leave hardly any noise to see."""
+
+GUARDED = {"exact": (0.0, 0.01), "one_plus_q": (0.01, 0.2), "clip": (0.0, 0.0)}
+"""Shares of examples at the guard, by what the guard does."""
+
+
+SOLVED = 0.1
+"""Relative residual of exact solves up to which what they say is believed."""
+
+
+def level_of(value: float, bounds: tuple[float, float]) -> str:
+    """Fine up to the first bound, careful up to the second; bounds that fall are lower bounds.
+
+    Examples:
+        >>> level_of(0.3, (0.25, 1.0)), level_of(0.97, (0.95, 0.8)), level_of(math.nan, (0.95, 0.8))
+        ('careful', 'fine', 'do not trust')
+    """
+    first, second = bounds
+    if (value >= first) if first > second else (value <= first):
+        return FINE
+    return CAREFUL if ((value >= second) if first > second else (value <= second)) else NOT
+
+
+def fold(factor: float) -> float:
+    """How many times too large or too small.
+
+    Examples:
+        >>> fold(0.5), fold(2.0)
+        (2.0, 2.0)
+    """
+    if not factor > 0:
+        return math.inf
+    return max(factor, 1.0 / factor)
+
+
+def distance(numbers: Mapping[str, float], spread: Mapping[str, float], solved: float) -> Check:
+    """How far the structure is from the exact curvature.
+
+    Args:
+        numbers: factors "ho" and "hec3", and rank correlations "ho rank", "hec3 rank" and "ratio rank".
+        spread: for "ho", "hec3" and "ratio", the largest factor of a single prediction against the typical one.
+        solved: relative residual of the solves.
+    """
+    size = worst(level_of(fold(numbers[name]), FOLD) for name in ("ho", "hec3"))
+    ranks = {name: numbers[f"{name} rank"] for name in spread if spread[name] > FOLD[0]}
+    order = worst(iter([FINE, *(level_of(rank, RANK) for rank in ranks.values() if not math.isnan(rank))]))
+    found = worst(iter([size, order]))
+    advice = ' Use structure="core" (or "exact" where it fits in memory) to read variances as variances.'
+    if found == FINE:
+        words = "Variances have the size and order that the exact curvature gives."
+    elif order == FINE:
+        words = "Variances are off by a factor, but predictions keep their order: rank by them, do not scale by them."
+        words += advice
+    else:
+        words = "Not even the order of predictions is that of the exact curvature." + advice
+    return _unsolved(Check("distance", found, numbers, words), solved)
+
+
+def leave_one_out(factor: float, largest: float, count: int, solved: float) -> Check:
+    """Whether squared leave-one-out residuals are what the exact curvature gives."""
+    numbers = {"factor": factor, "worst": largest, "examples": float(count)}
+    if not count:
+        return Check("leave-one-out", SKIPPED, {}, "There are no residuals, so that nothing moves without an example.")
+    single = FINE if level_of(largest, FOLD) == FINE else CAREFUL
+    found = worst(iter([level_of(fold(factor), FOLD), single]))
+    words = "Leave-one-out residuals of the most influential examples, squared, are those of the exact curvature."
+    if found != FINE:
+        words = (
+            "Leave-one-out residuals of the most influential examples, squared, are off by this factor, and HeC3 with "
+            'them: this structure\'s leverages are not true. Use structure="core" or "exact".'
+        )
+    return _unsolved(Check("leave-one-out", found, numbers, words), solved)
+
+
+def stationarity(size: float, moves: float, taken: bool, solved: float = 0.0) -> Check:
+    """How far the weights are from the optimum of the penalised loss."""
+    found = level_of(moves, MOVE)
+    words = (
+        "The step to the optimum of the penalised loss would move predictions by little against their standard errors."
+    )
+    if found != FINE and taken:
+        words = (
+            "Residuals were recentred with an approximate step, and the exact one would still move predictions against "
+            'their standard errors. Use structure="exact" or "core", or train on.'
+        )
+    elif found != FINE:
+        words = (
+            "The weights are not at the optimum of the penalised loss: a Newton step would move predictions this many "
+            "standard errors. Check that `ridge` is the one of the training (whence.ridge_from_weight_decay), train "
+            "on, or describe the optimum with recenter=True."
+        )
+    return _unsolved(Check("stationarity", found, {"step": size, "moves": moves}, words), solved)
+
+
+def linearization(loo: float, own: float, newton: float, hidden: float, solved: float) -> Check:
+    """Whether outputs move as their tangents say."""
+    found = worst(iter([level_of(max(loo, own), ERROR), level_of(newton, MOVE)]))
+    numbers = {"leave-one-out": loo, "own": own, "Newton": newton}
+    words = "Outputs move as their tangents say, without influential examples and along the step to the optimum."
+    if found != FINE:
+        along = "without influential examples" if level_of(max(loo, own), ERROR) != FINE else "to the optimum"
+        words = (
+            f"On the way {along} outputs bend away from their tangents by this share of the change (by this many "
+            "standard errors on the way to the optimum): HeC3 and what-if are first-order guesses there. A larger "
+            "ridge, more data, or parameters='last_layer', in which outputs are linear, bend less."
+        )
+    elif hidden > ERROR[0]:
+        words = "Rounding hides whether outputs move as their tangents say; use weights of higher precision to see it."
+    return _unsolved(Check("linearization", found, numbers, words), solved)
+
+
+def freedom(found: float, numbers: int, estimate: float = math.nan, error: float = math.nan) -> Check:
+    """Whether degrees of freedom are possible, and what the exact curvature has.
+
+    Args:
+        found: of the structure.
+        numbers: in the training targets, which the exact ones cannot exceed.
+        estimate: of the exact curvature's, and a bound of its standard error.
+        error: the bound.
+    """
+    figures = {"found": found, "of": float(numbers)}
+    share, off = found / max(numbers, 1), 1.0
+    if not math.isnan(estimate):
+        figures |= {"exact": estimate, "error": error}
+        inside = abs(found - estimate) <= 2 * error
+        off = 1.0 if inside else min(fold(found / (estimate + way * 2 * error)) for way in (-1, 1))
+    level = NOT if share > 1.0 else CAREFUL if share > NEARLY_ALL else FINE
+    level = worst(iter([level, level_of(off, FOLD)]))
+    words = "Fewer degrees of freedom than there are numbers to fit."
+    if share > 1.0:
+        words = (
+            "More degrees of freedom than there are numbers to fit, which is impossible: the approximation or lambda "
+            'is off. Raise `ridge`, or use structure="core" or "exact".'
+        )
+    elif share > NEARLY_ALL:
+        words = "The fit can follow nearly every number: residuals say little about noise. Raise `ridge`."
+    elif level != FINE:
+        words = (
+            "The structure counts degrees of freedom that the exact curvature has not, or misses some: it is not the "
+            'curvature of this network. Use structure="core" or "exact".'
+        )
+    return Check("degrees of freedom", level, figures, words)
+
+
+def leverage(guarded: int, among: int, largest: float, policy: str) -> Check:
+    """Whether leverages are possible."""
+    share = guarded / max(among, 1)
+    found = level_of(share, GUARDED[policy])
+    words = {
+        "exact": "decide their own prediction (leverage one): their leave-one-out residuals, and HeC3 near them, are "
+        "rounding. Raise `ridge`.",
+        "one_plus_q": "have an approximate leverage of one or more, which no example has: this structure overstates "
+        'how much single examples decide. Raise `ridge`, or use structure="core".',
+        "clip": "are clipped, which multiplies their residuals by up to ten thousand: HeC3 is theirs alone. Use "
+        'leverage="one_plus_q", or structure="core".',
+    }[policy]
+    said = f"{guarded} of {among} {words}" if guarded else "No leverage had to be guarded."
+    return Check("leverage", found, {"guarded": float(guarded), "of": float(among), "largest": largest}, said)
+
+
+def ridges(same: float, below: float, above: float, skipped: str) -> Check:
+    """Whether verdicts hang on lambda."""
+    if skipped:
+        return Check("lambda", SKIPPED, {}, f"Verdicts at other ridges were not looked at: {skipped}.")
+    found = level_of(same, STAYS)
+    words = "Verdicts are the same with a tenth and with ten times lambda."
+    if found != FINE:
+        words = (
+            "Verdicts change with lambda between a tenth and ten times its value. Make sure of lambda (the weight "
+            'decay of the training, or ridge="loo"), and believe the verdicts that stay.'
+        )
+    return Check("lambda", found, {"same": same, "a tenth": below, "ten times": above}, words)
+
+
+def _unsolved(check: Check, solved: float) -> Check:
+    """Nothing is said where conjugate gradients did not come to their end."""
+    if solved <= SOLVED:
+        return check
+    words = (
+        f"Exact solves were stopped at a relative residual of {solved:.2g}: allow more `seconds`, or a smaller sample."
+    )
+    return Check(check.name, SKIPPED, {"solved": solved}, words)
