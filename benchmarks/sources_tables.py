@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,39 +24,39 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def split_table(content: dict[str, Any]) -> str:
-    """One row a setting."""
-    heads = ["model", "n", "inputs", "neighbours", "scenario", "true share", "found (sd)", "10 % to 90 %"]
-    heads += ["noise, true -> found", "design, true -> found", "HeC3", "single points"]
+def two(value: float) -> str:
+    """Two digits after the point, and no minus before a zero."""
+    return f"{value:.2f}".replace("-0.00", "0.00")
+
+
+def split_table(content: dict[str, Any], means: bool) -> str:
+    """One row a setting: those with plain means of neighbours, or those without."""
+    heads = ["model", "n", "inputs", *(["neighbours"] if means else []), "scenario", "true share", "found (sd)"]
+    heads += ["10 % to 90 %", "noise, true -> found (sd)", "design, true -> found (sd)", "HeC3", "single points"]
     rows = []
     for row in content["settings"]:
+        if (row["neighbours"] != "all, kriging") != means:
+            continue
         kind = row["problem"].partition("(")[0]
-        ridge = f", ridge {row['ridge']:g}" if row["ridge"] == 20 else ""
-        share, true, mean = row["share"], row["true"], row["mean"]
-        inputs = row.get("inputs", {"Classes": 2}.get(kind, 1))
-        name = {"Linear": "linear", "Classes": "logistic", "SmallNetwork": "network"}[kind] + ridge
+        name = {"Linear": "linear", "Classes": "logistic", "SmallNetwork": "network"}[kind]
+        share, true, mean_, sd = row["share"], row["true"], row["mean"], row["sd"]
+        parts = [f"{two(true[part])} -> {two(mean_[part])} ({two(sd[part])})" for part in ("noise", "design")]
         rows.append(
             [
-                name,
+                name + (f", ridge {row['ridge']:g}" if row["ridge"] == 20 else ""),
                 str(row["n"]),
-                str(inputs),
-                str(row["neighbours"]).replace("all, kriging", "kriging"),
+                str(row.get("inputs", {"Classes": 2}.get(kind, 1))),
+                *([str(row["neighbours"])] if means else []),
                 NAMES[row["name"]],
-                f"{abs(share['true']):.2f}",
-                f"{share['mean']:.2f} ({share['sd']:.2f})",
-                f"{share['low']:.2f} to {share['high']:.2f}",
-                f"{true['noise']:.2f} -> {mean['noise']:.2f} ({content_sd(row, 'noise')})",
-                f"{abs(true['design']):.2f} -> {mean['design']:.2f} ({content_sd(row, 'design')})",
-                f"{mean['hec3']:.2f}",
-                f"{row['share_error_at_single_points']:.2f}",
+                two(share["true"]),
+                f"{two(share['mean'])} ({two(share['sd'])})",
+                f"{two(share['low'])} to {two(share['high'])}",
+                *parts,
+                two(mean_["hec3"]),
+                two(row["share_error_at_single_points"]),
             ]
         )
     return table(heads, rows)
-
-
-def content_sd(row: dict[str, Any], part: str) -> str:
-    """Standard deviation over draws."""
-    return f"{row['sd'][part]:.2f}"
 
 
 def what_if_table(content: dict[str, Any]) -> str:
@@ -149,7 +149,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    tables = {"split": [split_table], "what_if": [what_if_table], "suggest": [buy_table, check_table]}
+    tables: dict[str, list[Callable[[dict[str, Any]], str]]] = {
+        "split": [lambda found: split_table(found, means=False), lambda found: split_table(found, means=True)],
+        "what_if": [what_if_table],
+        "suggest": [buy_table, check_table],
+    }
     for name, makers in tables.items():
         path = folder / f"{name}.json"
         if path.exists():
