@@ -274,3 +274,23 @@ def test_saving_says_what_it_cannot(tmp_path: Any) -> None:
     tracer = categorical(3).fit(outputs=2)
     with pytest.raises(whence.InputError, match="of some mixtures of outputs, which is not written yet"):
         tracer.save(tmp_path / "fit.whence")
+
+
+@pytest.mark.parametrize(
+    "structure", ["ekfac", "kfac", whence.EKFAC(meat="two_bases"), whence.EKFAC(basis="gradients")], ids=str
+)
+def test_a_very_long_side_of_a_layer_has_no_basis(structure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more outputs than a factor may have, EKFAC is diagonal in them: by hand, for one layer."""
+    monkeypatch.setattr("whence.curvature.kronecker.factors.LARGEST_SIDE", 5)
+    torch.manual_seed(0)
+    net = nn.Linear(3, 6).double().eval()
+    x, y, ridge = inputs(), torch.arange(N) % 6, 0.3
+    tracer = whence.fit(net, [(x, y)], "categorical", structure, ridge=ridge, progress=False)
+    assert "the outputs of weight are more than 5: taken as they are" in str(tracer.diagnostics)
+    a = np.concatenate([x.numpy(), np.ones((N, 1))], axis=1)
+    test = np.concatenate([TEST.numpy(), np.ones((len(TEST), 1))], axis=1)
+    vectors = np.linalg.eigh(a.T @ a)[1]
+    p = net(x).detach().softmax(1).numpy()
+    squares = np.einsum("no,ni->oi", p * (1 - p), (a @ vectors) ** 2)  # the Hessian's diagonal, and turned inputs
+    wanted = (test @ vectors) ** 2 @ (1 / (squares + ridge)).T
+    assert_close(tracer.predict(TEST).laplace, wanted)

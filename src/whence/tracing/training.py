@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whence.likelihoods import Likelihood
 from whence.tangents.batches import Inputs
 
 from .calibration import leave_one_out_leverage
@@ -59,6 +60,8 @@ def residuals_without(fitted: Fitted) -> Tensor:
     outputs = problem.outputs + fitted.step.change if fitted.weighing.recenter else problem.outputs
     change = -(leave_one_out_leverage(fitted) @ residuals.unsqueeze(2)).squeeze(2)
     roots, units, k = problem.hessian_roots, problem.units, problem.width
+    if problem.sketch is not None:  # outputs that were not looked at are not known: to first order
+        return Likelihood.moved(problem.likelihood, residuals, outputs, roots, change)
     if units is None or roots is None:
         return problem.likelihood.moved(residuals, outputs, roots, change)
     flat = (residuals.reshape(-1, k), outputs.reshape(-1, k), units.split(roots), change.reshape(-1, k))

@@ -14,6 +14,9 @@ from .basis import Basis
 from .measure import CHUNK_NUMBERS, combine, outer, raised
 from .stream import LayerStream
 
+LARGEST_SIDE = 4096
+"""A layer with more inputs, or outputs, has no basis on that side: its factor would be a matrix of their square."""
+
 LONGEST_SUM = 8192
 """Rows whose products are summed in their own precision."""
 
@@ -37,14 +40,15 @@ class Factors:
 
     @classmethod
     def empty(cls, block: Block, largest_exact: int, device: torch.device) -> Factors:
-        """Zeros of the right sizes; dense blocks above `largest_exact` entries get no matrix."""
+        """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.float64, device=device)
 
         if block.kind == "kronecker":
             e, o, i = block.matrix_shape
-            return cls(block, zeros(e, i, i), zeros(e, o, o))
+            below, above = (zeros(e, size, size) if size <= LARGEST_SIDE else None for size in (i, o))
+            return cls(block, below, above)
         if block.kind == "rows":
             d = block.matrix_shape[1]
             return cls(block, None, zeros(1, d, d))
@@ -58,8 +62,10 @@ class Factors:
             a, g = raised(tangent.inputs()), raised(tangent.grads())
             self.positions += share * tangent.examples * tangent.positions
             a = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
-            _add(self.inputs, _second_moment(a.transpose(0, 1).flatten(1, 2)))
-            _add(self.outputs, _second_moment(g.permute(2, 0, 1, 3, 4).flatten(1, 3)))
+            if self.inputs is not None:
+                _add(self.inputs, _second_moment(a.transpose(0, 1).flatten(1, 2)))
+            if self.outputs is not None:
+                _add(self.outputs, _second_moment(g.permute(2, 0, 1, 3, 4).flatten(1, 3)))
         elif isinstance(tangent, Dense):
             if self.inputs is not None:
                 _add(self.inputs, _second_moment(raised(tangent.values).flatten(0, 1)))
@@ -70,7 +76,7 @@ class Factors:
 
     def add_whole(self, tangent: Tangent, weights: Tensor | None = None) -> None:
         """Count the gradient matrices G of one piece, summed over positions, by G^T G and G G^T."""
-        if not isinstance(tangent, Kronecker):
+        if not isinstance(tangent, Kronecker) or self.inputs is None or self.outputs is None:
             self.add(tangent, weights)
             return
         self.whole = True
@@ -99,8 +105,11 @@ class Factors:
             spectrum = above.unsqueeze(-1) * below.unsqueeze(-2)
             tiny = torch.finfo(spectrum.dtype).tiny
             spectrum /= below.sum(-1).clamp_min(tiny).reshape(-1, 1, 1) if self.whole else self.positions or 1.0
-        elif below is not None:
+        elif below is not None and self.block.kind == "dense":
             spectrum = below
+        if self.block.kind == "kronecker" and (below is None or above is None):
+            sides = " and ".join(side for side, one in (("inputs", below), ("outputs", above)) if one is None)
+            facts.append(f"the {sides} of {name} are more than {LARGEST_SIDE}: taken as they are, one by one")
         return Basis(self.block, inputs, outputs), spectrum
 
 

@@ -29,7 +29,8 @@ def leading(basis: Basis, size: int | None) -> Basis | None:
     columns = basis.inputs[..., -size:] if size is not None else basis.inputs
     if basis.block.kind == "dense":
         return Basis(basis.block, columns.contiguous())
-    assert basis.outputs is not None
+    if basis.outputs is None:
+        return None
     rows = basis.outputs[..., -size:] if size is not None else basis.outputs
     return Basis(basis.block, columns.contiguous(), rows.contiguous())
 
