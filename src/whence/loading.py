@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .errors import InputError
 from .likelihoods import Likelihood
 from .options import check_sizes
 from .persist import Given, restore
@@ -55,5 +56,10 @@ def load(
         True
     """
     check_sizes(None, max_memory)
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        raise InputError(
+            f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
+            "whence's own."
+        )
     given = Given(model, train_loader, likelihood, max_memory, progress)
     return Tracer(**restore(Path(path), given, dtype))

@@ -405,6 +405,24 @@ def test_blocks_that_the_model_does_not_have(tmp_path: Path) -> None:
             whence.load(forged.write(tmp_path / "fit.whence"), fit.model).predict(fit.test)
 
 
+def test_words_of_a_file_do_not_reach_the_terminal_as_they_are(fit: Fit, path: Path, forged: Forged) -> None:
+    forged.manifest["diagnostics"][0] = ["note\x1b[2J", "\x1b]0;title\x07", "two\nlines"]
+    forged.manifest["bread"]["facts"] = ["\x1b[31mred"]
+    again = whence.load(forged.write(path), fit.model)
+    assert str(again.diagnostics).splitlines()[0] == "note\ufffd[2J: \ufffd]0;title\ufffd (two\ufffdlines)"
+    assert again.bread.facts == ["\ufffd[31mred"]
+    forged.manifest["model"]["modules"][0][1] = "\x1b[2J" + "x" * 10_000
+    with pytest.raises(whence.StaleModelError) as caught:
+        whence.load(forged.write(path), fit.model)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_likelihood_by_its_name(fit: Fit, path: Path) -> None:
+    with pytest.raises(whence.InputError, match="expected the likelihood as an object"):
+        whence.load(path, fit.model, likelihood="gaussian")  # type: ignore[arg-type]
+
+
 def test_too_large_for_the_memory(fit: Fit, path: Path) -> None:
     with pytest.raises(whence.TooLargeError, match=r"expected the fit in .* to fit in 1\.0 KiB, but it takes about"):
         whence.load(path, fit.model, max_memory=1024)

@@ -269,6 +269,35 @@ def test_a_model_in_a_wider_dtype(structure: str, tmp_path: Path) -> None:
     assert "the model computes in torch.float64, and was fitted in torch.float32" in str(again.diagnostics)
 
 
+class Odd(nn.Module):
+    """Buffers of every kind beside a layer in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2, dtype=torch.bfloat16)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("empty", torch.zeros(0, 4))
+        self.register_buffer("wave", torch.tensor([1 + 2j, 3 - 1j]).conj())
+        self.register_buffer("hidden", torch.tensor(3, dtype=torch.int8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.norm(self.layer(x.bfloat16()).float())
+        return outputs
+
+
+def test_parameters_and_buffers_of_every_kind(tmp_path: Path) -> None:
+    model, x = Odd().eval(), torch.randn(9, 3)
+    batches = list(zip(x.split(4), torch.randn(9, 2).split(4), strict=True))
+    for structure in ("primal", "ekfac", "core"):
+        tracer = whence.fit(model, batches, structure=STRUCTURES[structure], ridge=0.6, progress=False)
+        fit = Fit(model, batches, x[:3], tracer)
+        assert_same_answers(fit, reload(fit, tmp_path))
+    model.mask[0] = False
+    with pytest.raises(whence.StaleModelError, match="got changes in mask"):
+        whence.load(tmp_path / "fit.whence", model)
+
+
 @pytest.mark.gpu
 @every_structure
 def test_another_device(structure: str, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from .dense import read_dual, read_free, read_primal, write_dual, write_free, wr
 from .header import damaged
 from .model import check_same, write_model
 from .problem import Given, read_groups, read_problem, read_selection, write_groups, write_problem
-from .record import Draft, Saved, Target, number, plain
+from .record import Draft, Saved, Target, number, plain, printable
 from .spectral import read_spectral, read_two_bases, write_spectral
 
 Writer = Callable[[Draft, Any, Any], None]
@@ -213,7 +213,8 @@ def _diagnostics(saved: Saved, notes: list[str]) -> Diagnostics:
         value = row[1] if sound and type(row[1]) in (str, int) else number(row[1]) if sound else None
         if value is None:
             raise saved.wrong("diagnostics", "rows of a name, a value and words")
-        found.append(Finding(row[0], value, row[2]))
+        shown = printable(value) if isinstance(value, str) else value
+        found.append(Finding(printable(row[0]), shown, printable(row[2])))
     return Diagnostics((*found, *(Finding("note", note, "") for note in notes)))
 
 

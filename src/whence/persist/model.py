@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whence.errors import StaleModelError
 
 from .container import as_bytes
-from .record import Draft, Saved
+from .record import Draft, Saved, printable
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -42,9 +42,9 @@ def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> list[str]:
     changed, cast = [], set()
     for (name, owner, tensor), (_, other, dtype, shape, wanted) in zip(found, rows, strict=True):
         if owner != other:
-            raise _other(f"{name}, which shared its weights with {other} and now shares them with {owner}")
+            raise _other(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
         if list(tensor.shape) != shape:
-            raise _other(f"{name} of shape {tuple(tensor.shape)} instead of {shape}")
+            raise _other(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
         same = _as_stored(tensor, dtype)
         if same is None or digest(same) != wanted:
             changed.append(name)
@@ -105,7 +105,12 @@ def _kind(module: nn.Module) -> tuple[str, str]:
 
 def _words(row: list[Any]) -> str:
     name, kind, options = row
-    return f"{name or 'the model'}: {kind}({options})"
+    return f"{_safe(name) or 'the model'}: {_safe(kind)}({_safe(options)})"
+
+
+def _safe(thing: Any) -> str:
+    """Something out of a file, to be shown in a message."""
+    return printable(str(thing), 120)
 
 
 def _other(got: str) -> StaleModelError:
@@ -115,4 +120,4 @@ def _other(got: str) -> StaleModelError:
 
 
 def _listing(names: list[str], most: int = 5) -> str:
-    return ", ".join(map(str, names[:most])) + (", ..." if len(names) > most else "")
+    return ", ".join(map(_safe, names[:most])) + (", ..." if len(names) > most else "")

@@ -65,6 +65,17 @@ class Draft:
         self.tensors[self.name + name] = tensor
 
 
+def printable(text: str, most: int | None = None) -> str:
+    """Words of a file as they may be shown: without the signs that a terminal obeys, and not too long.
+
+    Examples:
+        >>> printable(chr(27) + "[2J").isprintable(), printable("longer", 4)
+        (True, 'long...')
+    """
+    shown = text if most is None or len(text) <= most else f"{text[:most]}..."
+    return shown if shown.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in shown)
+
+
 def plain(fact: Any) -> Any:
     """A fact as JSON has it: it knows no infinity."""
     if isinstance(fact, float) and not math.isfinite(fact):
@@ -186,14 +197,14 @@ class Saved:
         found = self._fact(name)
         if not isinstance(found, str) or (choices and found not in choices):
             raise self.wrong(name, " or ".join(map(repr, choices)) or "words")
-        return found
+        return printable(found)
 
     def texts(self, name: str) -> list[str]:
         """A list of words."""
         found = self._fact(name)
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
             raise self.wrong(name, "a list of words")
-        return list(found)
+        return [printable(one) for one in found]
 
     def wholes(self, name: str, low: int = 0, high: int = LARGEST) -> list[int]:
         """A list of whole numbers within bounds."""
