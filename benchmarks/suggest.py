@@ -30,7 +30,7 @@ from torch.nn import functional as F
 import whence
 
 from .data import read_housing
-from .optimum import converge
+from .optimum import approach
 from .record import measured, save, say, surroundings
 from .studied import UNSEEN, eight_by_eight
 
@@ -67,10 +67,10 @@ class Case:
         return "gaussian" if self.y.is_floating_point() else "categorical"
 
     def trained(self, x: Tensor, y: Tensor) -> nn.Module:
-        """A network trained to the optimum, always from the same start."""
+        """A trained network, always from the same start."""
         network = copy.deepcopy(self.network)
         if self.likelihood == "gaussian":
-            converge(network, x, y, self.ridge, steps=60)
+            approach(network, x, y, self.ridge, steps=60)
         else:
             descend(network, x, y, self.ridge)
         return network
