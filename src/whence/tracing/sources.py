@@ -55,6 +55,11 @@ class Sources:
 def sources_of(fitted: Fitted, neighbours: int | None, anchors: int) -> Sources:
     """Estimate both sources; see `Tracer.split` for the arguments. The model must be borrowed."""
     problem = fitted.problem
+    if problem.sketch is not None:
+        raise InputError(
+            "expected a fit that looks at all outputs to tell noise from design, got one of some mixtures, which "
+            'differ from example to example. Fit with outputs="all".'
+        )
     counts = torch.ones(problem.n, dtype=problem.dtype, device=problem.device)
     if problem.sample_weights is not None:
         counts = problem.sample_weights.to(problem.dtype)
