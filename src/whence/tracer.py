@@ -155,6 +155,14 @@ class Tracer(Predictor):
                 total variance, one after the other, so that copies are not chosen twice. Without a pool, training
                 examples are listed by how doubtful their labels are.
             test: inputs whose variance is to fall, if not that of the pool.
+
+        Examples:
+            >>> import torch, whence
+            >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+            >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+            >>> tracer = whence.fit(net, [(x, 2 * x + 1)], ridge=0.1)
+            >>> tracer.suggest(1, pool=torch.tensor([[0.0], [9.0], [1.0]], dtype=torch.float64)).index
+            tensor([1])
         """
         check_count(budget, "budget")
         if pool is None:
