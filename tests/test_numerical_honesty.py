@@ -122,7 +122,7 @@ def assert_sound(tracer: whence.Tracer, test: Tensor) -> None:
 
 
 @every_structure
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(problem=problems())
 def test_variances_are_variances(structure: whence.Structure, problem: Problem) -> None:
     tracer = problem.fit(structure)
@@ -141,7 +141,7 @@ def test_many_more(structure: whence.Structure, problem: Problem) -> None:
 
 
 @every_structure
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(problem=problems(), options=st.sampled_from(({"recenter": True}, {"leverage": "clip"}, {"noise": "mle"})))
 def test_options_keep_variances_sound(structure: whence.Structure, problem: Problem, options: dict[str, Any]) -> None:
     assert_sound(problem.fit(structure, **options), problem.test)
@@ -167,7 +167,7 @@ def assert_times(found: whence.Uncertainty, base: whence.Uncertainty, factor: fl
 
 
 @every_structure
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(problem=problems(("gaussian",)), factor=st.sampled_from((1e-3, 7.0, 1e4)))
 def test_other_units_of_the_outputs(structure: whence.Structure, problem: Problem, factor: float) -> None:
     """Outputs and targets times s, the ridge times s^2: variances times s^2."""
@@ -184,7 +184,7 @@ def test_other_units_of_the_outputs(structure: whence.Structure, problem: Proble
 
 
 @pytest.mark.parametrize("structure", [STRUCTURES[name] for name in ("primal", "dual", "ekfac, whole", "diagonal")])
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(problem=problems())
 def test_twice_the_data(structure: whence.Structure, problem: Problem) -> None:
     """Every example twice and twice the ridge: half of Ho and HeC0."""

@@ -62,9 +62,9 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="n
 
 
 @needs_proc
-@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
-def test_a_thousand_predictions(structure: whence.Structure, tmp_path: Path) -> None:
-    assert soak(structure, 1000, 5, tmp_path) < 8 * 2**20
+@pytest.mark.parametrize("name", ["dual", "core", "ekfac"])
+def test_a_thousand_predictions(name: str, tmp_path: Path) -> None:
+    assert soak(STRUCTURES[name], 1000, 5, tmp_path) < 8 * 2**20
 
 
 @needs_proc
