@@ -63,6 +63,18 @@ def test_spectral_alignments_are_those_of_the_curvature_they_stand_for(name: str
     np.testing.assert_allclose(gathered(tracer, case.test_inputs, len(test)), wanted, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["mlp", "single_output", "convolution"])
+def test_alignments_outside_of_a_corner(name: str) -> None:
+    case = networks.build(name)
+    tracer = fit(case.model, case.batches(4), structure=whence.EKFAC(tolerance=0.5), ridge=20.0)
+    assert any(basis.outside and basis.block.kind == "kronecker" for basis in tracer.bread.bases)
+    _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
+    _, test, _ = oracles.tangents_of(case.model, case.test_inputs)
+    damped = curvature_matrices.curvature_of(tracer.bread) + 20.0 * np.eye(tangents.shape[2])
+    wanted = np.einsum("mkp,pq,ncq->mnkc", test, np.linalg.inv(damped), tangents)
+    np.testing.assert_allclose(gathered(tracer, case.test_inputs, len(test)), wanted, rtol=1e-9, atol=1e-13)
+
+
 @pytest.mark.parametrize("structure", ["core", "sketch"])
 def test_a_core_or_sketch_that_keeps_everything_is_exact(structure: str) -> None:
     case = networks.build("mlp")

@@ -16,6 +16,7 @@ from whence.tangents.forms import Tangent
 
 from .align import align
 from .basis import Basis
+from .factored import Factored, Parts, seen_once
 from .moments import MeatSums, Spectrum, Squares, gather_meats
 from .stream import LayerStream, working_precision
 from .view import View, views
@@ -140,8 +141,8 @@ class SpectralBread(Bread):
         """The same bases and eigenvalues: one pass, for the leverages and the meats."""
         return SpectralBread(self.stream, self.bases, self.spectrum, ridge, self.noise, [], weigh)
 
-    def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Tensor]]]:
-        """F_lam^-1 J^T of some inputs at a time, (m k, *shape) for each block."""
+    def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Tensor | Factored]]]:
+        """F_lam^-1 J^T of some inputs at a time, (m k, *shape) for each block, or factored where that serves."""
         problem, precision = self.problem, working_precision(self.problem)
         k = problem.seen(inputs)
         row = k * problem.selection.size * torch.finfo(precision).bits // 8
@@ -150,18 +151,32 @@ class SpectralBread(Bread):
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
             pieces: list[list[Tensor]] = [[] for _ in self.bases]
+            factored: list[list[Parts]] = [[] for _ in self.bases]
             for _, tangents, _ in self.stream.of(take(inputs, where), 0, self.stream.identity(k), k):
-                for at, tangent in enumerate(tangents):
-                    pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
-            yield where, [torch.cat(piece) for piece in pieces]
+                for at, (tangent, basis) in enumerate(zip(tangents, self.bases, strict=True)):
+                    once = seen_once(tangent)
+                    if once is not None:
+                        factored[at].append(Parts.of(once, basis, precision))
+                    else:
+                        pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
+            solved: list[Tensor | Factored] = [
+                Factored.of(parts, basis, squares, self.ridge) if parts else torch.cat(piece)
+                for piece, parts, basis, squares in zip(
+                    pieces, factored, self.bases, self.spectrum.curvature, strict=True
+                )
+            ]
+            yield where, solved
 
-    def _align(self, directions: Sequence[Tensor], k: int) -> Iterator[tuple[slice, Tensor]]:
+    def _align(self, directions: Sequence[Tensor | Factored], k: int) -> Iterator[tuple[slice, Tensor]]:
         for where, tangents in self.stream.read("alignments", self.stream.identity(), self.problem.k):
             yield where, self._contract(tangents, directions, k)
 
-    def _contract(self, tangents: Sequence[Tangent], directions: Sequence[Tensor], k: int) -> Tensor:
+    def _contract(self, tangents: Sequence[Tangent], directions: Sequence[Tensor | Factored], k: int) -> Tensor:
         """(m, k, n, c) inner products of all gradients with all directions (m k, ...), summed over blocks."""
-        summed = sum_of(align(tangent, one) for tangent, one in zip(tangents, directions, strict=True))  # (n, c, m k)
+        summed = sum_of(  # (n, c, m k)
+            one.align(tangent) if isinstance(one, Factored) else align(tangent, one)
+            for tangent, one in zip(tangents, directions, strict=True)
+        )
         return summed.reshape(*summed.shape[:2], -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
 
     def _noise_scale(self, root: Tensor | None) -> float | None:
