@@ -138,6 +138,33 @@ def test_more_of_everything_takes_more() -> None:
     assert half.memory < 0.75 * whole.memory
 
 
+def test_few_mixtures_of_many_outputs_take_less() -> None:
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 200)).eval()
+    x, y = torch.randn(64, 6), torch.randint(0, 200, (64,))
+    loader = list(zip(x.split(16), y.split(16), strict=True))
+    options: dict[str, Any] = {"likelihood": "categorical", "structure": "ekfac", "max_memory": 2**33}
+    usual, few, every = (whence.estimate(model, loader, outputs=outputs, **options) for outputs in ("auto", 4, "all"))
+    assert usual.outputs == few.outputs == every.outputs == 200
+    assert few.memory < usual.memory < 0.3 * every.memory
+    assert few.seconds < every.seconds
+
+
+@pytest.mark.parametrize("form", ["pair", "dict", "weights", "tokens"])
+def test_every_form_of_data(form: str) -> None:
+    x, y = torch.randn(40, 6), torch.randn(40, 2)
+    model: nn.Module = network()
+    loader: Any = [((x[:25],), y[:25]), ((x[25:],), y[25:])]
+    likelihood = "gaussian"
+    if form == "dict":
+        loader = [{"input": x[:25], "labels": y[:25]}, {"input": x[25:], "labels": y[25:]}]
+    elif form == "weights":
+        loader = [(x, y, torch.rand(40))]
+    elif form == "tokens":
+        loader, likelihood = [(torch.randn(40, 3, 6), torch.randint(0, 2, (40, 3)))], "categorical"
+    found = whence.estimate(model, loader, likelihood, "ekfac")
+    assert (found.examples, found.outputs, found.fits) == (40, 2, True)
+
+
 class Counted(TensorDataset):
     """Counts how often it is read."""
 

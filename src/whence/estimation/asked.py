@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from whence.curvature.kronecker.stream import LayerStream
 from whence.errors import InputError
 from whence.likelihoods import Likelihood
 from whence.memory import Budget
-from whence.options import check_sizes, named
+from whence.options import check_columns, check_sizes, named
 from whence.progress import Progress
 from whence.tangents.batches import Batch, Batches, take
 from whence.tangents.borrow import borrowed, check_model
@@ -42,6 +42,7 @@ def estimate(
     chunk_size: int | None = None,
     max_memory: float | None = None,
     dtype: torch.dtype = torch.float64,
+    outputs: Literal["auto", "all"] | int = "auto",
 ) -> Estimate:
     """Tell what memory and time `whence.fit` would take, without fitting.
 
@@ -59,6 +60,7 @@ def estimate(
         chunk_size: as for `whence.fit`.
         max_memory: as for `whence.fit`.
         dtype: as for `whence.fit`.
+        outputs: as for `whence.fit`.
 
     Examples:
         >>> import torch, whence
@@ -75,6 +77,7 @@ def estimate(
             f"expected a structure of whence itself, got {type(chosen).__name__}, whose needs only its author knows."
         )
     check_sizes(chunk_size, max_memory)
+    columns = check_columns(outputs)
     check_model(model)
     with borrowed(model):
         network = Network(model)
@@ -93,11 +96,13 @@ def estimate(
             budget=Budget(network.device, max_memory),
             progress=quiet,
             chunk_size=chunk_size,
+            columns=columns,
         )
         n, batch = count(batches)
         stream = LayerStream(small)
+        seen = next(iter(small.batches)).inputs  # with the mixtures that are looked at, where not all outputs are
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
-        return _estimate(chosen, small, sizes, measure_speed(small, stream, first.inputs, reading))
+        return _estimate(chosen, small, sizes, measure_speed(small, stream, seen, reading))
 
 
 def _few(first: Batch) -> tuple[Any, ...]:
@@ -113,7 +118,7 @@ def _estimate(chosen: Structure, problem: Linearization, sizes: Sizes, speed: Sp
     return Estimate(
         structure=_name(chosen, sizes),
         examples=sizes.n,
-        outputs=sizes.k,
+        outputs=problem.width,
         parameters=sizes.d,
         stages=stages,
         bounded=bounded,
