@@ -264,3 +264,12 @@ def test_a_loader_that_changes_its_order_is_refused(example: Example, tmp_path: 
 
     with pytest.raises(whence.LoaderError, match="expected the same test inputs in every pass"):
         example.tracer.report(tmp_path / "report.html", Changing(), images=example.options["images"])
+
+
+def test_the_code_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(code, "report.md", "exec"), names)
+    assert data_of(tmp_path / "report.html")["names"] == ["price"]

@@ -9,7 +9,7 @@ import torch
 
 from whence import InputError, ShapeError
 from whence.report.exhibits import encode_texts
-from whence.report.tables import columns_of, join, unusual
+from whence.report.tables import Usual, columns_of, join
 
 
 def test_frames_dicts_and_arrays_read_the_same() -> None:
@@ -32,8 +32,9 @@ def test_words_and_answers_are_shown_as_such() -> None:
 def test_unusual_values_are_named_rarest_first() -> None:
     train = columns_of({"age": np.arange(100.0), "town": ["Ulm"] * 99 + ["Bonn"], "flag": [0, 1] * 50})
     test = columns_of({"age": [98.0, 50.0], "town": ["Rome", "Bonn"], "flag": [7, 1]})
-    assert unusual(test, 0, train) == [(1, "never seen in training"), (0, "among the highest 2.0 %")]
-    assert unusual(test, 1, train) == [(1, "in 1.0 % of the training rows")]
+    usual = Usual.of(train)
+    assert usual.odd(test, 0) == [(1, "never seen in training"), (0, "among the highest 2.0\xa0%")]
+    assert usual.odd(test, 1) == [(1, "in 1.0\xa0% of the training rows")]
 
 
 def test_says_what_is_no_table() -> None:

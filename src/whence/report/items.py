@@ -12,7 +12,7 @@ from typing import Any
 from .causes import Traced
 from .exhibits import Exhibits, Form, encode_images, encode_texts
 from .reading import Source
-from .tables import Columns, unusual
+from .tables import Columns, Usual
 
 PICTURES = 1500
 """Pictures in one page, of test and training inputs together."""
@@ -118,10 +118,10 @@ def _rows(
     assert rows is not None
     most = CELLS // max(len(rows.names), 1)
     chosen = list(range(sizes[0])) if sizes[0] <= most else list(wanted)[:most]
-    traced = set(wanted)
+    traced, judge = set(wanted), None if usual is None else Usual.of(usual)
 
     def item(table: Columns, number: int, mark: bool) -> Item:
-        odd = tuple(unusual(table, number, usual)) if mark and usual is not None else ()
+        odd = tuple(judge.odd(table, number)) if mark and judge is not None else ()
         return Item(cells=tuple(table.row(number)), odd=odd)
 
     tests = {number: item(rows, number, number in traced) for number in chosen}

@@ -68,38 +68,61 @@ def join(parts: Sequence[Columns]) -> Columns:
     return Columns(parts[0].names, tuple(joined))
 
 
-def unusual(row: Columns, number: int, usual: Columns) -> list[tuple[int, str]]:
-    """Columns in which a row is unusual, the rarest first, with words.
+@dataclass(frozen=True)
+class Usual:
+    """What is usual in each column of the training rows: its numbers in order, or how often each word occurs.
 
     Examples:
-        >>> train = columns_of({"age": list(range(100)), "town": ["Ulm"] * 100})
-        >>> unusual(columns_of({"age": [400], "town": ["Ulm"]}), 0, train)
+        >>> usual = Usual.of(columns_of({"age": list(range(100)), "town": ["Ulm"] * 100}))
+        >>> usual.odd(columns_of({"age": [400], "town": ["Ulm"]}), 0)
         [(0, 'larger than every training value')]
     """
-    found = []
-    for place, name in enumerate(row.names):
-        if name not in usual.names:
-            continue
-        known, value = usual.columns[usual.names.index(name)], row.columns[place][number]
-        share, words = _rarity(value, known)
-        if share <= RARE and words:
-            found.append((share, place, words))
-    return [(place, words) for _, place, words in sorted(found, key=lambda one: one[0])]
+
+    numbers: Mapping[str, np.ndarray]
+    words: Mapping[str, Counter[str]]
+
+    @classmethod
+    def of(cls, table: Columns) -> Usual:
+        """From the training rows; columns of one or two numbers are left out, in which nothing is far from others."""
+        numbers, words = {}, {}
+        for name, column in zip(table.names, table.columns, strict=True):
+            if column.dtype.kind not in "fiub":
+                words[name] = Counter(map(str, column))
+                continue
+            known = np.sort(column[~np.isnan(column)] if column.dtype.kind == "f" else column)
+            if len(np.unique(known)) > 2:
+                numbers[name] = known
+        return cls(numbers, words)
+
+    def odd(self, table: Columns, row: int) -> list[tuple[int, str]]:
+        """Columns in which a row is unusual, the rarest first, with words."""
+        found = []
+        for place, name in enumerate(table.names):
+            value = table.columns[place][row]
+            share, told = 1.0, ""
+            if name in self.words:
+                share, told = _rarity(str(value), self.words[name])
+            elif name in self.numbers and np.issubdtype(type(value), np.number):
+                share, told = _extremity(float(value), self.numbers[name])
+            if share <= RARE:
+                found.append((share, place, told))
+        return [(place, told) for _, place, told in sorted(found, key=lambda one: one[0])]
 
 
-def _rarity(value: Any, known: np.ndarray) -> tuple[float, str]:
-    if known.dtype.kind in "fiub":
-        number = float(value) if np.issubdtype(type(value), np.number) else float("nan")
-        seen = known[~np.isnan(known)] if known.dtype.kind == "f" else known
-        if np.isnan(number) or len(np.unique(seen)) <= 2:
-            return 1.0, ""
-        below, above = float((seen <= number).mean()), float((seen >= number).mean())
-        if below <= above:
-            return below, "smaller than every training value" if below == 0 else f"among the lowest {percent(below)}"
-        return above, "larger than every training value" if above == 0 else f"among the highest {percent(above)}"
-    counts = Counter(map(str, known))
-    share = counts[str(value)] / max(len(known), 1)
-    return share, "never seen in training" if share == 0 else f"in {percent(share)} of the training rows"
+def _rarity(word: str, counts: Counter[str]) -> tuple[float, str]:
+    share = counts[word] / max(sum(counts.values()), 1)
+    return share, f"in {percent(share)} of the training rows" if share else "never seen in training"
+
+
+def _extremity(value: float, known: np.ndarray) -> tuple[float, str]:
+    """The share of training values at least as far out, on the side where they are fewer."""
+    if np.isnan(value):
+        return 1.0, ""
+    below = float(np.searchsorted(known, value, "right")) / len(known)
+    above = 1.0 - float(np.searchsorted(known, value, "left")) / len(known)
+    if below <= above:
+        return below, f"among the lowest {percent(below)}" if below else "smaller than every training value"
+    return above, f"among the highest {percent(above)}" if above else "larger than every training value"
 
 
 def _column(values: Any) -> np.ndarray:

@@ -16,17 +16,17 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """A share.
+    r"""A share, with a space before the sign that does not break.
 
     Examples:
         >>> percent(0.1234), percent(0.0123), percent(0.00001), percent(0.0)
-        ('12 %', '1.2 %', 'less than 0.1 %', '0 %')
+        ('12\xa0%', '1.2\xa0%', 'less than 0.1\xa0%', '0\xa0%')
     """
     if share <= 0:
-        return "0 %"
+        return "0\xa0%"
     if share < 0.001:
-        return "less than 0.1 %"
-    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
+        return "less than 0.1\xa0%"
+    return f"{100 * share:.1f}\xa0%" if share < 0.1 else f"{100 * share:.0f}\xa0%"
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

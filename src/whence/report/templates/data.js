@@ -42,7 +42,7 @@ const short = (value, digits = 3) => {
   const size = Math.abs(value);
   return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
 };
-const percent = (share) => (share <= 0 ? "0 %" : share < 0.001 ? "under 0.1 %" : `${+(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`);
+const percent = (share) => (share <= 0 ? "0\u00a0%" : share < 0.001 ? "under 0.1\u00a0%" : `${+(100 * share).toPrecision(share < 0.1 ? 2 : 3)}\u00a0%`);
 const count = (value) => value.toLocaleString("en");
 const nameOf = (i) => (data.ids ? data.ids[i] : `prediction ${count(i)}`);
 
