@@ -123,8 +123,8 @@ class Tracer(Predictor):
     ) -> WhatIf:
         """How predictions and their variances would change with another training set, without training again.
 
-        Exact for the linearized model and squared error; one Newton step for other losses. Examples go by their
-        position in the training set.
+        Exact for the linearized model and squared error. For other losses the changed examples keep their true loss and
+        all others take one Newton step. Examples go by their position in the training set.
 
         Args:
             x: as for `predict`.
@@ -141,9 +141,9 @@ class Tracer(Predictor):
             torch.Size([3, 1])
         """
         check_ungrouped(self)
-        counts, shift = changes.read_change(self, remove, repeat, relabel or {})
+        counts, shift, targets = changes.read_change(self, remove, repeat, relabel or {})
         with borrowed_model(self):
-            change = changes.prepare(self, counts, shift)
+            change = changes.prepare(self, counts, shift, targets)
         return changes.join(each(self, x, lambda inputs, where: changes.apply(self, inputs, change)))
 
     def suggest(self, budget: int = 100, pool: Any = None, test: Any = None) -> Suggestion:

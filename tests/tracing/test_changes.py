@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import root
 from torch import nn
 
 import networks
@@ -103,39 +104,107 @@ def test_weighted_examples_change_as_refits_do(name: str, loo: str, structure: s
     np.testing.assert_allclose(found.new_hec3, (moves**2).sum((1, 3)), rtol=1e-8)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
-def test_variances_of_classes_after_one_newton_step(likelihood: str, generator: torch.Generator) -> None:
-    """Dense matrices, with the loss's Hessians where they were before the step."""
+def test_classes_settle_where_their_loss_and_the_parabola_of_the_others_balance(
+    likelihood: str, weighted: bool, generator: torch.Generator
+) -> None:
+    """Dense matrices, and scipy for the balance; Hessians of the changed examples are those after the change."""
     x = torch.randn(10, 2, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (10,), generator=generator)
-    model = networks.linear(torch.randn(3, 2, generator=generator, dtype=torch.float64))
+    weights = 0.5 + torch.rand(10, generator=generator, dtype=torch.float64) if weighted else torch.ones(10).double()
+    model = networks.linear(2 * torch.randn(3, 2, generator=generator, dtype=torch.float64))
     said = torch.nn.functional.one_hot(y, 3).double()
-    tracer = fit(model, [(x, y if likelihood == "categorical" else said)], likelihood=likelihood, ridge=RIDGE)
+    given = y if likelihood == "categorical" else said
+    batch = (x, given, weights) if weighted else (x, given)
+    tracer = fit(model, [batch], likelihood=likelihood, ridge=RIDGE)
     label = (int(y[4]) + 1) % 3
     fresh = np.eye(3)[label]
     target = torch.tensor(label) if likelihood == "categorical" else torch.from_numpy(fresh)
     found = tracer.what_if(x[:3], remove=[1, 2], repeat=[6], relabel={4: target})
-    outputs = model(x).detach()
-    p = (outputs.softmax(1) if likelihood == "categorical" else outputs.sigmoid()).numpy()
-    hessians = [np.diag(r) - np.outer(r, r) if likelihood == "categorical" else np.diag(r * (1 - r)) for r in p]
-    tangents = oracles.linear_tangents(x.numpy(), 3)
-    truth = said.numpy().copy()
-    truth[4] = fresh
-    kept = [i for i in range(10) if i not in (1, 2)] + [6]
-    inverse = np.linalg.inv(RIDGE * np.eye(6) + sum(tangents[i].T @ hessians[i] @ tangents[i] for i in kept))
-    stale = sum(tangents[i].T @ (said.numpy()[i] - p[i]) for i in range(10))  # what the optimum would have as lambda w
-    step = inverse @ (sum(tangents[i].T @ (truth[i] - p[i]) for i in kept) - stale)
-    np.testing.assert_allclose(found.change, tangents[:3] @ step, rtol=1e-8, atol=1e-12)
+
+    w = weights.numpy()
+    outputs, tangents = model(x).detach().numpy(), oracles.linear_tangents(x.numpy(), 3)
+    truth, counts = said.numpy().copy(), np.ones(10)
+    truth[4], counts[[1, 2]], counts[6] = fresh, 0.0, 2.0
+    changed_ones = [1, 2, 4, 6]
+
+    def chances(f: np.ndarray) -> np.ndarray:
+        return np.exp(f) / np.exp(f).sum() if likelihood == "categorical" else 1 / (1 + np.exp(-f))
+
+    def hessian(f: np.ndarray) -> np.ndarray:
+        p = chances(f)
+        return np.diag(p) - np.outer(p, p) if likelihood == "categorical" else np.diag(p * (1 - p))
+
+    old = [w[i] * (said.numpy()[i] - chances(outputs[i])) for i in range(10)]
+    hessians = [w[i] * hessian(outputs[i]) for i in range(10)]
+    damped = RIDGE * np.eye(6) + sum(tangents[i].T @ hessians[i] @ tangents[i] for i in range(10))
+
+    def balance(step: np.ndarray) -> np.ndarray:
+        total = damped @ step
+        for i in changed_ones:
+            moved = tangents[i] @ step
+            after = w[i] * (truth[i] - chances(outputs[i] + moved))
+            total = total - tangents[i].T @ (counts[i] * after - old[i] + hessians[i] @ moved)
+        return total
+
+    step = root(balance, np.zeros(6), tol=1e-13).x
+    np.testing.assert_allclose(found.change, tangents[:3] @ step, rtol=1e-7, atol=1e-10)
+    residuals = [old[i] - hessians[i] @ tangents[i] @ step for i in range(10)]
+    before = list(hessians)
+    for i in changed_ones:
+        residuals[i] = w[i] * (truth[i] - chances(outputs[i] + tangents[i] @ step))
+        hessians[i] = w[i] * hessian(outputs[i] + tangents[i] @ step)
+    inverse = np.linalg.inv(
+        RIDGE * np.eye(6) + sum(counts[i] * tangents[i].T @ hessians[i] @ tangents[i] for i in range(10))
+    )
     hec3, ho = np.zeros((3, 3)), np.zeros((3, 3))
-    for i in kept:
-        residual = truth[i] - p[i] - hessians[i] @ tangents[i] @ step
+    for i in range(10):
         hat = hessians[i] @ tangents[i] @ inverse @ tangents[i].T
-        left_out = np.linalg.solve(np.eye(3) - hat, residual)
+        left_out = np.linalg.solve(np.eye(3) - hat, residuals[i])
         pull = tangents[:3] @ inverse @ tangents[i].T
-        hec3 += (pull @ left_out) ** 2
-        ho += np.einsum("mij,jl,mil->mi", pull, hessians[i], pull)
-    np.testing.assert_allclose(found.new_hec3, hec3, rtol=1e-8)
-    np.testing.assert_allclose(found.new_ho, ho, rtol=1e-8)
+        hec3 += counts[i] * (pull @ left_out) ** 2
+        ho += counts[i] * np.einsum("mij,jl,mil->mi", pull, before[i], pull)
+    np.testing.assert_allclose(found.new_hec3, hec3, rtol=1e-6)
+    np.testing.assert_allclose(found.new_ho, ho, rtol=1e-6)
+
+
+def test_removals_of_classes_take_one_newton_step(generator: torch.Generator) -> None:
+    x = torch.randn(10, 2, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (10,), generator=generator)
+    model = networks.linear(torch.randn(3, 2, generator=generator, dtype=torch.float64))
+    found = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE).what_if(x[:2], remove=[1, 2])
+    tangents, p = oracles.linear_tangents(x.numpy(), 3), model(x).softmax(1).detach().numpy()
+    kept = [i for i in range(10) if i not in (1, 2)]
+    curved = sum(tangents[i].T @ (np.diag(p[i]) - np.outer(p[i], p[i])) @ tangents[i] for i in kept)
+    score = -sum(tangents[i].T @ (np.eye(3)[int(y[i])] - p[i]) for i in (1, 2))
+    step = np.linalg.solve(curved + RIDGE * np.eye(6), score)
+    np.testing.assert_allclose(found.change, tangents[:2] @ step, rtol=1e-8, atol=1e-12)
+
+
+def test_a_certain_label_turned_round_does_not_run_away(generator: torch.Generator) -> None:
+    """Against a refit of a logistic regression. One Newton step, with a Hessian near zero, went many times too far."""
+    x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    y = (x.sum(1, keepdim=True) > 0).double()
+    at = int((x.sum(1)).argmax())
+    model = networks.linear([[0.0, 0.0]])
+    other = y.clone()
+    other[at] = 0.0
+    predictions = []
+    for labels in (y, other):
+        weights = np.zeros(2)
+        for _ in range(50):
+            p = 1 / (1 + np.exp(-x.numpy() @ weights))
+            curved = (x.numpy().T * (p * (1 - p))) @ x.numpy() + 0.1 * np.eye(2)
+            weights = weights + np.linalg.solve(curved, x.numpy().T @ (labels[:, 0].numpy() - p) - 0.1 * weights)
+        predictions.append(x.numpy() @ weights)
+        if labels is y:
+            with torch.no_grad():
+                model.weight.copy_(torch.from_numpy(weights).unsqueeze(0))
+    true = predictions[1] - predictions[0]
+    found = fit(model, [(x, y)], likelihood="bernoulli", ridge=0.1).what_if(x, relabel={at: [0.0]}).change[:, 0]
+    assert 0.5 < float(found.norm()) / np.linalg.norm(true) < 2.0
+    assert float(np.corrcoef(found, true)[0, 1]) > 0.99
 
 
 def test_one_removal_is_the_pull_of_the_example() -> None:
@@ -145,24 +214,6 @@ def test_one_removal_is_the_pull_of_the_example() -> None:
     for at in range(len(case.test_inputs)):
         one = tracer.what_if(case.test_inputs[at : at + 1], remove=[int(shares.index[at, 0])])
         torch.testing.assert_close(one.change[0], -shares.pull[at, 0], rtol=1e-8, atol=1e-12)
-
-
-def test_classes_take_one_newton_step(generator: torch.Generator) -> None:
-    x = torch.randn(10, 2, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (10,), generator=generator)
-    model = networks.linear(torch.randn(3, 2, generator=generator, dtype=torch.float64))
-    tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
-    tangents = oracles.linear_tangents(x.numpy(), 3)
-    p = model(x).softmax(1).detach().numpy()
-    label = (int(y[4]) + 1) % 3
-    found = tracer.what_if(x[:2], remove=[1, 2], relabel={4: torch.tensor(label)})
-    kept = [i for i in range(10) if i not in (1, 2)]
-    curved = sum(tangents[i].T @ (np.diag(p[i]) - np.outer(p[i], p[i])) @ tangents[i] for i in kept)
-    eye = np.eye(3)
-    score = -sum(tangents[i].T @ (eye[int(y[i])] - p[i]) for i in (1, 2))
-    score = score + tangents[4].T @ (eye[label] - eye[int(y[4])])
-    step = np.linalg.solve(curved + RIDGE * np.eye(6), score)
-    np.testing.assert_allclose(found.change, tangents[:2] @ step, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize(

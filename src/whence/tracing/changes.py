@@ -8,7 +8,8 @@ H = J_S F_lam^-1 J_S^T within the set, and C, L the diagonal blocks of the c_i a
     a'_i(x) = a_i(x) - A M C L H_Si            e'_i = e_i + d_i - L_i H_iS M (C e + (I + C) d)
 
 from which Ho and HeC3 after the change follow as before it. For squared error these are the numbers that refits of the
-linearized model give; for other losses one Newton step.
+linearized model give. For other losses the changed examples keep their true loss, see `settling`; the others take one
+Newton step.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from whence.estimators import leave_one_out
 from whence.tangents.batches import Inputs, take
 
 from .fitted import Fitted
+from .settling import expected_targets, settle
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Change:
     Attributes:
         index: (s,) the examples concerned.
         counts: (n,) how often each example counts afterwards.
-        push: (s k,) M (C e + (I + C) d).
-        bend: (s k, n k) M C L H_S, by which alignments with all examples lose.
+        push: (s k,) M (C e + (I + C) d), or where the changed examples settle.
+        bend: (s k, n k) M C L H_S, by which alignments with all examples lose; with new Hessians where they settle.
         left_out: (n, k) leave-one-out residuals afterwards.
     """
 
@@ -85,37 +87,59 @@ class Change:
     left_out: Tensor
 
 
-def prepare(fitted: Fitted, counts: Tensor, shift: Tensor) -> Change:
+def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int, Tensor]) -> Change:
     """Solve for a change.
 
     Args:
         fitted: a fit with true leverages.
         counts: (n,) how often each example is to count; 1 leaves it as it is.
         shift: (n, k) by how much residuals change, sample weights included.
+        relabel: new targets, as the likelihood encodes them.
     """
     problem = fitted.problem
-    k = problem.k
+    k, roots = problem.k, problem.hessian_roots
     index = ((counts != 1) | (shift != 0).any(1)).nonzero().squeeze(1)
     rows = _rows_of(fitted, index)  # H_S: (s, k, n, k)
     s = len(index)
     extra = (counts - 1)[index].reshape(s, 1)
     residuals = fitted.meats.roots["hec0"].sum(2)
+    new = residuals + shift
+    within = rows[:, :, index].reshape(s * k, s * k)
+    eye = torch.eye(k, dtype=rows.dtype, device=rows.device)
+    blocks = extra.reshape(s, 1, 1) * (eye if roots is None else roots[index] @ roots[index].transpose(1, 2))
+    settled = settle(fitted, index, counts[index], within, new[index], _targets(fitted, index, relabel))
+    if settled is not None and roots is not None:
+        old = roots[index] @ roots[index].transpose(1, 2)
+        blocks = counts[index].reshape(s, 1, 1) * (settled.roots @ settled.roots.transpose(1, 2)) - old
+        roots = roots.index_copy(0, index, settled.roots)
+    inner = torch.eye(s * k, dtype=rows.dtype, device=rows.device) + _times(blocks, within)
+    bend = torch.linalg.solve(inner, _times(blocks, rows.reshape(s * k, problem.n * k)))
     score = extra * residuals[index] + (1 + extra) * shift[index]
-    within = rows[:, :, index].reshape(s, k, s * k)
-    curved = extra.reshape(s, 1, 1) * _hessian(fitted, index, within)  # C L H
-    inner = torch.eye(s * k, dtype=rows.dtype, device=rows.device) + curved.reshape(s * k, s * k)
-    everywhere = (extra.reshape(s, 1, 1) * _hessian(fitted, index, rows.flatten(2))).flatten(0, 1)
-    push = torch.linalg.solve(inner, score.reshape(-1))
-    bend = torch.linalg.solve(inner, everywhere)
+    push = torch.linalg.solve(inner, score.reshape(-1)) if settled is None else settled.push
     flat = rows.reshape(s * k, problem.n, k)
-    moved = torch.einsum("anj,a->nj", flat, push)  # H_iS M (...): how far the outputs move
+    moved = torch.einsum("anj,a->nj", flat, push)  # how far the outputs move
     hats = fitted.bread.hats - torch.einsum("anj,anl->njl", flat, bend.reshape(flat.shape))
-    all_of_them = torch.arange(problem.n, device=problem.device)
-    lost = _hessian(fitted, all_of_them, moved.unsqueeze(2)).squeeze(2)
-    after = leave_one_out(
-        residuals + shift - lost, hats, problem.hessian_roots, fitted.weighing.policy, fitted.weighing.by_output
-    )
-    return Change(index, counts, push, bend, after.hec3)
+    after = new - fitted.weighing.lost(slice(0, problem.n), moved)
+    if settled is not None:
+        after = after.index_copy(0, index, settled.residuals)
+    left_out = leave_one_out(after, hats, roots, fitted.weighing.policy, fitted.weighing.by_output)
+    return Change(index, counts, push, bend, left_out.hec3)
+
+
+def _times(blocks: Tensor, values: Tensor) -> Tensor:
+    """A block-diagonal matrix (s, k, k) times (s k, q)."""
+    s, k = blocks.shape[:2]
+    return (blocks @ values.reshape(s, k, values.shape[1])).reshape(values.shape)
+
+
+def _targets(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> Tensor:
+    """(s, ...) new targets of the changed examples; as expected for those whose labels stay, see `settle`."""
+    outputs = fitted.problem.outputs[index]
+    found = expected_targets(fitted.problem.likelihood, outputs, "the examples to change").clone()
+    for place, at in enumerate(index.tolist()):
+        if at in relabel:
+            found[place] = relabel[at]
+    return found
 
 
 def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
@@ -150,8 +174,8 @@ def join(parts: Sequence[WhatIf]) -> WhatIf:
 
 def read_change(
     fitted: Fitted, remove: Sequence[int], repeat: Sequence[int], relabel: Mapping[int, Any]
-) -> tuple[Tensor, Tensor]:
-    """Counts (n,) and shifts of residuals (n, k) from what a user says."""
+) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    """Counts (n,), shifts of residuals (n, k) and targets as the likelihood encodes them, from what a user says."""
     problem = fitted.problem
     if fitted.weighing.policy != "exact":
         raise InputError(
@@ -170,15 +194,17 @@ def read_change(
             "expected a fit that looks at all outputs of a network that answers once an example for new labels, got "
             "one with several positions, or of some mixtures of outputs. Change the labels in the data and fit again."
         )
+    targets: dict[int, Tensor] = {}
     for example, target in relabel.items():
         at = _position(example, problem.n)
         said = torch.as_tensor(target, device=problem.device)
         outputs = problem.outputs[at : at + 1]
         checked = problem.likelihood.check_targets(said.unsqueeze(0), outputs, f"the new label of example {example}")
         fresh = problem.likelihood.residuals(outputs, checked)
+        targets[at] = checked[0]
         weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
         shift[at] = weight * fresh[0] - problem.residuals[at]
-    return counts, shift
+    return counts, shift, targets
 
 
 def _position(example: Any, n: int) -> int:
@@ -201,15 +227,6 @@ def _rows_of(fitted: Fitted, index: Tensor) -> Tensor:
             for _, chunks in fitted.bread.alignments(some):
                 found.append(torch.cat([part for _, part in chunks], dim=2))
     return torch.cat(found) if found else problem.outputs.new_zeros(0, problem.k, problem.n, problem.k)
-
-
-def _hessian(fitted: Fitted, index: Tensor, values: Tensor) -> Tensor:
-    """L_i v_i for values (s, k, q) of some examples."""
-    roots = fitted.problem.hessian_roots
-    if roots is None:
-        return values
-    some = roots[index]
-    return some @ (some.transpose(1, 2) @ values)
 
 
 def _variance(aligned: Tensor, roots: Tensor) -> Tensor:

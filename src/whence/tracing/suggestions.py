@@ -13,6 +13,7 @@ from whence.display import Column, Shown, Table, numbers, rows_shown
 from whence.tangents.batches import Inputs, batch_size
 
 from .fitted import Fitted
+from .settling import expected_targets
 from .tables import frame
 
 if TYPE_CHECKING:
@@ -127,10 +128,7 @@ def _roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:
     for batch in batches:
         with torch.no_grad():
             outputs = problem.network(batch).to(problem.dtype)
-        expected = outputs
-        if likelihood.has_classes:
-            expected = likelihood.check_targets(likelihood.probabilities(outputs), outputs, "the pool")
-        root = likelihood.hessian_root(outputs, expected)
+        root = likelihood.hessian_root(outputs, expected_targets(likelihood, outputs, "the pool"))
         if root is None:
             return None
         found.append(root)
