@@ -73,6 +73,15 @@ def test_risk_coverage_draws_each_score_the_best_and_chance() -> None:
     assert len(looks) == len(ax.lines), "no two curves look the same"
 
 
+def test_one_early_error_does_not_flatten_the_curves() -> None:
+    scores = torch.arange(200.0)
+    wrong = torch.zeros(200)
+    wrong[[0, 150, 199]] = 1.0
+    ax = risk_coverage(results(scores.tolist(), scores.tolist()), wrong, by=["ho"], ax=Figure().subplots())
+    assert max(ax.lines[0].get_ydata()) == 1.0
+    assert ax.get_ylim() == pytest.approx((0.0, 1.08 / 4)), "that of the first four"
+
+
 def test_ridge_path_marks_the_smallest_error() -> None:
     path = RidgePath(torch.tensor([0.1, 1.0, 10.0]), torch.tensor([3.0, 2.0, 4.0]))
     ax = Figure().subplots()

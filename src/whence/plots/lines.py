@@ -17,6 +17,9 @@ from .style import BLUE, COLOURS, DASHES, FURTHER, GREY, INK, LINE, NAMES, Numbe
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+SETTLED = 2.0
+"""Per cent of the predictions from which on their mean error has room in the picture; that of fewer is chance."""
+
 
 def bands(
     x: Any,
@@ -99,8 +102,10 @@ def risk_coverage(
     scores |= {name: (column(values, m, f"scores {name!r}"), name) for name, values in (others or {}).items()}
     ax = axes(ax)
     coverage = 100 * np.arange(1, m + 1) / m
+    top = float(wrong.mean())
     for number, (label, (values, name)) in enumerate(scores.items()):
         risk = kept_risk(values, wrong)
+        top = max(top, float(risk[coverage >= SETTLED].max()))
         spare = FURTHER[(number - len(by)) % len(FURTHER)]
         colour, style = COLOURS.get(name, spare[0]), DASHES.get(name, spare[1])
         ax.plot(coverage, risk, color=colour, linestyle=style, linewidth=1.8, label=f"{label} ({risk.mean():.3g})")
@@ -108,7 +113,7 @@ def risk_coverage(
     ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({best.mean():.3g})")
     ax.axhline(wrong.mean(), color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({wrong.mean():.3g})")
     ax.set(xlim=(0, 100), xlabel="predictions kept, %", ylabel="mean error of those kept")
-    ax.set_ylim(bottom=min(0.0, float(best.min())))
+    ax.set_ylim(min(0.0, float(best.min())), 1.08 * top if top > 0 else None)
     quiet(ax)
     ax.legend(frameon=False, fontsize="small", title="set aside by (area)", title_fontsize="small", alignment="left")
     return ax
