@@ -109,15 +109,17 @@ def test_batch_encodings_and_model_outputs(structure: str) -> None:
     assert (tracer.predict(test).hec3 > 0).all()
 
 
-def gpt2() -> nn.Module:
+def gpt2(words: int = 7) -> nn.Module:
     torch.manual_seed(0)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=7, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2)).double().eval()
+    return (
+        GPT2LMHeadModel(GPT2Config(vocab_size=words, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2)).double().eval()
+    )
 
 
-def llama() -> nn.Module:
+def llama(words: int = 7) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=7, max_position_embeddings=LENGTH, **sizes)).double().eval()
+    return LlamaForCausalLM(LlamaConfig(vocab_size=words, max_position_embeddings=LENGTH, **sizes)).double().eval()
 
 
 def tagger() -> nn.Module:
@@ -203,3 +205,24 @@ def test_a_loss_that_is_neither_is_told() -> None:
     tracer = whence.fit(Doubled(), batches(inputs, labels), "categorical", "diagonal", ridge=RIDGE, progress=False)
     notes = [str(finding.value) for finding in tracer.diagnostics if finding.name == "note"]
     assert any("is neither the cross-entropy of the labels as they stand" in note for note in notes)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("structure", ["ekfac", "core"])
+def test_a_vocabulary(make: Any, structure: str) -> None:
+    """More words than all could be looked at: next words are predicted with their variance by default."""
+    inputs, labels = text()
+    tracer = whence.fit(make(300), batches(inputs, labels), "categorical", structure, ridge=RIDGE, progress=False)
+    test, _ = text(2, seed=1)
+    found = tracer.predict(test)
+    assert tracer.problem.k == 17
+    assert found.hec3.shape == (2, LENGTH, 1)
+    assert (found.hec3 > 0).all()
+    assert found.chosen is not None
+    logits = make(300)(**test).logits.detach()
+    torch.testing.assert_close(found.mean, logits.amax(-1, keepdim=True))
+    torch.testing.assert_close(found.chosen.index, logits.argmax(-1, keepdim=True))
+    shares = tracer.attribute(test, top=2).hec3
+    assert shares.index.shape == (2, 2)
+    if structure == "core":
+        torch.testing.assert_close(shares.total, found.trace("hec3").sum(1))

@@ -281,21 +281,25 @@ def test_saving_says_what_it_cannot(tmp_path: Any) -> None:
         tracer.save(tmp_path / "fit.whence")
 
 
+@pytest.mark.parametrize("outputs", ["all", 6])
 @pytest.mark.parametrize(
     "structure", ["ekfac", "kfac", whence.EKFAC(meat="two_bases"), whence.EKFAC(basis="gradients")], ids=str
 )
-def test_a_very_long_side_of_a_layer_has_no_basis(structure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_side_of_a_layer_has_no_basis(
+    structure: Any, outputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With more outputs than a factor may have, EKFAC is diagonal in them: by hand, for one layer."""
     monkeypatch.setattr("whence.curvature.kronecker.factors.LARGEST_SIDE", 5)
+    monkeypatch.setattr("whence.curvature.kronecker.factors.LARGEST_CLASSES", 5)
     torch.manual_seed(0)
     net = nn.Linear(3, 6).double().eval()
     x, y, ridge = inputs(), torch.arange(N) % 6, 0.3
-    tracer = whence.fit(net, [(x, y)], "categorical", structure, ridge=ridge, progress=False)
-    assert "the outputs of weight are more than 5: taken as they are" in str(tracer.diagnostics)
+    tracer = whence.fit(net, [(x, y)], "categorical", structure, ridge=ridge, outputs=outputs, progress=False)
+    assert "the outputs of weight are too many for a basis of their own" in str(tracer.diagnostics)
     a = np.concatenate([x.numpy(), np.ones((N, 1))], axis=1)
     test = np.concatenate([TEST.numpy(), np.ones((len(TEST), 1))], axis=1)
     vectors = np.linalg.eigh(a.T @ a)[1]
     p = net(x).detach().softmax(1).numpy()
     squares = np.einsum("no,ni->oi", p * (1 - p), (a @ vectors) ** 2)  # the Hessian's diagonal, and turned inputs
     wanted = (test @ vectors) ** 2 @ (1 / (squares + ridge)).T
-    assert_close(tracer.predict(TEST).laplace, wanted)
+    assert_close(tracer.predict(TEST, outputs="all").laplace, wanted)

@@ -17,6 +17,9 @@ from .stream import LayerStream
 LARGEST_SIDE = 4096
 """A layer with more inputs, or outputs, has no basis on that side: its factor would be a matrix of their square."""
 
+LARGEST_CLASSES = 256
+"""Nor has a last layer with more outputs than this, where a fit looks at a few mixtures of them."""
+
 LONGEST_SUM = 8192
 """Rows whose products are summed in their own precision."""
 
@@ -39,15 +42,20 @@ class Factors:
     whole: bool = False
 
     @classmethod
-    def empty(cls, block: Block, largest_exact: int, device: torch.device) -> Factors:
-        """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix."""
+    def empty(cls, block: Block, largest_exact: int, device: torch.device, alone: int | None = None) -> Factors:
+        """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix.
+
+        Nor do the outputs of a layer that has `alone` of them, the number of the network's own if these are many: a
+        factor costs their square, where a fit looks at a few mixtures to cost no more than those.
+        """
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.float64, device=device)
 
         if block.kind == "kronecker":
             e, o, i = block.matrix_shape
-            below, above = (zeros(e, size, size) if size <= LARGEST_SIDE else None for size in (i, o))
+            below = zeros(e, i, i) if i <= LARGEST_SIDE else None
+            above = zeros(e, o, o) if o <= LARGEST_SIDE and not (o == alone and o > LARGEST_CLASSES) else None
             return cls(block, below, above)
         if block.kind == "rows":
             d = block.matrix_shape[1]
@@ -109,7 +117,7 @@ class Factors:
             spectrum = below
         if self.block.kind == "kronecker" and (below is None or above is None):
             sides = " and ".join(side for side, one in (("inputs", below), ("outputs", above)) if one is None)
-            facts.append(f"the {sides} of {name} are more than {LARGEST_SIDE}: taken as they are, one by one")
+            facts.append(f"the {sides} of {name} are too many for a basis of their own: taken as they are, one by one")
         return Basis(self.block, inputs, outputs), spectrum
 
 
@@ -190,8 +198,11 @@ def gather_factors(
         residual_weighted: count the gradients J_i^T r_i, too.
     """
     problem = stream.problem
-    plain = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks]
-    weighted = [Factors.empty(block, largest_exact, problem.device) for block in stream.blocks if residual_weighted]
+    alone = None if problem.sketch is None else problem.width
+    plain = [Factors.empty(block, largest_exact, problem.device, alone) for block in stream.blocks]
+    weighted = [
+        Factors.empty(block, largest_exact, problem.device, alone) for block in stream.blocks if residual_weighted
+    ]
     for where, tangents in stream.read("Kronecker factors", stream.identity(), problem.k):
         for at, tangent in enumerate(tangents):
             roots = problem.hessian_roots
