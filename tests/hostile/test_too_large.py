@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import whence
 from doubles import batches, fit, inputs_and_targets, mlp
+from whence.tangents.pieces import Pieces
 
 
 @pytest.mark.parametrize(("road", "takes"), [("auto", r"14\.9 KiB"), ("dual", r"14\.9 KiB"), ("primal", r"52\.4 KiB")])
@@ -63,9 +64,55 @@ class Greedy(nn.Module):
 
 
 def test_a_full_device_says_which_option_helps() -> None:
-    message = r"tangents of 3 examples to fit on cpu, got out of memory\. Pass a chunk_size below 3, or smaller batches"
+    message = r"tangents of one example to fit on the device, got out of memory\. Select fewer parameters"
     with pytest.raises(whence.TooLargeError, match=message):
         fit(Greedy(), batches())
+
+
+class Tight(nn.Module):
+    """Stands in for a GPU that is full with more than eight examples at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and len(x) > 8:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        outputs: Tensor = self.net(x)
+        return outputs
+
+
+@pytest.mark.parametrize("structure", ["ekfac", "core"])
+def test_a_full_device_makes_pieces_smaller(structure: str) -> None:
+    x, y = inputs_and_targets(n=20)
+    found, wanted = (fit(model, [(x[:9], y[:9]), (x[9:], y[9:])], structure=structure) for model in (Tight(), mlp()))
+    torch.testing.assert_close(found.predict(x).hec3, wanted.predict(x).hec3, rtol=1e-9, atol=1e-12)
+    words = (
+        "the device ran out of memory with the gradients of all layers of 9 examples at once; 4 were taken from then"
+    )
+    assert str(found.diagnostics).count(words) == 1
+    assert "ran out of memory" not in str(wanted.diagnostics)
+
+
+def test_pieces_halve_until_they_fit() -> None:
+    notes: list[str] = []
+    pieces = Pieces(notes, "tangents")
+
+    def work(where: slice) -> int:
+        if where.stop - where.start > 2:
+            raise torch.cuda.OutOfMemoryError("full")
+        return where.start
+
+    assert [where.start for where, _ in pieces.of(9, 8, work)] == [0, 2, 4, 6, 8]
+    assert [where.start for where, _ in pieces.of(4, 4, work)] == [0, 2]  # it is remembered
+    assert len(notes) == 2
+    with pytest.raises(whence.TooLargeError, match="planned"):
+        list(pieces.of(4, 4, planned))
+
+
+def planned(where: slice) -> int:
+    raise whence.TooLargeError("planned, and no fault of the device")
 
 
 @pytest.mark.parametrize("road", ["primal", "dual"])

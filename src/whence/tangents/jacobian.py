@@ -19,6 +19,7 @@ from whence.errors import TooLargeError
 from .batches import Inputs, batch_size, take
 from .capture import Capture
 from .forward import Network, differentiable, first_line
+from .pieces import Pieces
 from .push import forward_mode, twice_backward
 from .select import Selection
 
@@ -52,6 +53,7 @@ class Jacobian:
         self.chunk_bytes = chunk_bytes
         self.dtype = dtype
         self.notes: list[str] = []
+        self._pieces = Pieces(self.notes, "tangents")
         self._ways_to_rows: list[tuple[str, Callable[[Inputs], Tensor]]] = [
             ("torch.vmap", self._rows_at_once),
             ("the capture of layers", self._rows_by_layer),
@@ -105,8 +107,8 @@ class Jacobian:
             inputs: a batch.
             outputs: the number k of outputs, for the size of the chunks.
         """
-        for where in self._slices(inputs, self.chunk(outputs)):
-            yield where, self._rows(take(inputs, where))
+        size = batch_size(inputs, "this batch")
+        return self._pieces.of(size, self.chunk(outputs), lambda where: self._rows(take(inputs, where)))
 
     def jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
         """J v for several directions at once: (q, d) -> (q, n, k)."""

@@ -14,6 +14,7 @@ from whence.tangents.borrow import rounded_products
 from whence.tangents.capture import Capture
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
+from whence.tangents.pieces import Pieces
 
 PROOF = 8
 """Examples that a capture may be proved on."""
@@ -55,6 +56,7 @@ class LayerStream:
     def __init__(self, problem: Linearization, known: Known | None = None) -> None:
         """Prove the capture on the first batch, and learn how much memory an example takes."""
         self.problem = problem
+        self._pieces = Pieces(problem.batches.notes, "gradients of all layers")
         self._capture: Capture | None = None
         self.notes: list[str] = []
         if known is None:
@@ -112,13 +114,17 @@ class LayerStream:
         self, inputs: Inputs, start: int, cotangents: Cotangents, count: int
     ) -> Iterator[tuple[slice, list[Tangent], Tensor]]:
         """Tangents of one batch, in pieces, with the outputs (n, k)."""
-        size = batch_size(inputs, "this batch")
-        step, capture = self.piece(count), self.capture(inputs)
-        for low in range(0, size, step):
-            high = min(low + step, size)
-            captured = capture.run(take(inputs, slice(low, high)))
-            where = slice(start + low, start + high)
-            yield where, captured.tangents(cotangents(where, high - low), last=True), captured.outputs
+        capture = self.capture(inputs)
+
+        def pull(part: slice) -> tuple[slice, list[Tangent], Tensor]:
+            where = slice(start + part.start, start + part.stop)
+            captured = capture.run(take(inputs, part))
+            pulled = captured.tangents(cotangents(where, part.stop - part.start), last=True)
+            return where, pulled, captured.outputs
+
+        for _, found in self._pieces.of(batch_size(inputs, "this batch"), self.piece(count), pull):
+            yield found
+            del found  # the next piece needs the room
 
     def identity(self, outputs: int | None = None) -> Cotangents:
         """Every output in turn; of so many, where a view does not see all."""
