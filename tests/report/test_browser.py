@@ -70,6 +70,7 @@ SIDES = {"width": ("left", "right"), "height": ("top", "bottom")}
 def visit(browser: Any, path: Path, viewport: dict[str, int] = DESKTOP, **options: Any) -> Visit:
     context = browser.new_context(viewport=viewport, **options)
     found = Visit(context.new_page())
+    found.page.set_default_timeout(120_000)  # where tests share the cores
     found.page.on("console", lambda message: found.wrong.append(f"console: {message.text}"))
     found.page.on("pageerror", lambda error: found.wrong.append(f"error: {error}"))
     found.page.on("dialog", lambda dialog: (found.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))

@@ -266,6 +266,18 @@ def test_a_loader_that_changes_its_order_is_refused(example: Example, tmp_path: 
         example.tracer.report(tmp_path / "report.html", Changing(), images=example.options["images"])
 
 
+def test_tells_how_far_the_fit_is_to_be_trusted(tmp_path: Path) -> None:
+    example = rows()
+    without = read(example.write(tmp_path / "without.html")).words
+    assert "was not checked on a sample" in without
+    trust = example.tracer.trust(example.x, sample=3)
+    words = read(example.write(tmp_path / "with.html", trust=trust)).words
+    for check in trust:
+        assert check.words in words
+    findings = whence.Diagnostics((whence.Finding("drift", 0.5, "inputs moved"),))
+    assert "drift: 0.5" in read(example.write(tmp_path / "other.html", trust=findings)).words
+
+
 def test_the_code_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)

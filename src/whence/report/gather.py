@@ -10,7 +10,9 @@ from torch import Tensor
 
 from whence._version import __version__
 from whence.errors import InputError
+from whence.results import Diagnostics
 from whence.tracing.fitted import check_count, check_level, check_ungrouped
+from whence.tracing.trust import Trust
 
 from . import cards
 from .actions import actions
@@ -18,7 +20,7 @@ from .causes import Traced, trace
 from .content import Content, Suspects
 from .exhibits import Exhibits
 from .fitted import Reportable
-from .health import Check, checks
+from .health import checks, checks_of
 from .ids import Ids
 from .items import Shown, collect
 from .page import Facts, Section
@@ -42,7 +44,7 @@ def gather(
     title: str,
     about: Sequence[str],
     sections: Sequence[Section],
-    trust: Any,
+    trust: Trust | Diagnostics | None,
     level: float,
     traced: int,
 ) -> Content:
@@ -73,7 +75,7 @@ def gather(
         galleries=cards.galleries(predictions, found, shown, called),
         suspects=Suspects(cards.suspect_cards(doubted, training, shown, called), tuple(doubted)),
         charts=charts(predictions),
-        checks=[*checks(fitted, found), *trust_checks(trust)],
+        checks=[*checks_of(trust), *checks(fitted, found)],
         facts=how(fitted, predictions, found),
         sections=tuple(sections),
         shown=shown,
@@ -109,16 +111,6 @@ def predict(fitted: Reportable, source: Source, training: Training) -> tuple[Pre
     joined = torch.cat(some) if some else None
     noise = fitted.sigma.diagonal()
     return Predictions.of(uncertainty, training.meaning, noise, joined), first[0]
-
-
-def trust_checks(trust: Any) -> list[Check]:
-    """Findings of `Tracer.trust`, or any others with a name, a value and words."""
-    if trust is None:
-        return []
-    return [
-        Check("note", f"{one.name}: {one.value if isinstance(one.value, str) else number(one.value, 4)}", one.words)
-        for one in trust
-    ]
 
 
 def bound(traced: Traced, shown: Shown) -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from whence.results import Diagnostics
+from whence.tracing.trust import Trust
+from whence.tracing.trust.result import CAREFUL, FINE, NOT, SKIPPED
+
 from .causes import Traced
 from .fitted import Reportable
 from .words import counted, number, percent
 
-Status = Literal["good", "caution", "note"]
+Status = Literal["good", "caution", "bad", "note"]
+STATUSES: dict[str, Status] = {FINE: "good", CAREFUL: "caution", NOT: "bad", SKIPPED: "note"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,24 @@ def checks(fitted: Reportable, traced: Traced) -> list[Check]:
         _sums(fitted, traced),
         *_estimates(traced),
         *_notes(fitted),
+    ]
+
+
+def checks_of(trust: Trust | Diagnostics | None) -> list[Check]:
+    """Checks of `Tracer.trust`, or findings of other diagnostics."""
+    if trust is None:
+        words = (
+            "How far the fit is from the exact curvature was not checked on a sample of predictions. To see it, pass "
+        )
+        return [Check("note", "Not checked", words + "trust=tracer.trust(inputs).")]
+    if isinstance(trust, Diagnostics):
+        told = [
+            (one.name, one.value if isinstance(one.value, str) else number(one.value, 4), one.words) for one in trust
+        ]
+        return [Check("note", f"{name}: {value}", words) for name, value, words in told]
+    return [
+        Check(STATUSES[one.level], one.name.capitalize(), f"{one.figures}. {one.words}" if one.numbers else one.words)
+        for one in trust
     ]
 
 

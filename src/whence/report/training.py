@@ -78,6 +78,11 @@ class Training:
         if self.meaning.kind == "classes" and int(self.truth[example]) != UNKNOWN:
             beliefs = self.meaning.spread(self.others[example].unsqueeze(0))[0].clamp(0.0, 1.0)
             return f"others give its label {percent(float(beliefs[self.truth[example]]))}"
+        if self.meaning.kind == "answers":
+            wrong = (
+                self.meaning.decide(self.meaning.spread(self.others[example].unsqueeze(0)))[0] != self.truth[example]
+            )
+            return f"others differ in {int(wrong.sum())} of {len(wrong)} answers"
         return f"{number(float(self.suspicion[example]), 2)} standard deviations off"
 
 

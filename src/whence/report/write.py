@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from whence.results import Diagnostics
+from whence.tracing.trust import Trust
+
 from .fitted import Reportable
 from .gather import gather
 from .page import Section
@@ -28,7 +31,7 @@ def write(
     title: str = TITLE,
     about: Sequence[str] = (),
     sections: Sequence[Section] = (),
-    trust: Any = None,
+    trust: Trust | Diagnostics | None = None,
     level: float = 0.95,
     traced: int = 500,
 ) -> Path:
