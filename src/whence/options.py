@@ -47,7 +47,7 @@ def check_groups(groups: Any, loo: str, structure: Structure) -> None:
     if groups is None:
         return
     if loo != "example":
-        raise InputError(f'expected loo="example" with groups, which are left out as a whole, got {loo!r}.')
+        raise InputError(f'expected loo="example" with groups, which are left out as a whole, got "{loo}".')
     if not structure.takes_groups:
         raise InputError(NO_GROUPS.format(repr(structure)))
 

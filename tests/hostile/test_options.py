@@ -27,7 +27,7 @@ UNKNOWN = {
     "likelihood": r"likelihood to be one of 'gaussian'.* or a Likelihood, got 'nonsense'",
     "structure": r"structure to be one of 'exact'.* or a Structure, got 'nonsense'",
     "noise": r"noise to be one of 'mle', 'unbiased', got 'nonsense'",
-    "loo": r"loo to be one of 'example', 'output', got 'nonsense'",
+    "loo": r"loo to be one of 'example', 'position', 'output', got 'nonsense'",
     "leverage": r"leverage to be one of 'auto', 'exact', 'one_plus_q', 'clip', got 'nonsense'",
     "chunk_size": r"chunk_size to be a whole number of examples, at least 1, got 'nonsense'",
     "max_memory": r"max_memory to be a number of bytes, at least 1, got 'nonsense'",
