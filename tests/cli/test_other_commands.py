@@ -58,6 +58,7 @@ def test_fit_predict_explain_report_of_a_spec(spec: Path, tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert (content["examples"], content["outputs"], content["ridge"]) == (40, 1, 0.1)
+    assert content["trust"]["linearization"] in ("fine", "not checked")  # where seconds run out
     assert html.is_file()
     assert sorted(path.name for path in saved.iterdir()) == ["fit.whence", "spec.json"]
 
@@ -112,7 +113,8 @@ def test_broken_specs_are_told(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_options_win_over_the_spec(spec: Path) -> None:
-    result = call("fit", spec, "--ridge", "3", "--json", "-q")
+    result = call("fit", spec, "--ridge", "3", "--json", "-q", "--no-trust")
+    assert json.loads(result.stdout)["trust"] is None
     assert json.loads(result.stdout)["ridge"] == 3.0
     assert call("fit", spec, "--ridge", "much", "-q").exit_code == UNUSABLE
     assert call("fit", spec, "--likelihood", "poisson", "-q").exit_code == UNUSABLE

@@ -89,7 +89,7 @@ def test_steps_are_those_of_dense_matrices(structure: str, loss: str, generator:
     roots = tracer.problem.hessian_roots
     n, k, q = len(residuals), residuals.shape[1], residuals.shape[1] if roots is None else roots.shape[2]
     flips = signs((2, n, q), tracer.problem.outputs, generator)
-    gone = [Deletion(torch.tensor([i]), None) for i in (2, 7)]
+    gone = [Deletion(torch.tensor([i])) for i in (2, 7)]
     found = Truth(tracer, EFFORT).steps(gone, flips)
     _, _, weights = oracles.tangents_of(problem.model, problem.x[:1])
     newton = loss_oracles.step(tangents, residuals, hessians, weights, RIDGE)
@@ -126,13 +126,41 @@ def test_what_is_left_out_is_what_an_exact_fit_leaves_out(how: str, loss: str, r
     tracer = fit(problem.model, loader, likelihood=problem.likelihood, ridge=RIDGE, **options)
     gone = most_influential(tracer, Points([inputs_like(problem)], [4]), 3)
     assert len(gone) == 3
-    assert all((one.output is not None) == (how == "output") for one in gone)
+    assert all(one.outputs.stop - one.outputs.start == (1 if how == "output" else tracer.problem.k) for one in gone)
     assert all((len(one.members) > 1) == (how == "groups") for one in gone)
     found = Truth(tracer, EFFORT).steps(gone, torch.zeros(0, n, tracer.problem.k, dtype=torch.float64))
     for one, left in zip(gone, found.left_out, strict=True):
-        chosen = slice(None) if one.output is None else one.output
-        wanted = tracer.left_out.hec3[one.members][:, chosen]
-        torch.testing.assert_close(left[:, chosen], wanted, rtol=1e-8, atol=1e-10)
+        wanted = tracer.left_out.hec3[one.members][:, one.outputs]
+        torch.testing.assert_close(left[:, one.outputs], wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("loo", ["example", "position"])
+def test_positions_are_left_out_too(loo: str, generator: torch.Generator) -> None:
+    """Two outputs at each of three positions, all looked at."""
+    x = torch.randn(7, 3, 4, generator=generator, dtype=torch.float64)
+    y = torch.randn(7, 3, 2, generator=generator, dtype=torch.float64)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double().eval()
+    tracer = fit(model, [(x, y)], ridge=RIDGE, loo=loo)
+    gone = most_influential(tracer, Points([x[:2]], [2]), 3)
+    assert all(one.outputs.stop - one.outputs.start == (2 if loo == "position" else 6) for one in gone)
+    found = Truth(tracer, EFFORT).steps(gone, torch.zeros(0, 7, 6, dtype=torch.float64))
+    for one, left in zip(gone, found.left_out, strict=True):
+        wanted = tracer.left_out.hec3[one.members][:, one.outputs]
+        torch.testing.assert_close(left[:, one.outputs], wanted, rtol=1e-8, atol=1e-10)
+    trust = tracer.trust(x, sample=3, seconds=1e9)
+    assert trust["distance"].numbers["hec3"] == pytest.approx(1.0, rel=1e-6)
+    assert trust["leverage"].numbers["of"] == (21 if loo == "position" else 7)
+
+
+def test_many_outputs_are_looked_at_through_a_few_mixtures(generator: torch.Generator) -> None:
+    x = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(20, (12,), generator=generator)
+    model = torch.nn.Linear(4, 20, dtype=torch.float64).eval()
+    tracer = fit(model, [(x[:7], y[:7]), (x[7:], y[7:])], likelihood="categorical", ridge=RIDGE, outputs=5)
+    for given in (x[:4], None):
+        trust = tracer.trust(given, sample=3, tolerance=1e-10, seconds=1e9)
+        assert trust["distance"].numbers["hec3"] == pytest.approx(1.0, rel=1e-6)
+        assert trust["leave-one-out"].numbers["factor"] == pytest.approx(1.0, rel=1e-6)
 
 
 def test_the_most_influential_example_is_the_one_that_moves_predictions_most() -> None:
@@ -152,7 +180,7 @@ def test_little_memory_means_more_solves_with_the_same_answers(generator: torch.
     points = Points([case.test_inputs], [len(case.test_inputs)])
     mixtures = signs((len(points), 2), tracer.problem.outputs, generator)
     flips = signs((2, networks.EXAMPLES, 2), tracer.problem.outputs, generator)
-    gone = [Deletion(torch.tensor([i]), None) for i in (2, 7)]
+    gone = [Deletion(torch.tensor([i])) for i in (2, 7)]
     whole, steps = truth.variances(points, [mixtures]), truth.steps(gone, flips)
     tracer.problem.budget.limit = 1000
     assert truth.at_once() == 1

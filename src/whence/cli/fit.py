@@ -19,6 +19,8 @@ from .output import Output, figure, plain
 from .spec_files import SpecFile
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
+SAMPLE, SECONDS = 8, 20.0
+"""Predictions that trust is about, and how long it may take."""
 
 
 @guarded
@@ -33,6 +35,9 @@ def fit(
     ] = None,
     ridge: Annotated[str | None, typer.Option(help="Lambda on the sum scale, or loo.")] = None,
     recenter: Annotated[bool, typer.Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust/--no-trust", help="Look at a sample closely: how far to trust the fit.")
+    ] = True,
     save: Annotated[Path | None, typer.Option(help="Keep the fit in this folder.")] = None,
     out: shared.Report = None,
     as_json: shared.AsJson = False,
@@ -74,10 +79,18 @@ def fit(
             (new / DESCRIPTION).write_text(json.dumps(about, indent=1), encoding="utf-8")
     if out is not None:
         tracer.report(out, source.loader("test_loader"))
-    _tell(output, tracer, {"report": out, "saved": save}, time.perf_counter() - began)
+    asked = source.loader("test_loader") if source.has("test_loader") else None
+    trusted = tracer.trust(asked, sample=SAMPLE, seconds=SECONDS) if trust else None
+    _tell(output, tracer, trusted, {"report": out, "saved": save}, time.perf_counter() - began)
 
 
-def _tell(output: Output, tracer: whence.Tracer, files: dict[str, Path | None], seconds: float) -> None:
+def _tell(
+    output: Output,
+    tracer: whence.Tracer,
+    trust: whence.Trust | None,
+    files: dict[str, Path | None],
+    seconds: float,
+) -> None:
     findings = [one for one in tracer.diagnostics if one.name != "note"]
     notes = [str(one.value) for one in tracer.diagnostics if one.name == "note"]
     output.say(repr(tracer))
@@ -86,6 +99,9 @@ def _tell(output: Output, tracer: whence.Tracer, files: dict[str, Path | None], 
     output.rows(["", "", ""], shown, right=(1,))
     for note in notes:
         output.fact("Note", note)
+    if trust is not None:
+        output.head("How far to trust it")
+        output.rows(["", "", ""], [[check.level, check.name, f"{check.figures}. {check.words}"] for check in trust])
     for name, path in files.items():
         if path is not None:
             output.file(name.capitalize(), path)
@@ -99,6 +115,7 @@ def _tell(output: Output, tracer: whence.Tracer, files: dict[str, Path | None], 
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "diagnostics": {one.name: one.value for one in findings},
             "notes": notes,
+            "trust": None if trust is None else {check.name: check.level for check in trust},
             "files": files,
             "seconds": round(seconds, 1),
         }

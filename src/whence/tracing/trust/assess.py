@@ -102,9 +102,8 @@ def compare_left_out(fitted: Fitted, deletions: list[Deletion], steps: Steps) ->
     """Squared leave-one-out residuals of the structure against exact ones."""
     ours, theirs = [], []
     for one, exact in zip(deletions, steps.left_out, strict=True):
-        column = slice(None) if one.output is None else slice(one.output, one.output + 1)
-        ours.append(float(fitted.left_out.hec3[one.members][:, column].square().sum()))
-        theirs.append(float(exact[:, column].square().sum()))
+        ours.append(float(fitted.left_out.hec3[one.members][:, one.outputs].square().sum()))
+        theirs.append(float(exact[:, one.outputs].square().sum()))
     total = sum(theirs)
     factor = sum(ours) / total if total > 0 else 1.0
     pairs = zip(ours, theirs, strict=True)

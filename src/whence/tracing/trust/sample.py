@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -99,20 +99,20 @@ def signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> T
 
 @dataclass(frozen=True)
 class Deletion:
-    """What is left out at once: an example, one of its outputs, or a group.
+    """What is left out at once: an example, some of its outputs, or a group.
 
     Attributes:
-        members: (g,) positions of the examples.
-        output: the output, where outputs are left out one by one.
+        members: (g,) places of the examples.
+        outputs: those that are left out; all of them, unless single outputs or positions are.
     """
 
     members: Tensor
-    output: int | None
+    outputs: slice = field(default_factory=lambda: slice(None))
 
     def mask(self, n: int, k: int) -> Tensor:
         """(n, k) true where something is left out."""
         found = torch.zeros(n, k, dtype=torch.bool, device=self.members.device)
-        found[self.members, slice(None) if self.output is None else self.output] = True
+        found[self.members, self.outputs] = True
         return found
 
 
@@ -122,13 +122,14 @@ def most_influential(fitted: Fitted, points: Points, most: int) -> list[Deletion
     flat = moved.flatten()
     count = min(most, int((flat > 0).sum()))
     top = flat.topk(count).indices if count else flat.new_zeros(0, dtype=torch.long)
-    groups, apart = fitted.weighing.groups, fitted.weighing.by_output
+    groups, units = fitted.weighing.groups, fitted.weighing.units
+    width = units.width if units is not None else 1 if fitted.weighing.by_output else fitted.problem.k
     found = []
     for at in top.tolist():
         unit, column = divmod(at, moved.shape[1])
         one = torch.tensor([unit], device=flat.device)
         members = one if groups is None else (groups.index == unit).nonzero().squeeze(1)
-        found.append(Deletion(members, column if apart else None))
+        found.append(Deletion(members, slice(column * width, (column + 1) * width)))
     return found
 
 
