@@ -32,7 +32,13 @@ def test_every_script_is_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SCRIPTS)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# Four trainings and eight pictures take too long for every run; the plots have tests of their own.
+SLOW = {"plots"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SCRIPTS]
+)
 def test_it_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from whence import InputError
 from whence.sklearn import WhenceClassifier, WhenceRegressor
 
 
-@parametrize_with_checks([WhenceRegressor((8,), max_iter=60), WhenceClassifier((8,), max_iter=60)])
+@parametrize_with_checks([WhenceRegressor((4,), max_iter=30), WhenceClassifier((4,), max_iter=30)])
 def test_scikit_learn_accepts_them(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
