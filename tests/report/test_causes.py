@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from report_examples import pictures, rows
+from report_examples import pictures, rows, texts
 from whence import Uncertainty
 from whence.report.actions import labels_to_check, regions_to_collect
 from whence.report.causes import choose, trace
@@ -54,6 +54,18 @@ def test_labels_to_check_are_contradicted_and_regions_are_scarce() -> None:
     assert all(bool(scarce[action.at]) for action in regions)
     assert sum(action.stands_for for action in regions) == regions[0].among == int(scarce.sum())
     assert 0 < sum(action.benefit for action in regions) < 1
+
+
+def test_others_say_probabilities() -> None:
+    """Between 0 and 1, and further from the label than with the example among the others."""
+    example = texts()
+    (x, y), *_ = list(example.tracer.problem.batches.loader)
+    training = Training.of(example.tracer, y, None)
+    believed = example.tracer.predict(x).probabilities.gather(1, y[:, None])
+    without = training.others.gather(1, y[:, None])
+    assert bool((training.others >= -1e-9).all())
+    torch.testing.assert_close(training.others.sum(1), torch.ones(len(x), dtype=x.dtype))
+    assert bool((without <= believed + 1e-9).all())
 
 
 def test_others_say_what_a_fit_without_the_example_says() -> None:

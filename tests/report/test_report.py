@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import whence
@@ -244,6 +245,17 @@ def test_inputs_speak_for_themselves(tmp_path: Path) -> None:
 def test_says_what_is_wrong(example: Example, tmp_path: Path, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(whence.WhenceError, match=re.escape(complaint)):
         example.write(tmp_path / "report.html", **options)
+
+
+def test_says_which_fits_no_report_can_be_made_of(tmp_path: Path) -> None:
+    x, labels = torch.randn(30, 4, 3).double(), torch.randint(0, 2, (30, 4))
+    tokens = whence.fit(nn.Linear(3, 2).double().eval(), [(x, labels)], "categorical", progress=False)
+    with pytest.raises(whence.InputError, match="answers once for each example, got one that answers at several"):
+        tokens.report(tmp_path / "report.html", x)
+    many = nn.Linear(3, 70).double().eval()
+    sketched = whence.fit(many, [(x[:, 0], labels[:, 0])], "categorical", progress=False)
+    with pytest.raises(whence.InputError, match="looks at all 70 outputs, got one that looks at 17 mixtures"):
+        sketched.report(tmp_path / "report.html", x[:, 0])
 
 
 def test_says_where_the_folder_is_missing(example: Example, tmp_path: Path) -> None:

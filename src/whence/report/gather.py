@@ -52,6 +52,7 @@ def gather(
     check_level(level)
     check_count(traced, "traced")
     check_ungrouped(fitted)
+    check_plain(fitted)
     positional = fitted.problem.batches.positional
     tests = Source.of(test, positional, "test")
     trains = Source.of(_own(fitted) if train is None else train, positional, "train")
@@ -83,6 +84,21 @@ def gather(
         bound=bound(found, shown),
         footer=f"Made by whence {__version__}. Nothing on this page was loaded from elsewhere.",
     )
+
+
+def check_plain(fitted: Reportable) -> None:
+    """Raise where an example has no single answer, or not all of its outputs are known."""
+    problem = fitted.problem
+    if problem.dense:
+        raise InputError(
+            "expected a network that answers once for each example, got one that answers at several positions, of "
+            "which no report can be made yet. Use `predict` and `explain`, or fit a model that returns one position."
+        )
+    if problem.sketch is not None:
+        raise InputError(
+            f"expected a fit that looks at all {problem.width} outputs, got one that looks at {problem.k} mixtures of "
+            'them. For a report call whence.fit with outputs="all".'
+        )
 
 
 def _own(fitted: Reportable) -> Any:

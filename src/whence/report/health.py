@@ -116,7 +116,8 @@ def _estimates(traced: Traced) -> list[Check]:
         "labels near the others are noisy is told from their variances alone; for the traced ones both ways agree in "
         f"{percent(traced.agreement)}."
     )
-    return [Check(status, "Most verdicts are estimates", told)]
+    left = len(traced.explanation) - len(traced.chosen)
+    return [Check(status, f"{counted(left, 'verdict')} about noise estimated", told)]
 
 
 def _notes(fitted: Reportable) -> list[Check]:

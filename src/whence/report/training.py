@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
-from whence.tracing.training import suspicion
+from whence.tracing.training import residuals_without, suspicion
 
 from .fitted import Reportable
 from .meaning import UNKNOWN, Meaning
@@ -41,10 +41,11 @@ class Training:
         problem = fitted.problem
         meaning = Meaning.of(problem.likelihood, problem.k, targets, names)
         values = meaning.values(problem.outputs)
+        labels = values + problem.unweighted(problem.residuals)
         if problem.likelihood.has_classes:
-            others = values - (fitted.loo_residuals - fitted.residuals)
+            others = labels - problem.unweighted(residuals_without(fitted))
         elif problem.likelihood.name == "gaussian":
-            others = values + problem.unweighted(problem.residuals) - fitted.loo_residuals
+            others = labels - fitted.loo_residuals
         else:  # residuals of other losses are not on the scale of the targets
             others = values
         found = others.cpu(), suspicion(fitted).cpu(), fitted.leverage.sum(1).cpu()
