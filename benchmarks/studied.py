@@ -21,7 +21,7 @@ DEVELOPMENT = (0, 1, 2, 3, 4)
 """Draws at which scores and thresholds may be looked at while they are made. No published number comes from them."""
 
 UNSEEN = (100, 101, 102, 103, 104)
-"""Draws that were first looked at when scores and thresholds were final."""
+"""Draws that were first looked at when scores and thresholds were final; 200 to 204 where a fault was found after."""
 
 WEIGHT_DECAY = 1e-2
 """The paper's."""

@@ -44,12 +44,11 @@ def suspicion(fitted: Fitted) -> Tensor:
     example that pulls the fit towards its own label; the leave-one-out residual alone blames one that has few others
     around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one output.
 
-    For other losses the size of the residual at the prediction without the example, f - q e with its leave-one-out
-    leverage q: for classes |y - p| there. It is bounded, where e and u are first-order and can leave [-1, 1].
+    For other losses the largest entry of the residual at the prediction without the example, f - q e with its
+    leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
     """
     if fitted.problem.hessian_roots is not None:
-        sizes: Tensor = fitted.problem.unweighted(residuals_without(fitted)).norm(dim=1)
-        return sizes
+        return fitted.problem.unweighted(residuals_without(fitted)).abs().amax(1)
     product = (fitted.residuals * fitted.loo_residuals).sum(1).clamp_min(0.0)
     return (product / fitted.noise_scale).sqrt() if fitted.noise_scale > 0 else torch.zeros_like(product)
 
