@@ -207,8 +207,8 @@ class Tracer(Predictor):
         u^T Q u / (dof s^2): how far the fit moves without the example), `suspicion` (how little the label fits what the
         others say: size of the studentized residual, (e^T u / s^2)^1/2, for squared error, and 1 - p of the
         label at the prediction without the example for classes) and `suspect_rank` (1 for the label to doubt first).
-        With `test` also `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and `test_share`, the
-        example's share of their HeC3.
+        With `test` also `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and
+        `test_share`, the example's share of their HeC3.
 
         Args:
             test: inputs as for `predict`, whose predictions the examples may have moved.
