@@ -107,7 +107,9 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     within = rows[:, :, index].reshape(s * k, s * k)
     eye = torch.eye(k, dtype=rows.dtype, device=rows.device)
     blocks = extra.reshape(s, 1, 1) * (eye if roots is None else roots[index] @ roots[index].transpose(1, 2))
-    settled = settle(fitted, index, counts[index], within, new[index], _targets(fitted, index, relabel))
+    settled = None
+    if not (problem.dense or problem.sketch is not None):
+        settled = settle(fitted, index, counts[index], within, new[index], _targets(fitted, index, relabel))
     if settled is not None and roots is not None:
         old = roots[index] @ roots[index].transpose(1, 2)
         blocks = counts[index].reshape(s, 1, 1) * (settled.roots @ settled.roots.transpose(1, 2)) - old

@@ -52,6 +52,8 @@ def settle(
 ) -> Settled | None:
     """Newton's method on g; `None` for squared error and recentered fits, whose losses are parabolas.
 
+    For networks that answer once an example, of which all outputs are looked at.
+
     Args:
         fitted: the fit.
         index: (s,) the changed examples.
