@@ -33,7 +33,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def houses(rows: int = 240) -> dict[str, Any]:
+def houses(rows: int = 150) -> dict[str, Any]:
     """Prices that depend on the area, and scatter in one town."""
     generator = np.random.default_rng(0)
     area = generator.uniform(50, 150, rows)
@@ -64,7 +64,7 @@ def regression(tmp_path_factory: pytest.TempPathFactory) -> Run:
     columns["price"][7] = ""  # to be predicted only
     data = write(folder / "houses.csv", columns)
     files = ("--out", folder / "report.html", "--csv", folder / "rows.csv", "--save", folder / "saved")
-    result = call("table", data, "-t", "price", "--width", "8", "--json", "--quiet", *files)
+    result = call("table", data, "-t", "price", "--width", "6", "--json", "--quiet", *files)
     assert result.exit_code == 0, result.output
     return Run(folder, json.loads(result.stdout), read(folder / "rows.csv"))
 
@@ -73,11 +73,11 @@ def regression(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def classification(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("classification")
     generator = np.random.default_rng(1)
-    x = generator.uniform(-1, 1, (200, 2))
+    x = generator.uniform(-1, 1, (90, 2))
     kind = np.where(x[:, 0] > 0.3, "red", np.where(x[:, 1] > 0, "green", "blue"))
     data = write(folder / "colours.csv", {"a": x[:, 0], "b": x[:, 1], "colour": kind})
     result = call(
-        "table", data, "-t", "colour", "--width", "8", "--json", "-q", "--no-report",
+        "table", data, "-t", "colour", "--width", "4", "--json", "-q", "--no-report",
         "--csv", folder / "rows.csv", "--save", folder / "saved",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -98,7 +98,7 @@ def test_columns_are_told_apart(regression: Run) -> None:
 
 def test_every_row_has_a_line(regression: Run) -> None:
     rows = regression.rows
-    assert [int(row["row"]) for row in rows] == list(range(1, 241))
+    assert [int(row["row"]) for row in rows] == list(range(1, 151))
     assert rows[0]["house_id"] == "H00000"
     assert {row["verdict"] for row in rows} <= {"confident", "noisy labels nearby", "scarce data", "both"}
     for row in rows:
@@ -106,7 +106,7 @@ def test_every_row_has_a_line(regression: Run) -> None:
         assert float(row["lower"]) < float(row["prediction"]) < float(row["upper"])
     parts = [row["part"] for row in rows]
     assert parts[7] == "no target"
-    assert parts.count("held out") == regression.content["rows"]["test"] == 48
+    assert parts.count("held out") == regression.content["rows"]["test"] == 30
     assert all(bool(row["suspicion"]) == (row["part"] == "train") for row in rows)
 
 
@@ -189,7 +189,7 @@ def test_explain_names_shares_of_training_rows(regression: Run, tmp_path: Path) 
     assert shares == sorted(shares, reverse=True)
     assert 0 < sum(shares) < 1
     assert "row 3:" in call("explain", regression.folder / "saved", data, "-r", "3", "-q").stdout
-    assert "from 1 to 240" in call("explain", regression.folder / "saved", data, "-r", "999", "-q").output
+    assert "from 1 to 150" in call("explain", regression.folder / "saved", data, "-r", "999", "-q").output
 
 
 def test_report_of_a_saved_table(regression: Run, tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ def test_broken_input_is_one_clear_message(
 
 
 def test_constant_gappy_and_mixed_columns_are_answered(tmp_path: Path) -> None:
-    columns = houses(80)
-    columns["mixed"] = [("?", "12", "x", "3")[number % 4] for number in range(80)]
+    columns = houses(40)
+    columns["mixed"] = [("?", "12", "x", "3")[number % 4] for number in range(40)]
     columns["price"][3] = columns["price"][4] = ""
     result = call(
         "table", write(tmp_path / "t.csv", columns), "-t", "price", "--width", "4", "-q", "--no-report", "--verdicts",

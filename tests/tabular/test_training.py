@@ -21,10 +21,10 @@ from whence.tabular.training import Trained, loss_of, train
 QUIET = Progress(enabled=False)
 
 
-def trained(target: Target, x: Tensor, y: Tensor, width: int = 6) -> tuple[nn.Module, Trained]:
+def trained(target: Target, x: Tensor, y: Tensor, width: int = 5) -> tuple[nn.Module, Trained]:
     network = build(x.shape[1], width, target)
     generator = torch.Generator().manual_seed(0)
-    validation = (torch.arange(len(x)) % 5 == 0).long()
+    validation = torch.tensor([0, 1, 0, 2, 3])[torch.arange(len(x)) % 5]  # three rounds
     done = train(network, lambda one: start(one, generator), target, (x, y), validation, QUIET)
     return network.eval(), done
 
@@ -40,7 +40,7 @@ def target_of(y: Tensor) -> Target:
 
 
 def test_gradient_of_the_penalized_loss_is_nearly_zero() -> None:
-    x, y = data(150, 0.3)
+    x, y = data(100, 0.3)
     target = target_of(y)
     network, done = trained(target, x, y)
     penalty = sum(weight.square().sum() for weight in network.parameters())
@@ -72,7 +72,7 @@ def test_pure_noise_is_not_learnt() -> None:
 
 def test_ridge_of_the_fit_is_the_penalty_of_the_training() -> None:
     """The Newton step left at the optimum is small only with the right ridge."""
-    x, y = data(150, 0.3)
+    x, y = data(100, 0.3)
     target = target_of(y)
     network, done = trained(target, x, y)
     loader = [(x, y.unsqueeze(1))]
@@ -87,7 +87,7 @@ def test_ridge_of_the_fit_is_the_penalty_of_the_training() -> None:
 
 @pytest.mark.parametrize("classes", [("a", "b"), ("a", "b", "c")])
 def test_ridge_of_the_fit_is_the_penalty_for_classes_too(classes: tuple[str, ...]) -> None:
-    x, y = data(150, 0.5)
+    x, y = data(100, 0.5)
     target = Target("y", "classification", classes)
     edges = torch.quantile(y, torch.linspace(0, 1, len(classes) + 1)[1:-1])
     values = torch.bucketize(y, edges).to(x.dtype)
@@ -141,8 +141,9 @@ def test_width_and_structure_go_by_size() -> None:
     assert weights_of(8, 32, 1) == sum(
         parameter.numel() for parameter in build(8, 32, target_of(torch.randn(9))).parameters()
     )
-    assert choose_width(3, 1) == 32
-    assert choose_width(100, 1) < 16
+    assert choose_width(3, 1, 1_000) == 32
+    assert choose_width(100, 1, 1_000) < 16
+    assert choose_width(20, 1, 40_000) < choose_width(20, 1, 1_000)
     assert choose_structure(1_000, 1, 1_000) == "exact"
     assert choose_structure(300, 1, 50_000) == "exact"  # the dual road
     assert choose_structure(50_000, 10, 50_000) == "core"
@@ -170,11 +171,11 @@ def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_core_serves_where_it_is_asked_for() -> None:
-    x, y = data(80, 0.3)
+    x, y = data(50, 0.3)
     cells = {name: np.array([f"{value:.4f}" for value in values.tolist()], dtype=object) for name, values in (
         ("a", x[:, 0]), ("b", x[:, 1]), ("y", y))}  # fmt: skip
-    options = Options(target="y", width=6, structure="core")
-    done = study(prepare(Table(cells, np.arange(1, 81), 80, ()), options), options, QUIET, show=False)
+    options = Options(target="y", width=4, structure="core")
+    done = study(prepare(Table(cells, np.arange(1, 51), 50, ()), options), options, QUIET, show=False)
     assert done.structure == "core"
     inputs, targets = training_data(done.model, done.inputs[done.parts.train], done.values[done.parts.train])[0]
     exact = whence.fit(

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from .targets import Target
 
 WIDTHS = tuple(range(32, 7, -4))
-MOST_WEIGHTS = 1500
-"""Weights that the exact algebra takes in seconds, for some ten thousand rows."""
+MOST_WEIGHTS, FEWEST_WEIGHTS = 1500, 600
+"""Weights that the exact algebra takes in seconds, for some ten thousand rows, and for many more."""
+
+ROWS_TIMES_WEIGHTS = 3e7
+"""What is kept constant in between."""
 
 
 class Units(nn.Module):
@@ -43,14 +46,15 @@ def weights_of(inputs: int, width: int, outputs: int) -> int:
     return (inputs + 1) * width + (width + 1) * width + (width + 1) * outputs
 
 
-def choose_width(inputs: int, outputs: int) -> int:
+def choose_width(inputs: int, outputs: int, rows: int) -> int:
     """The widest hidden layers that keep the exact algebra fast.
 
     Examples:
-        >>> choose_width(8, 1), choose_width(51, 1), choose_width(5000, 1)
-        (32, 20, 8)
+        >>> choose_width(8, 1, 16_000), choose_width(51, 1, 36_000), choose_width(5000, 1, 100)
+        (32, 12, 8)
     """
-    fitting = [width for width in WIDTHS if weights_of(inputs, width, outputs) <= MOST_WEIGHTS]
+    most = min(max(ROWS_TIMES_WEIGHTS / rows, FEWEST_WEIGHTS), MOST_WEIGHTS)
+    fitting = [width for width in WIDTHS if weights_of(inputs, width, outputs) <= most]
     return fitting[0] if fitting else WIDTHS[-1]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
 BATCH = 1024
-EXPLAIN_WORK = 4e12
+EXPLAIN_WORK = 3e12
 """Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
 
 

@@ -150,7 +150,7 @@ def prepare(table: Table, options: Options) -> Prepared:
         reasons = "; ".join(f"{one.name!r}: {one.reason}" for one in left[:5]) or "it has no other column"
         raise InputError(f"expected columns to predict {name!r} from, got none that can be used ({reasons}).")
     inputs = sum(len(column.inputs) for column in columns)
-    width = options.width or choose_width(inputs, target.outputs)
+    width = options.width or choose_width(inputs, target.outputs, len(parts.train))
     return Prepared(table, TableModel(columns, left, target, width), parts, values, tuple(notes))
 
 
