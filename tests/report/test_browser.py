@@ -229,7 +229,7 @@ def test_gallery_and_actions_open_predictions(browser: Any, written: Written) ->
     assert seen.wrong == []
 
 
-MAKERS = {"pictures": pictures, "rows": rows, "texts": texts}
+MAKERS = {"pictures": lambda: pictures(m=60, n=60), "rows": rows, "texts": texts}
 
 
 SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("rows", "texts")]
