@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from whence.tangents.forms import Block
 
 from .basis import Basis
+from .factors import LARGEST_SIDE
 from .stream import LayerStream, working_precision
 
 SUMS = 26.0
@@ -31,7 +32,7 @@ def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, fl
     for block in blocks:
         shape = block.matrix_shape
         if block.kind == "kronecker":
-            each += [shape[0] * shape[1] ** 2, shape[0] * shape[2] ** 2]
+            each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
         elif block.kind == "rows" or block.numel <= largest_exact:
             each.append(shape[-1] ** 2)
     return 8.0 * sum(each), 8.0 * max(each, default=0)
