@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import networks
 import whence
 from doubles import CPU, batches, fit, inputs_and_targets, mlp
+from whence.tracing.trust import rules
 
 CHECKS = (
     "distance",
@@ -178,6 +179,13 @@ def test_outputs_that_bend(converged: nn.Sequential) -> None:
     found = look(fit(converged, [(x, 3 * x.cos())], ridge=1e-4))["linearization"]
     assert found.level == "do not trust", found
     assert found.numbers["leave-one-out"] > 1
+
+
+@pytest.mark.parametrize(("taken", "level"), [(False, "careful"), (True, "do not trust")])
+def test_a_step_that_bends_matters_where_it_was_taken(taken: bool, level: str) -> None:
+    found = rules.linearization(0.1, 0.1, 5.0, taken, 0.0, 0.0)
+    assert found.level == level
+    assert "recenter=True" in found.words
 
 
 def test_a_linear_model_does_not_bend(generator: torch.Generator) -> None:

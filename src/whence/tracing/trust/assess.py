@@ -125,10 +125,10 @@ def follow(
     newton = bend(truth, points, None, (steps.newton if taken is None else taken).unsqueeze(0))
     gap = _in_errors(newton.gap[0], errors)
     if not deletions:
-        return still, rules.linearization(0.0, 0.0, gap, newton.hidden, steps.reached)
+        return still, rules.linearization(0.0, 0.0, gap, taken is not None, newton.hidden, steps.reached)
     without = bend(truth, points, taken, steps.deletions)
     own = bend_at_home(truth, deletions, taken, steps.deletions)
-    return still, rules.linearization(without.error, own, gap, without.hidden, steps.reached)
+    return still, rules.linearization(without.error, own, gap, taken is not None, without.hidden, steps.reached)
 
 
 def count_freedom(fitted: Fitted, steps: Steps) -> Check:

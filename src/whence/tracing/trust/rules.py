@@ -117,17 +117,32 @@ def stationarity(size: float, moves: float, taken: bool, solved: float = 0.0) ->
     return _unsolved(Check("stationarity", found, {"step": size, "moves": moves}, words), solved)
 
 
-def linearization(loo: float, own: float, newton: float, hidden: float, solved: float) -> Check:
-    """Whether outputs move as their tangents say."""
-    found = worst(iter([level_of(max(loo, own), ERROR), level_of(newton, MOVE)]))
+def linearization(loo: float, own: float, newton: float, taken: bool, hidden: float, solved: float) -> Check:
+    """Whether outputs move as their tangents say.
+
+    Args:
+        loo: error of the change of predictions without influential examples, over the change.
+        own: the same on those examples themselves.
+        newton: error along the Newton step, in standard errors.
+        taken: whether predictions were moved along that step; if not, nothing rests on it but the way out.
+        hidden: share of the change that rounding may hide.
+        solved: relative residual of the solves.
+    """
+    without, along = level_of(max(loo, own), ERROR), level_of(newton, MOVE)
+    along = CAREFUL if along == NOT and not taken else along
+    found = worst(iter([without, along]))
     numbers = {"leave-one-out": loo, "own": own, "Newton": newton}
     words = "Outputs move as their tangents say, without influential examples and along the step to the optimum."
-    if found != FINE:
-        along = "without influential examples" if level_of(max(loo, own), ERROR) != FINE else "to the optimum"
+    if without != FINE:
         words = (
-            f"On the way {along} outputs bend away from their tangents by this share of the change (by this many "
-            "standard errors on the way to the optimum): HeC3 and what-if are first-order guesses there. A larger "
-            "ridge, more data, or parameters='last_layer', in which outputs are linear, bend less."
+            "Without influential examples outputs bend away from their tangents by this share of the change: HeC3 and "
+            "what-if are first-order guesses there. A larger ridge, more data, or parameters='last_layer', in which "
+            "outputs are linear, bend less."
+        )
+    elif along != FINE:
+        words = (
+            "The step to the optimum is too long for tangents: outputs miss them by this many standard errors, so "
+            f"that recenter=True {'does' if taken else 'would'} not describe where training ends. Train on."
         )
     elif hidden > ERROR[0]:
         words = "Rounding hides whether outputs move as their tangents say; use weights of higher precision to see it."
