@@ -47,7 +47,7 @@ def answer(traced: Traced) -> tuple[str, ...]:
         f"{uncertain:,} of {counted(m, 'prediction')} {'is' if uncertain == 1 else 'are'} uncertain: {listing}.",
         f"If labels were equally noisy everywhere and inputs like those in training, about {chance:,.0f} would be "
         f"called so by chance ({100 * rate:.3g} % for each reason)."
-        + (" So many as were found need no cause." if uncertain <= chance else ""),
+        + (" No more than that were found." if uncertain <= chance else ""),
     )
 
 
@@ -153,7 +153,7 @@ def _region(action: Action, predictions: Predictions, traced: Traced, shown: Sho
         tone="scarcity",
         item=item,
         prediction=action.at,
-        badge=f"about {percent(action.benefit)} of the variance",
+        badge=f"{'about ' if action.benefit >= 0.001 else ''}{percent(action.benefit)} of the variance",
     )
 
 
