@@ -46,6 +46,7 @@ def houses(rows: int = 150) -> dict[str, Any]:
         "town": town,
         "rooms": ["" if gap else str(number % 5) for number, gap in enumerate(gaps)],
         "country": ["DE"] * rows,
+        "mixed": [("?", "12", "x", "3")[number % 4] for number in range(rows)],
         "built": [f"{1990 + number % 30}-0{1 + number % 9}-15" for number in range(rows)],
         "price": [f"{value:.2f}" for value in price],
     }
@@ -91,8 +92,15 @@ def test_columns_are_told_apart(regression: Run) -> None:
         "town": "category",
         "rooms": "number",
         "built": "date",
+        "mixed": "category",
     }
-    assert {one["name"] for one in content["left_out"]} == {"house_id", "country"}
+    assert {one["name"]: one["reason"] for one in content["left_out"]} == {
+        "house_id": "a different text in nearly every row (119)",
+        "country": "the same value in all rows ('DE')",
+    }
+    notes = " ".join(content["notes"])
+    assert "'mixed' mixes numbers" in notes
+    assert "rows without a value of 'price': 1;" in notes
     assert content["target"]["task"] == "regression"
 
 
@@ -279,22 +287,6 @@ def test_broken_input_is_one_clear_message(
     assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
-
-
-def test_constant_gappy_and_mixed_columns_are_answered(tmp_path: Path) -> None:
-    columns = houses(40)
-    columns["mixed"] = [("?", "12", "x", "3")[number % 4] for number in range(40)]
-    columns["price"][3] = columns["price"][4] = ""
-    result = call(
-        "table", write(tmp_path / "t.csv", columns), "-t", "price", "--width", "4", "-q", "--no-report", "--verdicts",
-        "none", "--csv", tmp_path / "r.csv",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    words = " ".join(result.output.split())
-    assert "left out 'country': the same value in all rows ('DE')" in words
-    assert "'mixed' mixes numbers" in words
-    assert "2 rows have no value of 'price'" in words
-    assert {row["verdict"] for row in read(tmp_path / "r.csv")} == {""}
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,7 @@ def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch)
     assert done.tracer.weighing.recenter
 
 
+@pytest.mark.slow  # the same as for the exact structure, whose tests run by default
 def test_core_serves_where_it_is_asked_for() -> None:
     x, y = data(50, 0.3)
     cells = {name: np.array([f"{value:.4f}" for value in values.tolist()], dtype=object) for name, values in (
