@@ -80,7 +80,8 @@ def fit(
         ridge: lambda on the sum scale, as in "sum of squared errors + lambda ||w||^2" or "sum of cross-entropies +
             lambda / 2 ||w||^2"; see `whence.ridge_from_weight_decay`. "loo" takes the one with the smallest
             leave-one-out error (squared error only).
-        progress: show a progress line with the time left on anything over a second.
+        progress: show a progress line with the time left on anything over a second, and a line where the fit is not to
+            be trusted as it is (see `Tracer.trust`).
         recenter: use the residuals and predictions of the optimum of the linearized model (the paper's Delta w),
             for networks that were stopped before they converged.
         noise: covariance of the residuals as E^T E / n, or divided by n minus the degrees of freedom an output.

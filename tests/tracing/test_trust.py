@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -331,6 +332,17 @@ def test_it_shows_itself() -> None:
         trust["nothing"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         trust.sample = 3  # type: ignore[misc]
+
+
+def test_a_fit_from_a_file_needs_its_training_data(tmp_path: Path) -> None:
+    tracer = fit(mlp(), batches(), structure="ekfac")
+    tracer.save(tmp_path / "fit.whence")
+    with pytest.raises(whence.LoaderError, match="train_loader"):
+        whence.load(tmp_path / "fit.whence", mlp()).trust()
+    again = whence.load(tmp_path / "fit.whence", mlp(), batches(), progress=False)
+    for one, other in zip(look(again, None, tolerance=1e-8), look(tracer, None, tolerance=1e-8), strict=True):
+        assert one.level == other.level
+        assert dict(one.numbers) == pytest.approx(dict(other.numbers), rel=1e-4), one.name
 
 
 @pytest.fixture
