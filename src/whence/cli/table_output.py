@@ -18,6 +18,10 @@ ADVICE = {
     "scarce data": "few training rows are similar: collect more like these",
     "both": "check the labels, and collect more",
 }
+DOUBT = {
+    "regression": "  doubt: standard deviations between the label and what the other rows say",
+    "classification": "  doubt: grows as the other rows leave the label less of a chance",
+}
 SUSPECTS = 5
 
 
@@ -70,7 +74,7 @@ def tell_results(output: Output, content: dict[str, Any]) -> None:
     output.head(f"On {rows['test']:,} held-out rows, never trained on")
     scores = content["scores"]
     output.rows(["", "", ""], [[name, figure(one["value"]), one["words"]] for name, one in scores.items()], right=(1,))
-    _tell_verdicts(output, content["verdicts"], rows["test"])
+    _tell_verdicts(output, content["verdicts"], rows["test"], rows["used"])
     if content["suspects"]:
         output.head("Training labels to check first")
         named = f"{content['target']['name']} in the file"
@@ -82,7 +86,7 @@ def tell_results(output: Output, content: dict[str, Any]) -> None:
             ],
             right=(0, 3),
         )
-        output.say("  doubt: standard deviations between the label and what the other rows say")
+        output.say(DOUBT[content["target"]["task"]])
     output.say()
     for name, path in content["files"].items():
         if path is not None:
@@ -124,7 +128,7 @@ def _tell_fit(output: Output, content: dict[str, Any]) -> None:
     output.fact("Fit", f"{exact} on {rows['train']:,} rows; {optimum}")
 
 
-def _tell_verdicts(output: Output, verdicts: dict[str, dict[str, int]], tested: int) -> None:
+def _tell_verdicts(output: Output, verdicts: dict[str, dict[str, int]], tested: int, used: int) -> None:
     counts = verdicts["held_out"]
     told = sum(counts.values())
     if not told:
@@ -133,6 +137,8 @@ def _tell_verdicts(output: Output, verdicts: dict[str, dict[str, int]], tested: 
     output.head(f"Why are predictions uncertain? Verdicts on the held-out rows{few}")
     rows = [[name, f"{count:,}", percent(count / told), ADVICE[name]] for name, count in counts.items()]
     output.rows(["", "", "", ""], rows, right=(1, 2))
+    if sum(verdicts["all"].values()) < used:
+        output.say("  Not all rows have a verdict, which would take long: --verdicts all")
 
 
 def _count(results: Results, which: Any) -> dict[str, int]:
