@@ -135,7 +135,7 @@ def prepare(table: Table, options: Options) -> Prepared:
     values = target.read(table.columns[name])
     parts = split(values, target, options.held_out, options.seed)
     if len(parts.unknown):
-        notes.append(f"rows without a value of {name!r}: {len(parts.unknown):,}; they are predicted, and not trained on")
+        notes.append(f"rows without a value of {name!r}: {len(parts.unknown):,}; predicted, but not trained on")
     if target.task == "regression":
         known = values[parts.train]
         target = replace(target, shift=float(known.mean()), scale=float(known.std()) or 1.0)
