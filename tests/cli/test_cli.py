@@ -73,3 +73,17 @@ def test_missing_extra_of_the_demo_is_told_in_a_sentence() -> None:
     assert "needs sklearn" in process.stderr
     assert "pip install 'whence[paper]'" in process.stderr
     assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize(("module", "suffix"), [("pyarrow", "parquet"), ("pandas", "csv")])
+def test_missing_extra_of_tables_is_told_in_a_sentence(module: str, suffix: str, tmp_path) -> None:
+    path = tmp_path / f"t.{suffix}"
+    path.write_text("a,b\n1,2\n")
+    process = without(
+        module,
+        f"from whence.cli import main; main(['table', {str(path)!r}, '-t', 'b', '--csv', {str(tmp_path / 'r')!r}])",
+    )
+    assert process.returncode == 3, process.stderr
+    assert module in process.stderr
+    assert "pip install 'whence[" in " ".join(process.stderr.split())
+    assert "Traceback" not in process.stderr
