@@ -1,0 +1,33 @@
+"""What the page on many outputs prints is what its code gives, and its table is what was recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "many-outputs.md").read_text(encoding="utf-8")
+
+
+def test_code_prints_what_is_shown() -> None:
+    printed = io.StringIO()
+    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(printed):
+        for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+            exec(compile(code, "many-outputs.md", "exec"), {})
+    shown = re.search(r"```\n\n((?: {4}[^\n]*\n)+)", TEXT)
+    assert shown is not None
+    assert printed.getvalue() == re.sub(r"^ {4}", "", shown[1], flags=re.MULTILINE)
+
+
+def test_table_is_what_was_measured() -> None:
+    rows = json.loads((ROOT / "results" / "outputs.json").read_text())["rows"]
+    shown = [line for line in TEXT.splitlines() if re.match(r"\| [\d,]+ \|", line)]
+    assert [row["outputs"] for row in rows] == [10, 100, 1000, 10_000, 50_000]
+    for row, line in zip(rows, shown, strict=True):
+        assert line.startswith(f"| {row['outputs']:,} | {row['parameters']:,} | {row['fit']:.1f} |")
+        assert f"{row['predicted']:.1f} | {row['sketches']:.1f}" in line
