@@ -186,6 +186,11 @@ def test_completion_is_offered() -> None:
     assert result.stdout.split() == ["table"], result.stderr
 
 
+INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from whence.cli import main; "
+)
+
+
 def test_interrupt_is_clean(tmp_path: Path) -> None:
     path = tmp_path / "slow.py"
     path.write_text(
@@ -193,7 +198,8 @@ def test_interrupt_is_clean(tmp_path: Path) -> None:
         "def train_loader():\n    print('ready', flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from whence.cli import main; main(['fit', {str(path)!r}, '--save', 'saved'])"],
+        # A shell that starts something in the background has interrupts ignored; here they are not.
+        [sys.executable, "-c", INTERRUPTIBLE + f"main(['fit', {str(path)!r}, '--save', 'saved'])"],
         env={**os.environ, "PYTHONPATH": str(SRC)},
         cwd=tmp_path,
         stdout=subprocess.PIPE,

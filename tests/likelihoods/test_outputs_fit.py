@@ -275,12 +275,6 @@ def test_sentences_are_traced_to_sentences(structure: str, outputs: Any) -> None
         tracer.what_if(test, relabel={0: torch.zeros(3, dtype=torch.long)})
 
 
-def test_saving_says_what_it_cannot(tmp_path: Any) -> None:
-    tracer = categorical(3).fit(outputs=2)
-    with pytest.raises(whence.InputError, match="of some mixtures of outputs, which is not written yet"):
-        tracer.save(tmp_path / "fit.whence")
-
-
 @pytest.mark.parametrize("outputs", ["all", 6])
 @pytest.mark.parametrize(
     "structure", ["ekfac", "kfac", whence.EKFAC(meat="two_bases"), whence.EKFAC(basis="gradients")], ids=str

@@ -69,7 +69,7 @@ def conjugate_gradients(
         image = multiply(direction[at], at)
         curvature = (direction[at] * image).sum(1)
         lowest = min(lowest, float(curvature.min()))
-        stopped[at[curvature <= 0]] = True
+        stopped[at[~(curvature > 0)]] = True  # also where it is no number
         at, image, curvature = (part[curvature > 0] for part in (at, image, curvature))
         step = (size[at] / curvature).unsqueeze(1)
         solution[at] += step * direction[at]

@@ -133,9 +133,11 @@ class MatrixFreeBread(Bread):
     def _leverage(self) -> tuple[Tensor, float]:
         problem = self.problem
         hats = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-        for batch in problem.read("leverage"):
+        for batch in problem.read("gradients"):  # every solve sees all of them: first of all, that they are numbers
             for part, rows in self.jacobian.rows(batch.inputs, problem.k):
                 check_gradients(rows, batch.start + part.start)
+        for batch in problem.read("leverage"):
+            for part, rows in self.jacobian.rows(batch.inputs, problem.k):
                 solved = self.solve(rows.flatten(0, 1)).reshape(rows.shape)
                 hats[batch.start + part.start : batch.start + part.stop] = rows @ solved.transpose(1, 2)
         roots = problem.hessian_roots
