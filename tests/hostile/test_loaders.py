@@ -96,7 +96,7 @@ def test_batches_of_four_parts() -> None:
 @pytest.mark.parametrize("change", ["noise", "flip", "order", "targets"])
 def test_data_that_change_from_pass_to_pass(change: str) -> None:
     def changed(number: int, items: list[Any]) -> list[Any]:
-        if number <= 2:  # a look at the first batch, and the first pass
+        if number <= 3:  # two looks at the first batch, and the first pass
             return items
         if change == "order":
             return items[::-1]
@@ -117,7 +117,7 @@ def test_data_that_change_from_pass_to_pass(change: str) -> None:
 )
 def test_a_number_of_batches_that_changes(more: bool, message: str) -> None:
     def changed(number: int, items: list[Any]) -> list[Any]:
-        return items if number <= 2 else [*items, items[0]] if more else items[:-1]
+        return items if number <= 3 else [*items, items[0]] if more else items[:-1]
 
     with pytest.raises(whence.LoaderError, match=message):
         fit(mlp(), Changing(batches(), changed), max_memory=13_000)
