@@ -186,9 +186,7 @@ def test_completion_is_offered() -> None:
     assert result.stdout.split() == ["table"], result.stderr
 
 
-INTERRUPTIBLE = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from whence.cli import main; "
-)
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from whence.cli import main; "
 
 
 def test_interrupt_is_clean(tmp_path: Path) -> None:
