@@ -239,3 +239,20 @@ def gather_meats(stream: LayerStream, sums: MeatSums, roots: Mapping[str, Tensor
         else:
             sums.add(ready, {name: root[where] for name, root in whole.items()})
     return sums
+
+
+def centre(basis: Basis, squares: Squares, total: Tensor, n: int) -> Squares:
+    """Squares of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction.
+
+    Centred in the basis, so that the variance stays above zero however the meat is approximated.
+
+    Args:
+        basis: of the block.
+        squares: sum_i v_i^2 of v_i = J_i^T u_i.
+        total: sum_i v_i, shaped as the block's matrix.
+        n: how many are left out, one after the other.
+    """
+    means = basis.to(torch.float64).into(total).square() / n
+    rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
+    share = (n - 1) / n
+    return Squares((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)

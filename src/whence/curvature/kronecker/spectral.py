@@ -17,7 +17,7 @@ from whence.tangents.forms import Tangent
 from .align import align
 from .basis import Basis
 from .factored import Factored, Parts, seen_once
-from .moments import MeatSums, Spectrum, Squares, gather_meats
+from .moments import MeatSums, Spectrum, Squares, centre, gather_meats
 from .stream import LayerStream, working_precision
 from .view import View, views
 from .weights import Weights, sum_of
@@ -279,20 +279,3 @@ class SpectralSandwich(Sandwich):
             sums.append(sum_of(of(weights, one) for weights, one in zip(self.weights, ready, strict=True)))
             outputs.append(out)
         return torch.cat(outputs), torch.cat(sums, dim=1)
-
-
-def centre(basis: Basis, squares: Squares, total: Tensor, n: int) -> Squares:
-    """Squares of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction.
-
-    Centred in the basis, so that the variance stays above zero however the meat is approximated.
-
-    Args:
-        basis: of the block.
-        squares: sum_i v_i^2 of v_i = J_i^T u_i.
-        total: sum_i v_i, shaped as the block's matrix.
-        n: how many are left out, one after the other.
-    """
-    means = basis.to(torch.float64).into(total).square() / n
-    rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
-    share = (n - 1) / n
-    return Squares((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)

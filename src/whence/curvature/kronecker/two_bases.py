@@ -17,9 +17,9 @@ from torch import Tensor
 from whence.curvature.base import Meats, Weigh
 
 from .basis import Basis
-from .moments import MeatSums, Spectrum, Squares, Sums
+from .moments import MeatSums, Spectrum, Squares, Sums, centre
 from .rotated import Rotated
-from .spectral import SpectralBread, SpectralSandwich, centre
+from .spectral import SpectralBread, SpectralSandwich
 from .stream import LayerStream
 from .turn import Turn
 from .view import View, dtype_of
