@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 from torch.nn import functional as F
+
+
+def _flattened(network: nn.Module) -> tuple[Tensor, Callable[[Tensor], Mapping[str, Tensor]]]:
+    """All weights in one row, and the way back to named parameters."""
+    shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
+    sizes = [shape.numel() for shape in shapes.values()]
+
+    def named(flat: Tensor) -> Mapping[str, Tensor]:
+        return {name: part.reshape(shapes[name]) for name, part in zip(shapes, flat.split(sizes), strict=True)}
+
+    return nn.utils.parameters_to_vector(network.parameters()).detach(), named
 
 
 def converge(network: nn.Module, x: Tensor, y: Tensor, ridge: float, steps: int = 200) -> float:
@@ -23,14 +34,8 @@ def converge(network: nn.Module, x: Tensor, y: Tensor, ridge: float, steps: int 
     Returns:
         The largest entry of the gradient that is left; zero at the optimum.
     """
-    names = [name for name, _ in network.named_parameters()]
-    shapes = [parameter.shape for parameter in network.parameters()]
-    weights = nn.utils.parameters_to_vector(network.parameters()).detach()
+    weights, named = _flattened(network)
     eye = torch.eye(len(weights), dtype=x.dtype)
-
-    def named(flat: Tensor) -> Mapping[str, Tensor]:
-        sizes = [shape.numel() for shape in shapes]
-        return {name: part.reshape(shape) for name, part, shape in zip(names, flat.split(sizes), shapes, strict=True)}
 
     def loss(flat: Tensor) -> Tensor:
         out = functional_call(network, named(flat), (x,))
@@ -73,14 +78,8 @@ def approach(network: nn.Module, x: Tensor, y: Tensor, ridge: float, steps: int 
     Returns:
         The largest entry of the gradient that is left; zero at the optimum.
     """
-    names = [name for name, _ in network.named_parameters()]
-    shapes = [parameter.shape for parameter in network.parameters()]
-    weights = nn.utils.parameters_to_vector(network.parameters()).detach()
+    weights, named = _flattened(network)
     labels = not y.is_floating_point()
-
-    def named(flat: Tensor) -> Mapping[str, Tensor]:
-        sizes = [shape.numel() for shape in shapes]
-        return {name: part.reshape(shape) for name, part, shape in zip(names, flat.split(sizes), shapes, strict=True)}
 
     def outputs(flat: Tensor, inputs: Tensor) -> Tensor:
         return functional_call(network, named(flat), (inputs.unsqueeze(0),)).squeeze(0)

@@ -15,6 +15,7 @@ from whence.tangents.batches import Inputs
 from whence.tracing import Calibration, Explanation
 from whence.tracing.asking import each
 from whence.tracing.terms import Terms, terms_of
+from whence.tracing.verdicts import judge
 
 from .fitted import Reportable
 from .reading import Source
@@ -173,30 +174,19 @@ def _explain(
     exact = estimate.clone()
     exact[chosen] = effective
 
-    def judge(numbers: Tensor) -> Explanation:
-        ratio = uncertainty.ratio.cpu()
-        every = torch.full((len(uncertainty), check.index.shape[1]), -1)
-        checks, nears = every.clone(), every
-        checks[chosen], nears[chosen] = check.index, near.index
-        calm = Calibration(usual.leverages.cpu(), usual.mean, usual.variance)
-        return Explanation(
-            level=level,
-            noise_p=calm.noise(ratio, numbers),
-            scarcity_p=calm.scarcity(leverage),
-            noise=ratio / usual.mean if usual.mean > 0 else ratio,
-            leverage=leverage,
-            ratio=ratio,
-            ho=uncertainty.ho.sum(1).cpu(),
-            hec3=uncertainty.hec3.sum(1).cpu(),
-            effective=numbers,
-            check=checks,
-            near=nears,
-        )
+    every = torch.full((len(uncertainty), check.index.shape[1]), -1)
+    checks, nears = every.clone(), every
+    checks[chosen], nears[chosen] = check.index, near.index
+    calm = Calibration(usual.leverages.cpu(), usual.mean, usual.variance)
+    variances = uncertainty.ho.sum(1).cpu(), uncertainty.hec3.sum(1).cpu(), uncertainty.ratio.cpu()
 
-    found = judge(exact)
+    def judged(numbers: Tensor) -> Explanation:
+        return judge(calm, level, leverage, variances, numbers, (checks, nears))
+
+    found = judged(exact)
     if len(chosen) == len(uncertainty):
         return found, None
-    same = judge(estimate).noisy[chosen] == found.noisy[chosen]
+    same = judged(estimate).noisy[chosen] == found.noisy[chosen]
     return found, float(same.double().mean())
 
 

@@ -149,6 +149,30 @@ def _explain(terms: Terms, leverage: Tensor, usual: Calibration, level: float, t
     squares = (terms.ho / ho.clamp_min(tiny).unsqueeze(1)).square().sum(1)
     effective = torch.where(squares > 0, 1.0 / squares.clamp_min(tiny), 1.0)
     few = min(top, terms.ho.shape[1])
+    listed = terms.hec3.topk(few, dim=1).indices, terms.ho.topk(few, dim=1).indices
+    return judge(usual, level, leverage, (ho, hec3, ratio), effective, listed)
+
+
+def judge(
+    usual: Calibration,
+    level: float,
+    leverage: Tensor,
+    variances: tuple[Tensor, Tensor, Tensor],
+    effective: Tensor,
+    listed: tuple[Tensor, Tensor],
+) -> Explanation:
+    """Set predictions against what is usual.
+
+    Args:
+        usual: what the training set says.
+        level: one minus the share of false alarms.
+        leverage: (m,) of the predictions.
+        variances: (m,) Ho, HeC3 and their ratio.
+        effective: (m,) number of training examples that carry Ho.
+        listed: (m, top) examples whose labels to check, and those nearest.
+    """
+    ho, hec3, ratio = variances
+    check, near = listed
     return Explanation(
         level=level,
         noise_p=usual.noise(ratio, effective),
@@ -159,8 +183,8 @@ def _explain(terms: Terms, leverage: Tensor, usual: Calibration, level: float, t
         ho=ho,
         hec3=hec3,
         effective=effective,
-        check=terms.hec3.topk(few, dim=1).indices,
-        near=terms.ho.topk(few, dim=1).indices,
+        check=check,
+        near=near,
     )
 
 
