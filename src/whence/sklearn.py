@@ -91,7 +91,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         )
 
 
-class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]
+class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no annotations there
     """A network for regression whose predictions come with standard deviations and reasons.
 
     Inputs and targets are scaled inside. The network is trained by L-BFGS on the sum of squared errors (in units of the
@@ -157,7 +157,7 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         return tags
 
 
-class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
+class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no annotations there
     """A network for classification whose probabilities come with standard deviations and reasons.
 
     Inputs are scaled inside. The network is trained by L-BFGS on the sum of cross-entropies plus `ridge` / 2 ||w||^2,

@@ -88,7 +88,7 @@ class Container:
         if entry.size:
             self._file.seek(self._start + entry.start)
             room: Any = found.numpy()
-            if self._file.readinto(room) != entry.size:  # type: ignore[attr-defined]
+            if self._file.readinto(room) != entry.size:  # type: ignore[attr-defined]  # binary files have it; IO[bytes] does not say
                 raise damaged(self.path, "it was cut short while it was read")
         return found.view(entry.dtype).reshape(entry.shape)
 

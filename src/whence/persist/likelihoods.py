@@ -18,7 +18,7 @@ def write_likelihood(draft: Draft, likelihood: Likelihood) -> None:
     kind = type(likelihood)
     draft.note(name=likelihood.name, own=_own(likelihood))
     if kind is Categorical or kind is Bernoulli:
-        draft.note(**asdict(likelihood))  # type: ignore[call-overload]
+        draft.note(**asdict(likelihood))  # type: ignore[call-overload]  # options differ by likelihood
 
 
 def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
