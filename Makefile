@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TORCH := $(shell grep '^torch==' constraints.txt)
-# curvlinops declares backpack, which declares torchvision, which could replace torch: hence without dependencies.
-ORACLES := $(shell grep -E '^(backpack|curvlinops)' benchmarks/peers.txt)
+# These declare torchvision, or a package that does, which could replace torch: hence without dependencies.
+ORACLES := $(shell grep -oE '^(asdfghjkl|backpack|curvlinops|laplace)[^ ]*' benchmarks/peers.txt)
 # One thread for each test process: as many processes as cores, and sums that do not depend on the machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
