@@ -322,6 +322,33 @@ def test_batched_backward_passes_give_the_same(name: str) -> None:
         torch.testing.assert_close(ours.materialize(), theirs.materialize())
 
 
+class Unbatched(torch.autograd.Function):
+    """A kernel of its own, with no vectorised form."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return 2.0 * x
+
+    @staticmethod
+    def backward(context: Any, *grads: Tensor) -> Tensor:
+        return 2.0 * torch.from_numpy(grads[0].numpy())
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Unbatched.apply(self.linear(x))
+
+
+def test_models_that_vmap_cannot_follow_are_found_out() -> None:
+    for model, vectorizes in ((small(), True), (Wrapped().double(), False)):
+        capture = Capture(model, selected(model), example_inputs=vectors(3))
+        assert capture.vectorizes(vectors(2)) is vectorizes
+
+
 def test_works_without_gradients_and_leaves_the_model_as_it_was() -> None:
     model = Flat(nn.Conv2d(2, 3, 2), running(nn.BatchNorm2d(3)), nn.ReLU(inplace=True)).double().eval()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -8,19 +8,22 @@ proves that nothing is missing, counted twice or mixed; see `whence.tangents.pro
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError, UncapturedParameterError
 from whence.tangents.assemble import Sizes, tangents_of
 from whence.tangents.backward import pull_back
-from whence.tangents.batches import Inputs, batch_size
-from whence.tangents.forms import Block, Dense, Tangent
+from whence.tangents.batches import Inputs, batch_size, take
+from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.generic import Call, Run
 from whence.tangents.layout import Layout
+from whence.tangents.proof import tolerance
 from whence.tangents.recorder import Record, Watch, differentiable
 from whence.tangents.settle import settle
 
@@ -39,6 +42,7 @@ class Captured:
         records: Sequence[Record],
         layouts: Sequence[Layout],
         generic: Run | None,
+        vectorized: bool = False,
     ) -> None:
         """Hold the graph until `tangents(..., last=True)`, or until this object goes away."""
         self.outputs = outputs.detach()
@@ -47,15 +51,17 @@ class Captured:
         self._records = records
         self._layouts = layouts
         self._generic = generic
+        self._vectorized = vectorized
 
-    def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool = False) -> list[Tangent]:
+    def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
         """Pull cotangents back to every block.
 
         Args:
             cotangents: (c, n, k); c backward passes are made.
             last: Whether the graph may be freed, since nothing more will be asked.
             batched: Whether all cotangents go through one vectorised backward pass (`is_grads_batched`) instead of
-                one after the other. Measured, this is no faster on a CPU, and some kernels have no such form.
+                one after the other; where it was proved to give the same if `None`. Measured, this is up to 1.7
+                times as fast on a GPU, no faster on a CPU, and some kernels have no such form.
 
         Returns:
             Tangents in the order of the capture's blocks.
@@ -64,6 +70,7 @@ class Captured:
         if cotangents.dim() != 3 or cotangents.shape[1:] != (n, k):
             raise ShapeError(f"expected cotangents of shape (c, {n}, {k}), got {tuple(cotangents.shape)}.")
         cotangents = cotangents.to(self.outputs)
+        batched = (self._vectorized if batched is None else batched) and len(cotangents) > 1
         pulled = pull_back(self._graph, self._records, self._layouts, cotangents, last=last, batched=batched)
         found = tangents_of(self._blocks, pulled, Sizes(n, len(cotangents), self.outputs))
         if self._generic is None:
@@ -109,12 +116,30 @@ class Capture:
             got = f"frozen ones: {', '.join(frozen)}" if frozen else "none"
             raise InputError(f"expected selected parameters that require gradients, got {got}.")
         self._call = call
+        self._vectorized = False
         self._settled = settle(call, parameters, example_inputs)
         self._generic = {name: parameters[name] for name in self._settled.generic}
         self.blocks = self._settled.blocks
         self.notes = tuple(self._settled.notes)
         self.unused = self._settled.unused
         self.generic: dict[str, str] = dict(self._settled.generic)
+        first = next(iter(parameters.values()))
+        self._vectorized = first.is_cuda and self.vectorizes(take(example_inputs, slice(0, 2)))
+
+    def vectorizes(self, inputs: Inputs) -> bool:
+        """Whether all cotangents together bring back what they bring one after the other, on these inputs."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # of kernels that have no vectorised form, and would run in a slow loop
+                run = self.run(inputs)
+                draw = torch.Generator("cpu").manual_seed(0)
+                cotangents = torch.randn(2, *run.outputs.shape, generator=draw, dtype=torch.float64, device="cpu")
+                pairs = zip(*(run.tangents(cotangents, batched=way) for way in (False, True)), strict=True)
+                return all(_alike(_pulled(one), _pulled(other)) for one, other in pairs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception:  # whatever vmap cannot follow: one cotangent after the other works always
+            return False
 
     def run(self, inputs: Inputs) -> Captured:
         """Run the model on a batch and keep what its tangents need."""
@@ -126,7 +151,7 @@ class Capture:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
         layouts = self._layouts(watch.records, n)
         generic = None if settled.runner is None else settled.runner(self._call, self._generic, inputs)
-        return Captured(self.blocks, outputs, watch.records, layouts, generic)
+        return Captured(self.blocks, outputs, watch.records, layouts, generic, self._vectorized)
 
     def _layouts(self, records: Sequence[Record], n: int) -> list[Layout]:
         """The layouts proved on the first batch."""
@@ -149,3 +174,17 @@ class Capture:
                 )
             found.append(layout)
         return found
+
+
+def _pulled(tangent: Tangent) -> Tensor:
+    """What came back, in the smallest form that tells."""
+    if isinstance(tangent, Dense):
+        return tangent.values
+    return tangent.grads() if isinstance(tangent, Kronecker) else tangent.grads
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    near = tolerance(one.dtype, one.device)
+    return one.shape == other.shape and bool(
+        (one - other).norm() <= near * one.norm() + torch.finfo(torch.float32).tiny
+    )

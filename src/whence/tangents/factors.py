@@ -52,6 +52,8 @@ class Whole:
         linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
         # With one group, a batched product would copy the basis for every example.
         one, values = basis.shape[0] == 1, self.values.to(basis.dtype)
+        if cotangents_first(values):
+            return Whole(values.transpose(0, 1), self.ones).project(basis).transpose(0, 1)
         if one and lies_transposed(values):
             projected = (linear[0].T @ values.squeeze(-3).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-3)
         else:
@@ -127,6 +129,11 @@ class Padded:
 def lies_transposed(values: Tensor) -> bool:
     """Whether the last two axes lie in memory in the other order, as positions and channels of an image do."""
     return values.shape[-1] > 1 and values.shape[-2] > 1 and values.stride(-1) > values.stride(-2)
+
+
+def cotangents_first(values: Tensor) -> bool:
+    """Whether gradients (n, c, e, t, o) lie in memory with the cotangents before the examples, as vmap leaves them."""
+    return values.dim() == 5 and min(values.shape[:2]) > 1 and values.stride(1) > values.stride(0)
 
 
 def join(parts: list[Tensor]) -> Tensor:

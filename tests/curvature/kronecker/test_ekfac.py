@@ -14,6 +14,7 @@ import curvature_matrices as dense
 import oracles
 import whence
 from capture_models import MODELS, Flat, Model, images
+from whence.curvature.kronecker import factors
 
 WHOLE = whence.EKFAC(tolerance=0.0)
 
@@ -86,6 +87,33 @@ def test_eigenvalues_are_the_true_diagonal_for_every_layer(case: Model) -> None:
     assert errors[0] <= errors[1] + 1e-13 * np.linalg.norm(truth)  # to rounding, where both are exact
 
 
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+@pytest.mark.parametrize("name", ["linear on a sequence", "Conv2d", "LayerNorm", "Embedding"])
+def test_with_many_examples_one_output_of_each_gives_the_basis(
+    name: str, likelihood: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = MODELS[name]
+    model = case.build().double().eval()
+    inputs, classes = case.inputs(200), torch.arange(200) // 100
+    targets = classes if likelihood == "categorical" else nn.functional.one_hot(classes, 2).double()
+
+    def traced() -> whence.Tracer:
+        data = [(inputs, targets)]
+        return whence.fit(model, data, likelihood=likelihood, structure=WHOLE, ridge=0.3, progress=False)
+
+    exact = traced()
+    monkeypatch.setattr(factors, "MANY_EXAMPLES", 200)
+    monkeypatch.setattr(factors, "EXAMPLES_PER_SIDE", 1)
+    tracer = traced()
+    assert "one output of each example" in str(tracer.diagnostics)
+    assert "one output of each example" not in str(exact.diagnostics)
+    if likelihood == "gaussian":
+        check_spectrum(tracer, tangents_of(model, inputs))
+    assert tracer.degrees_of_freedom == pytest.approx(exact.degrees_of_freedom, rel=0.1)
+    found, wanted = tracer.predict(case.inputs(6)), exact.predict(case.inputs(6))
+    assert bool((found.ho.log() - wanted.ho.log()).abs().median() < 1.0)  # another basis of the same layers
+
+
 def fading(*shape: int) -> Callable[[int], Tensor]:
     """Inputs of which few directions matter."""
     return lambda n: torch.randn(n, *shape) * torch.logspace(0, -2, shape[-1])
@@ -93,7 +121,7 @@ def fading(*shape: int) -> Callable[[int], Tensor]:
 
 CORNERED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "linear": (lambda: Flat(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)), fading(9)),
-    "tokens": (lambda: Flat(nn.Linear(18, 8, bias=False), nn.Tanh(), nn.Linear(8, 2)), fading(2, 18)),
+    "tokens": (lambda: Flat(nn.Linear(26, 8, bias=False), nn.Tanh(), nn.Linear(8, 2)), fading(2, 26)),
     "convolution": (lambda: Flat(nn.Conv2d(2, 6, 3), nn.Tanh(), nn.Conv2d(6, 4, 3)), images(2, 6, 6)),
     "norms between": (lambda: Flat(nn.Linear(9, 8), nn.LayerNorm(8), nn.Linear(8, 7)), fading(9)),
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence.curvature.kronecker import measure
 from whence.curvature.kronecker.basis import Basis
@@ -41,8 +41,9 @@ def factored(draw: Any) -> tuple[Factored, Tensor]:
 @st.composite
 def full(draw: Any) -> tuple[Full, Tensor]:
     n, c, e, o, i = (whole(draw) for _ in range(5))
-    phi = normal(n, c, e, o, i)
-    return Full(phi.reshape(n, c, -1), (e, o, i)), phi
+    phi, padding = normal(n, c, e, o, i), draw(st.integers(0, 2))
+    padded = nn.functional.pad(phi, (0, padding))
+    return Full(padded.reshape(n, c, -1), (e, o, i), padding), phi
 
 
 @st.composite

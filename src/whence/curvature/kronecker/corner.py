@@ -10,13 +10,22 @@ import torch
 from torch import Tensor
 
 from .basis import Basis
+from .measure import products_are_rounded
 
 WORTH_IT = 0.7
 """A corner is cut only if it holds less than this share of the block's directions."""
 
 LARGEST_RATIO = 1e5
 """No corner is cut from eigenvalues above so many ridges: the squared length outside is a difference, and what float32
-leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at 1e8."""
+leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at 1e8. Where
+products are rounded on a GPU it is measured for itself, and this does not matter."""
+
+ALIGNED = 8
+"""Of sides that are longer than a few times so many, multiples of it are kept: a GPU's tensor units take no others."""
+
+MANY_POSITIONS = 12
+"""No corner is cut where a layer has less than so many inputs for each position: squared lengths cost more than it
+saves."""
 
 
 def cut(
@@ -35,7 +44,9 @@ def cut(
         ridge: lambda.
         tolerance: share of sum s^2 / (s + lambda)^2, the mean of Ho over the training set, that may lie outside.
     """
-    if spectrum is None or tolerance <= 0 or ridge <= 0 or float(spectrum.max()) > LARGEST_RATIO * ridge:
+    if spectrum is None or tolerance <= 0 or ridge <= 0:
+        return basis, spectrum
+    if float(spectrum.max()) > LARGEST_RATIO * ridge and not products_are_rounded(spectrum.device):
         return basis, spectrum
     if basis.block.kind == "dense":
         kept = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
@@ -45,7 +56,7 @@ def cut(
         return Basis(basis.block, basis.inputs[:, kept].contiguous()), spectrum[kept]
     if len(spectrum) != 1:  # groups have corners of their own
         return basis, spectrum
-    if positions > 1 and 8 * positions > spectrum.shape[2]:
+    if positions > 1 and MANY_POSITIONS * positions > spectrum.shape[2]:
         return basis, spectrum
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
     rows = _largest(weight.sum(1), tolerance / 2)
@@ -60,4 +71,6 @@ def _largest(weights: Tensor, leave: float) -> Tensor:
     ordered, order = weights.sort(descending=True)
     gathered = ordered.cumsum(0)
     needed = int(torch.searchsorted(gathered, (1.0 - leave) * gathered[-1])) + 1
+    if len(weights) > 8 * ALIGNED:
+        needed += -needed % ALIGNED
     return order[: min(needed, len(order))].sort().values

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from whence.curvature.eigen import eigenvectors
+from whence.tangents.factors import cotangents_first, lies_transposed
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
+from whence.tangents.linearization import Linearization
 
 from .basis import Basis
 from .measure import CHUNK_NUMBERS, combine, outer, raised
-from .stream import LayerStream
+from .stream import Cotangents, LayerStream
 
-LARGEST_SIDE = 4096
+LARGEST_SIDE = 8192
 """A layer with more inputs, or outputs, has no basis on that side: its factor would be a matrix of their square."""
 
 LARGEST_CLASSES = 256
 """Nor has a last layer with more outputs than this, where a fit looks at a few mixtures of them."""
+
+MANY_EXAMPLES = 20_000
+"""From so many examples on, the factors of layer outputs are taken from one output of each, in turn."""
+
+EXAMPLES_PER_SIDE = 50
+"""And from so many for each output of the widest layer: small eigenvalues are then off by about a fiftieth at most."""
 
 LONGEST_SUM = 8192
 """Rows whose products are summed in their own precision."""
@@ -71,9 +80,9 @@ class Factors:
             self.positions += share * tangent.examples * tangent.positions
             a = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
             if self.inputs is not None:
-                _add(self.inputs, _second_moment(a.transpose(0, 1).flatten(1, 2)))
+                _add(self.inputs, _over(a, 1))
             if self.outputs is not None:
-                _add(self.outputs, _second_moment(g.permute(2, 0, 1, 3, 4).flatten(1, 3)))
+                _add(self.outputs, _over(g, 2))
         elif isinstance(tangent, Dense):
             if self.inputs is not None:
                 _add(self.inputs, _second_moment(raised(tangent.values).flatten(0, 1)))
@@ -163,6 +172,11 @@ def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 def _over(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:
     """Sum v w^T over every axis but the last and that of the groups, for (..., e, ..., i): (e, i, i)."""
+    if other is None and cotangents_first(values):
+        values = values.transpose(0, 1)
+    if other is None and values.is_cuda and lies_transposed(values) and values.shape[-1] <= values.shape[-2]:
+        turned = values.transpose(-1, -2)  # turning many positions round would cost more than a matrix an example
+        return (turned @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
     first = values.movedim(groups, 0).flatten(1, -2)
     if other is None:
         return _second_moment(first)
@@ -191,6 +205,9 @@ def gather_factors(
 ) -> tuple[list[Factors], list[Factors]]:
     """One pass: factors of the curvature, and, where asked for, of the residual-weighted meat.
 
+    Factors say in which basis the eigenvalues are summed, and nothing else. Where examples are many, one output of each
+    tells as much about it as all of them: inputs are counted for every example, gradients for every k-th output.
+
     Args:
         stream: tangents of the training set.
         largest_exact: dense blocks above this size get no matrix.
@@ -203,11 +220,13 @@ def gather_factors(
     weighted = [
         Factors.empty(block, largest_exact, problem.device, alone) for block in stream.blocks if residual_weighted
     ]
-    for where, tangents in stream.read("Kronecker factors", stream.identity(), problem.k):
+    roots = problem.hessian_roots
+    sampled = takes_one_output_each(stream, whole or residual_weighted)
+    cotangents, count = (_one_each(problem), 1) if sampled else (stream.identity(), problem.k)
+    for where, tangents in stream.read("Kronecker factors", cotangents, count):
         for at, tangent in enumerate(tangents):
-            roots = problem.hessian_roots
             weights = None if problem.sample_weights is None else problem.sample_weights[where]
-            curved = tangent if roots is None else combine(tangent, roots[where])
+            curved = tangent if roots is None or sampled else combine(tangent, roots[where])
             if whole and isinstance(tangent, Kronecker) and tangent.positions > 1:
                 plain[at].add_whole(curved, weights)
             else:
@@ -215,3 +234,25 @@ def gather_factors(
             if residual_weighted:
                 weighted[at].add_whole(combine(tangent, problem.residuals[where].unsqueeze(2)))
     return plain, weighted
+
+
+def takes_one_output_each(stream: LayerStream, whole: bool) -> bool:
+    """Whether the basis is found from one output of each example: never where whole gradients are counted."""
+    sides = (block.matrix_shape[1] if block.kind == "kronecker" else block.matrix_shape[-1] for block in stream.blocks)
+    largest = max((side for side in sides if side <= LARGEST_SIDE), default=0)
+    n = stream.problem.n
+    return n >= max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * largest) and stream.problem.k > 1 and not whole
+
+
+def _one_each(problem: Linearization) -> Cotangents:
+    """One output of every example in turn, or one direction of the loss's Hessian, with the weight of all."""
+    roots = problem.hessian_roots
+    eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+
+    def chosen(where: slice, n: int) -> Tensor:
+        at = torch.arange(where.start, where.stop, device=problem.device)
+        count = problem.k if roots is None else roots.shape[2]
+        rows = eye[at % count] if roots is None else roots[at, :, at % count]
+        return (math.sqrt(count) * rows).unsqueeze(0)
+
+    return chosen

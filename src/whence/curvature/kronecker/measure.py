@@ -8,7 +8,7 @@ from torch import Tensor
 from whence.tangents.forms import Dense, Kronecker, Rows, Tangent, Whole
 
 from .basis import Basis
-from .rotated import mix
+from .contraction import along_factors, mix
 
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}
 """Gradient entries that may be held at once when gradient matrices must be formed."""
@@ -20,8 +20,16 @@ def raised(values: Tensor) -> Tensor:
 
 
 def outer(a: Tensor, g: Tensor) -> Tensor:
-    """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example."""
+    """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example.
+
+    On a GPU, where gradients would have to be turned round for that, it is one for each cotangent.
+    """
     n, c, e, t, o = g.shape
+    if g.is_cuda and e == 1 and not g.transpose(-1, -2).is_contiguous():
+        found = g.new_empty(n, c, 1, o, a.shape[-1])
+        for at in range(c):
+            torch.bmm(g[:, at, 0].transpose(1, 2), a[:, 0], out=found[:, at, 0])
+        return found
     left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)
     return (left @ a).reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
 
@@ -31,11 +39,17 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def beyond(tangent: Tangent, basis: Basis) -> list[Tangent]:
+def beyond(tangent: Tangent, basis: Basis, inputs: Tensor | None = None, grads: Tensor | None = None) -> list[Tangent]:
     """Tangents whose squared lengths add up to what of a gradient lies outside a basis.
 
     G - P G Q = G (I - Q) + (I - P) G Q, two parts at right angles. The difference of the squared lengths of G and P G Q
     is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
+
+    Args:
+        tangent: the gradients G.
+        basis: which may span a corner only.
+        inputs: the inputs of a Kronecker tangent in the basis, if they are known.
+        grads: its output gradients in the basis, if they are known.
     """
     if isinstance(tangent, Dense):
         return [Dense(tangent.block, _rest(raised(tangent.values), basis.inputs))]
@@ -43,18 +57,20 @@ def beyond(tangent: Tangent, basis: Basis) -> list[Tangent]:
         columns = None if basis.outputs is None else basis.outputs[0]
         return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns), tangent.weights)]
     a, g = raised(tangent.inputs()), raised(tangent.grads())
-    inside = a if basis.inputs is None else times(a, basis.inputs)
+    if inputs is None:
+        inputs = a if basis.inputs is None else times(a, basis.inputs)
     return [
-        Kronecker(tangent.block, Whole(_rest(a, basis.inputs)), Whole(g)),
-        Kronecker(tangent.block, Whole(inside), Whole(_rest(g, basis.outputs))),
+        Kronecker(tangent.block, Whole(_rest(a, basis.inputs, inputs)), Whole(g)),
+        Kronecker(tangent.block, Whole(inputs), Whole(_rest(g, basis.outputs, grads))),
     ]
 
 
-def _rest(values: Tensor, columns: Tensor | None) -> Tensor:
+def _rest(values: Tensor, columns: Tensor | None, inside: Tensor | None = None) -> Tensor:
     """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r); or (e, i, r), for rows (..., e, t, i)."""
     if columns is None:
         return torch.zeros_like(values)
-    return values - times(times(values, columns), columns.transpose(-1, -2))
+    inside = times(values, columns) if inside is None else inside
+    return values - times(inside, columns.transpose(-1, -2))
 
 
 def times(values: Tensor, matrix: Tensor) -> Tensor:
@@ -108,9 +124,7 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
     if isinstance(tangent, Kronecker):
         a, g = raised(tangent.inputs()), raised(tangent.grads())
-        turned = direction.to(a.dtype).transpose(-1, -2)
-        moved = (a.squeeze(1) @ turned[0]).unsqueeze(1) if len(turned) == 1 else a @ turned
-        return (g * moved.unsqueeze(1)).sum((2, 3, 4))
+        return along_factors(a, g, direction.to(a.dtype))
     if isinstance(tangent, Rows):
         at = direction[tangent.index].to(tangent.grads.dtype)  # (n, t, d)
         found = (tangent.grads * at.unsqueeze(1)).sum(3)

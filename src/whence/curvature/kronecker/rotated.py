@@ -14,6 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from .contraction import CACHE_NUMBERS, along_factors, mix, scaled_grams
+
 
 @dataclass(frozen=True)
 class Factored:
@@ -70,8 +72,7 @@ class Factored:
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction (e, o, i): (n, c)."""
-        moved = torch.einsum("neti,eoi->neto", self.a, direction)
-        return torch.einsum("nceto,neto->nc", self.g, moved)
+        return along_factors(self.a, self.g, direction)
 
     def total(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[n, c] phi: (e, o, i)."""
@@ -96,46 +97,60 @@ class Factored:
 class Full:
     """The gradients themselves, flattened."""
 
-    values: Tensor  # (n, c, p)
+    values: Tensor  # (n, c, p), p with the padding
     shape: tuple[int, ...]  # of the block's matrix
+    padding: int = 0  # zeros after every row of the matrix
+
+    def matrices(self) -> Tensor:
+        """The gradients as (n, c, *shape)."""
+        return self._trimmed(self.values)
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, *shape)."""
         n, c, p = self.values.shape
         repeated = weights.repeat(1, n)  # (q, n c)
-        return (repeated @ self.values.square().reshape(n * c, p)).reshape(-1, *self.shape)
+        return self._trimmed(repeated @ self.values.square().reshape(n * c, p))
 
     def single(self, weights: Tensor) -> Tensor:
         """sum_n weights[n, q] phi^2 for one cotangent: (q, *shape)."""
-        return (weights.T @ self.values.squeeze(1).square()).reshape(-1, *self.shape)
+        return self._trimmed(weights.T @ self.values.squeeze(1).square())
 
     def grams(self, weights: Tensor) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
-        return scaled_grams(self.values, weights.reshape(len(weights), 1, 1, -1))
+        return scaled_grams(self.values, self._padded(weights).reshape(len(weights), 1, 1, -1))
 
     def variances(self, weights: Tensor) -> Tensor:
         """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
         n, c, p = self.values.shape
-        flat, turned = self.values.reshape(n * c, p), weights.reshape(len(weights), p).T
+        flat, turned = self.values.reshape(n * c, p), self._padded(weights).reshape(len(weights), p).T
         step = n * c if flat.is_cuda else max(1, CACHE_NUMBERS // p)
         parts = [flat[low : low + step].square() @ turned for low in range(0, n * c, step)]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(n, c, -1).permute(2, 0, 1)
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        return Full(weights.transpose(1, 2) @ self.values, self.shape)
+        return Full(weights.transpose(1, 2) @ self.values, self.shape, self.padding)
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction: (n, c)."""
-        return self.values @ direction.reshape(-1)
+        return self.values @ self._padded(direction).reshape(-1)
 
     def total(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[n, c] phi."""
-        return (weights.reshape(-1) @ self.values.flatten(0, 1)).reshape(self.shape)
+        return self._trimmed(weights.reshape(-1) @ self.values.flatten(0, 1))
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions: (n, c, r)."""
-        return self.values[:, :, index]
+        return self.values[:, :, index + index // self.shape[-1] * self.padding if self.padding else index]
+
+    def _trimmed(self, flat: Tensor) -> Tensor:
+        """(..., p) to (..., *shape), without the padding."""
+        rows = flat.reshape(*flat.shape[:-1], *self.shape[:-1], self.shape[-1] + self.padding)
+        return rows[..., : self.shape[-1]]
+
+    def _padded(self, matrices: Tensor) -> Tensor:
+        """(..., *shape) with zeros where the gradients have them."""
+        return torch.nn.functional.pad(matrices, (0, self.padding)) if self.padding else matrices
 
 
 @dataclass(frozen=True)
@@ -192,57 +207,7 @@ class Sparse:
         return values.new_zeros(self.count, *values.shape[1:]).index_add_(0, self.examples, values)
 
 
-CACHE_NUMBERS = 2**17
-"""Numbers that a core's cache holds with room to spare."""
-
-GROUP_ROWS = 128
-"""Rows that fill a GPU's tensor units."""
-
 Rotated: TypeAlias = Factored | Full | Sparse
-
-
-def mix(g: Tensor, weights: Tensor) -> Tensor:
-    """Gradients (n, c, e, t, o) combined by weights (n, c, q): (n, q, e, t, o)."""
-    if g.shape[1] == 1:
-        return g * weights.reshape(len(g), -1, 1, 1, 1)
-    return torch.einsum("nceto,ncq->nqeto", g, weights)
-
-
-def scaled_grams(values: Tensor, scales: Tensor) -> Tensor:
-    """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c), a cacheful at a time."""
-    n, c, p = values.shape
-    if c == 1:
-        squares = values.squeeze(1).square()
-        flat = scales.reshape(len(scales), -1, p)
-        one = squares @ flat.squeeze(1).T if flat.shape[1] == 1 else torch.einsum("np,wnp->nw", squares, flat)
-        return one.T.reshape(len(scales), n, 1, 1)
-    if values.is_cuda:
-        return torch.stack([_grouped_gram(values, scale) for scale in scales])
-    found = values.new_empty(len(scales), n, c, c)
-    step = max(1, CACHE_NUMBERS // (c * p))
-    for low in range(0, n, step):
-        part = values[low : low + step]
-        flipped = part.transpose(1, 2)
-        for at, scale in enumerate(scales):
-            here = scale if len(scale) == 1 else scale[low : low + step]
-            torch.bmm(part * here, flipped, out=found[at, low : low + step])
-    return found
-
-
-def _grouped_gram(values: Tensor, scale: Tensor) -> Tensor:
-    """V diag(scale) V^T for values (n, c, p) on a GPU: (n, c, c).
-
-    Products of c x p matrices are too small for its tensor units, so several examples share one product, of which only
-    the blocks on the diagonal are kept.
-    """
-    n, c, p = values.shape
-    together = max(1, min(n, GROUP_ROWS // c))
-    groups = -(-n // together)
-    fill = (0, 0, 0, 0, 0, groups * together - n)
-    padded, scaled = (torch.nn.functional.pad(one, fill) if fill[-1] else one for one in (values, values * scale))
-    wide = scaled.reshape(groups, together * c, p) @ padded.reshape(groups, together * c, p).transpose(1, 2)
-    blocks = wide.reshape(groups, together, c, together, c).diagonal(dim1=1, dim2=3)  # (groups, c, c, together)
-    return blocks.permute(0, 3, 1, 2).reshape(-1, c, c)[:n]
 
 
 def _times_inputs(inputs: Tensor, weights: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from whence.tangents.linearization import Linearization
 
 from .basis import Basis
 from .corner import cut
-from .factors import gather_factors
+from .factors import gather_factors, takes_one_output_each
 from .moments import Spectrum, Squares, gather_squares
 from .needs import require_factors, require_sums
 from .spectral import SpectralBread
@@ -177,6 +177,8 @@ def eigenbases(
         bases.append(basis.to(precision))
         products.append(product)
     facts += describe_blocks(stream, largest_exact)
+    if takes_one_output_each(stream, whole or joint):
+        facts.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
     kept = sum(math.prod(basis.shape) for basis in bases)
     if kept < stream.problem.selection.size:
         facts.append(

@@ -77,7 +77,7 @@ class Turn:
         for low in range(0, n, step):
             part = slice(low, low + step)
             if isinstance(rotated, Full):
-                moved = self._full(rotated.values[part].unflatten(2, rotated.shape)[self.where] * solved)
+                moved = self._full(rotated.matrices()[part][self.where] * solved)
             else:
                 moved = self._factored(
                     rotated.a[part, ..., -self.shape[2] :], rotated.g[part, ..., -self.shape[1] :], solved
@@ -132,7 +132,7 @@ class MeatFactors:
                 moments = whole_moments(rotated.a, rotated.g)
             elif above is not None:
                 assert isinstance(rotated, Full)
-                moments = matrix_moments(rotated.values.unflatten(2, rotated.shape))
+                moments = matrix_moments(rotated.matrices())
             else:
                 assert isinstance(rotated, Full)
                 flat = rotated.values.flatten(0, 1)

@@ -10,8 +10,15 @@ from torch import Tensor
 from whence.tangents.forms import Dense, Factor, Kronecker, Rows, Tangent, Whole
 
 from .basis import Basis
+from .contraction import along_factors, mix
 from .measure import CHUNK_NUMBERS, along, beyond, combine, energy, lengths, outer, products_are_rounded, raised, total
-from .rotated import Factored, Full, Rotated, Sparse, mix
+from .rotated import Factored, Full, Rotated, Sparse
+
+ALIGNED = 4
+"""Rows of a multiple of so many numbers suit a GPU: its tensor units take no others."""
+
+PAIRS_COST = 8
+"""How many times dearer than in a gradient matrix a number is in products of pairs of positions on a GPU."""
 
 
 class View:
@@ -84,11 +91,27 @@ class View:
         """Inner products (n, c) with a direction: in coordinates of a basis that spans all, else of the block."""
         if not self.complete:
             return along(self.tangent, direction)
-        parts = [rotated.along(direction.to(dtype_of(rotated))) for _, rotated in self.chunks()]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        held = self._rotated()
+        if held is not None:
+            return held.along(direction.to(dtype_of(held)))
+        a, g = self._turned()
+        if not self._early:
+            direction = self.basis.out_of(direction.to(g.dtype))
+        extra = a.shape[-1] - direction.shape[-1]  # columns of zeros
+        return along_factors(a, g, torch.nn.functional.pad(direction.to(g.dtype), (0, extra)))
 
     def _measured(self) -> list[Tangent]:
-        return beyond(self.tangent, self.basis) if self.rounded else [self.tangent]
+        if not self.rounded:
+            return [self.tangent]
+        if not isinstance(self.tangent, Kronecker):
+            return beyond(self.tangent, self.basis)
+        held = self._rotated()
+        if isinstance(held, Factored):
+            return beyond(self.tangent, self.basis, held.a, held.g)
+        a, g = self._turned()
+        if not self._early:
+            return beyond(self.tangent, self.basis)
+        return beyond(self.tangent, self.basis, a[..., : self.basis.shape[-1]], g)
 
     def _rotated(self) -> Rotated | None:
         """The gradients of all examples, unless that takes matrices."""
@@ -112,8 +135,11 @@ class View:
             tangent, basis = self.tangent, self.basis
             assert isinstance(tangent, Kronecker)
             self._early = turns_early(tangent, basis)
+            inputs = basis.inputs
+            if inputs is not None and inputs.is_cuda and inputs.shape[-1] % ALIGNED:
+                inputs = torch.nn.functional.pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
             self._factors = (
-                _project(tangent.a, basis.inputs if self._early else None),
+                _project(tangent.a, inputs if self._early else None),
                 _project(tangent.g, basis.outputs if self._early else None),
             )
         return self._factors
@@ -126,7 +152,8 @@ class View:
             matrices = outer(a[where], g[where])
             if not self._early:
                 matrices = self.basis.into(matrices)
-            yield where, Full(matrices.reshape(len(matrices), c, -1), self.basis.shape)
+            padding = matrices.shape[-1] - self.basis.shape[-1]
+            yield where, Full(matrices.reshape(len(matrices), c, -1), self.basis.shape, padding)
 
 
 def views(tangents: Sequence[Tangent], bases: Sequence[Basis], device: torch.device) -> list[View]:
@@ -142,7 +169,8 @@ def stays_factored(tangent: Kronecker, basis: Basis) -> bool:
 
 def _stays_factored(t: int, c: int, basis: Basis) -> bool:
     _, o, i = basis.shape
-    return t == 1 or t * t * (o + i) < c * o * i
+    dear = PAIRS_COST if basis.inputs is not None and basis.inputs.is_cuda else 1
+    return t == 1 or dear * t * t * (o + i) < c * o * i
 
 
 def turns_early(tangent: Kronecker, basis: Basis) -> bool:
@@ -167,8 +195,11 @@ def _examples(rotated: Rotated) -> int:
 
 
 def _held(tangent: Kronecker) -> Kronecker:
-    """Factors that are turned and measured are computed once."""
-    return Kronecker(tangent.block, Whole(raised(tangent.inputs())), Whole(raised(tangent.grads())))
+    """Factors that are turned and measured are computed once, and lie as many products want them."""
+    a, g = raised(tangent.inputs()), raised(tangent.grads())
+    if g.is_cuda:
+        a, g = a.contiguous(), g.contiguous()
+    return Kronecker(tangent.block, Whole(a), Whole(g))
 
 
 def _project(factor: Factor, basis: Tensor | None) -> Tensor:

@@ -68,6 +68,8 @@ class ChannelNormUse(Use):
         if role == "weight":
             z = layout.canonical(self.normalized(), n)
             z, grads = promoted(z, grads)
+            if grads.is_cuda and channel == 2 and grads.dim() > 3:  # reads the gradients once
+                return torch.einsum("ncxt,nxt->ncx", grads.flatten(3), z.flatten(2))
             grads = grads * z.unsqueeze(1)
         others = [axis for axis in range(2, grads.dim()) if axis != channel]
         return grads.sum(others) if others else grads
