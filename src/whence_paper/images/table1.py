@@ -7,18 +7,18 @@ left out of the training set. Every draw is recorded, for every way to fit that 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from whence_paper.data import Images
 from whence_paper.experiment import Experiment, Settings
 from whence_paper.records import Record
 from whence_paper.scores import auroc
 from whence_paper.tables import Table, mean_and_sd, write_tables
 
 from .cases import FITS, Case, add_options, answers, cases, fitted
-from .tasks import Task
 
 SCORES = ("Ho", "HeC3", "HeC3/Ho", "margin")
 KEYS = ("case", "network", "optimiser", "schedule", "size", "fit")
@@ -36,10 +36,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fits", nargs="+", choices=sorted(FITS), default=["ekfac", "two-bases", "core"])
 
 
-def judge(network: nn.Module, task: Task, how: str, share: float) -> dict[str, Any]:
+def judge(case: Case, settings: Settings, read: Callable[[], Images], seed: int, how: str) -> dict[str, Any]:
     """The areas of one draw and one way to fit."""
-    data = task.training()
-    tracer = fitted(network, data, how, share)
+    task = case.task(read(), seed)
+    network, data = case.trained(task, settings), task.training()
+    tracer = fitted(network, data, how, settings.ridge_share)
     found = answers(tracer, task.images.test_inputs)
     right = found["outputs"].argmax(1) == task.test_answers
     noisy, missing = task.test_points_of(task.noisy), task.test_points_of(task.missing)
@@ -65,16 +66,11 @@ def configuration(case: Case, seed: int, how: str, share: float) -> dict[str, An
 def compute(settings: Settings, record: Record) -> None:
     """All draws of all cases."""
     for case in cases(settings):
-        images = None
+        read = cache(partial(case.read, settings))  # when a run is missing
         for seed in settings.seeds:
             for how in settings.fits:
                 wanted = configuration(case, seed, how, settings.ridge_share)
-                if record.find(wanted) is not None:
-                    continue
-                images = images or case.read(settings)
-                task = case.task(images, seed)
-                network = case.trained(task, settings)
-                run = record.once(wanted, lambda: judge(network, task, how, settings.ridge_share))  # noqa: B023 - called at once
+                run = record.once(wanted, partial(judge, case, settings, read, seed, how))
                 noisy = run.results["noisy_auroc"]
                 print(
                     f"{case.name} {seed} {how}: noisy " + " ".join(f"{k} {v:.3f}" for k, v in noisy.items()), flush=True
