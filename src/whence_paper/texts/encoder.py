@@ -49,7 +49,7 @@ def pretrained(folder: Path, seed: int) -> nn.Module:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = BertForSequenceClassification.from_pretrained(folder, num_labels=2, dtype=torch.float32)
+        model: nn.Module = BertForSequenceClassification.from_pretrained(folder, num_labels=2).float()
     return model
 
 
