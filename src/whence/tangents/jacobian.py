@@ -18,10 +18,11 @@ from whence.errors import TooLargeError
 
 from .batches import Inputs, batch_size, take
 from .capture import Capture
-from .forward import Network, differentiable, first_line
+from .forward import Network, first_line
 from .pieces import Pieces
 from .push import forward_mode, twice_backward
 from .select import Selection
+from .switches import plain_kernels
 
 CHUNK_BYTES = 256 * 2**20
 """A chunk of Jacobian rows is kept under this size unless `chunk_size` says otherwise."""
@@ -124,7 +125,7 @@ class Jacobian:
         total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
         for where in self._slices(inputs, self.chunk_size):
             free = self.selection.free()
-            with torch.enable_grad(), differentiable():
+            with torch.enable_grad(), plain_kernels():
                 outputs = self.network.with_parameters(free, take(inputs, where))
                 wanted = cotangents[:, where].to(outputs.dtype)
                 step = max(1, self.chunk(1) // len(outputs))
@@ -146,7 +147,7 @@ class Jacobian:
         )
         name, way = ways[self._way]
         try:
-            with differentiable():
+            with plain_kernels():
                 if not self._proved:
                     self._prove(way, inputs)
                 return way(inputs, directions).to(self.dtype)
@@ -219,7 +220,7 @@ class Jacobian:
             return self.network.with_parameters(parameters, one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
-        with torch.no_grad(), differentiable():  # no graph of the parameters that were not selected
+        with torch.no_grad(), plain_kernels():  # no graph of the parameters that were not selected
             rows = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(self.selection.detached(), inputs)
         return self.selection.flatten(rows, leading=2).to(self.dtype)
 
@@ -239,7 +240,7 @@ class Jacobian:
         rows = []
         for where in self._slices(inputs, 1):
             free = self.selection.free()
-            with torch.enable_grad(), differentiable():
+            with torch.enable_grad(), plain_kernels():
                 outputs = self.network.with_parameters(free, take(inputs, where))  # (1, k)
                 units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).unsqueeze(1)
                 rows.append(self._pull(outputs, free, units))

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from whence.errors import InputError, StaleModelError
 from whence.tangents.batches import Inputs, batch_size, check_finite, to_device, without_targets
 from whence.tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
+from whence.tangents.claims import claimed
 from whence.tangents.forward import Network
 from whence.tangents.loaders import length
 from whence.tangents.views import Picked
@@ -68,10 +69,11 @@ def _viewed(fitted: Fitted, inputs: Inputs) -> Inputs:
 @contextmanager
 def borrowed_model(fitted: Fitted) -> Iterator[None]:
     """Use the model as it was fitted, and leave it as found."""
-    _check_fresh(fitted)
-    rounded = fitted.bread.tf32 or torch.backends.cuda.matmul.allow_tf32
-    with borrowed(fitted.problem.network.model), rounded_products(rounded):
-        yield
+    model = fitted.problem.network.model
+    with claimed(model):
+        _check_fresh(fitted)
+        with borrowed(model), rounded_products(True if fitted.bread.tf32 else None):
+            yield
 
 
 def _inputs(fitted: Fitted, x: Any) -> Iterator[Inputs]:
