@@ -58,12 +58,21 @@ def _viewed(fitted: Fitted, inputs: Inputs) -> Inputs:
         return inputs
     with torch.no_grad():
         outputs = problem.network.shaped(inputs)
+    best = predicted_outputs(fitted, outputs)
     every = torch.arange(outputs[0].numel(), device=outputs.device).expand(len(outputs), -1)
-    likelihood = problem.likelihood
+    return Picked(inputs, every if best is None else best)
+
+
+def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:
+    """(m, t) where among all outputs of an example (m, ..., k) the predicted class of each of its t positions is.
+
+    `None` where outputs are not the classes of one choice.
+    """
+    likelihood, k = fitted.problem.likelihood, outputs.shape[-1]
     if not (likelihood.has_classes and likelihood.couples_outputs):
-        return Picked(inputs, every)
-    best = likelihood.predicted(outputs.reshape(-1, problem.width)).reshape(len(outputs), -1)
-    return Picked(inputs, every[:, :: problem.width] + best)
+        return None
+    best = likelihood.predicted(outputs.reshape(-1, k)).reshape(len(outputs), -1)
+    return best + k * torch.arange(best.shape[1], device=outputs.device)
 
 
 @contextmanager
