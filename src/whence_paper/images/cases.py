@@ -19,6 +19,7 @@ from whence_paper.experiment import Settings
 from .tasks import OUTPUTS, Task
 from .training import Recipe, initialised, train
 
+GPU_MEMORY = 10e9
 POOLINGS = ("max", "mean", "stride", "none")
 
 
@@ -129,10 +130,14 @@ FITS: dict[str, dict[str, Any]] = {
 
 
 def fitted(network: nn.Module, data: tuple[Tensor, Tensor], how: str, share: float, batch: int = 1000) -> whence.Tracer:
-    """Fit with one of `FITS`, lambda being a share of the number of examples."""
+    """Fit with one of `FITS`, lambda being a share of the number of examples.
+
+    On a GPU it takes no more than a few gigabytes, so that several experiments can run side by side.
+    """
     inputs, targets = data
     loader = list(zip(inputs.split(batch), targets.split(batch), strict=True))
-    return whence.fit(network, loader, ridge=share * len(inputs), progress=False, **FITS[how])
+    limit = GPU_MEMORY if inputs.is_cuda else None
+    return whence.fit(network, loader, ridge=share * len(inputs), progress=False, max_memory=limit, **FITS[how])
 
 
 def answers(tracer: whence.Tracer, inputs: Tensor, batch: int = 1000) -> dict[str, Tensor]:
