@@ -49,8 +49,9 @@ def pretrained(folder: Path, seed: int) -> nn.Module:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = BertForSequenceClassification.from_pretrained(folder, num_labels=2).float()
-    return model
+        model: Any = BertForSequenceClassification.from_pretrained(folder, num_labels=2)
+    found: nn.Module = model.float()
+    return found
 
 
 def tokens(reviews: Sequence[Review], folder: Path | None, most: int) -> list[list[int]]:
