@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from whence.errors import InputError, StaleModelError
-from whence.tangents.batches import Inputs, batch_size, check_finite, to_device, without_targets
+from whence.tangents.batches import Inputs, batch_size, check_finite, take, to_device, without_targets
 from whence.tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
 from whence.tangents.claims import claimed
 from whence.tangents.forward import Network
 from whence.tangents.loaders import length
+from whence.tangents.pieces import Pieces
 from whence.tangents.views import Picked
 
 from .fitted import Fitted
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: bool = False) -> list[T]:
-    """Do something with every batch, checked and on the model's device.
+    """Do something with every batch, checked and on the model's device; in halves, where the device cannot hold it.
 
     Args:
         fitted: whose model is asked.
@@ -33,8 +34,21 @@ def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: boo
         work: gets a batch and words that name it.
         plain: give the batch as it is. Else it is a view of the predicted classes where all outputs would be too many.
     """
+    notes: list[str] = []
+    pieces = Pieces(notes, "predictions")
+
+    def parts(inputs: Inputs, where: str) -> Iterator[T]:
+        size = batch_size(inputs, where)
+        for _, found in pieces.of(
+            size, size, lambda rows: work(inputs if rows == slice(0, size) else take(inputs, rows), where)
+        ):
+            yield found
+
     with borrowed_model(fitted):
-        return [work(inputs, where) for inputs, where in inputs_of(fitted, x, plain)]
+        done = [part for inputs, where in inputs_of(fitted, x, plain) for part in parts(inputs, where)]
+    for note in notes:
+        fitted.problem.progress.say(f"whence: {note}")
+    return done
 
 
 def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inputs, str]]:
