@@ -92,8 +92,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read(settings: Settings) -> Images:
-    """CIFAR-10, or 8 x 8 digits where it is to be quick and no folder is given; on the device."""
-    found = read_images("digits" if settings.quick and settings.data is None else "cifar-10", settings.data)
+    """CIFAR-10, or 8 x 8 digits where it is to be quick; on the device."""
+    found = read_images("digits" if settings.quick else "cifar-10", settings.data)
     size = settings.size or (QUICK_SIZE if settings.quick else len(found.labels))
     return replace(found, inputs=found.inputs[:size], labels=found.labels[:size]).to(settings.device)
 
