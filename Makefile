@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test docs lint format science bench wheel clean
+.PHONY: help setup demo test docs lint format science bench soak wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -44,6 +44,9 @@ science: setup ## the slow tests: simulations, retraining, coverage
 
 bench: $(VENV)/.peers ## cost and quality beside the peers
 	$(BIN)/python -m benchmarks.cost
+
+soak: setup ## a hundred thousand predictions in small batches, for every structure: memory and answers
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --out out/soak.json
 
 wheel: setup ## build wheel and sdist into dist/, and try the wheel in an environment of its own
 	rm -rf dist build/smoke

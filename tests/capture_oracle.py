@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+
+CUDNN = threading.Lock()
+"""Its switch is one for the whole process, and a test asks the oracle in several threads."""
 
 
 def call_of(model: nn.Module) -> Any:
@@ -22,7 +26,8 @@ def oracle(model: nn.Module, inputs: Any, cotangents: Tensor) -> dict[str, Tenso
     parameters, call = selected(model), call_of(model)
     found: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for i in range(cotangents.shape[1]):
-        with torch.backends.cudnn.flags(enabled=False):  # its recurrent networks have no backward pass in eval mode
+        # cuDNN's recurrent networks have no backward pass in evaluation mode.
+        with CUDNN, torch.backends.cudnn.flags(enabled=False):
             output = call(tree_map(lambda leaf, i=i: leaf[i : i + 1], inputs))
         rows = [
             torch.autograd.grad(output, list(parameters.values()), v[i : i + 1], retain_graph=True, allow_unused=True)

@@ -24,14 +24,14 @@ LAYERS = (
     ("plots", "tabular", "sklearn", "integrations"),
     ("whence",),
     ("estimation",),
-    ("tracer", "predictor", "api", "loading", "options"),
+    ("tracer", "predictor", "api", "loading", "options", "fitting", "starting", "together"),
     ("persist", "report"),  # these below the tracer, which offers them as methods
     ("tracing",),
     ("estimators", "results", "summaries", "probabilities", "outputs", "tables"),
     ("curvature",),
     ("tangents",),
     ("likelihoods",),
-    ("errors", "display", "progress", "memory", "ridge", "_version"),
+    ("errors", "display", "progress", "memory", "ridge", "processes", "_version"),
 )
 HEIGHT = {unit: -depth for depth, layer in enumerate(LAYERS) for unit in layer}
 

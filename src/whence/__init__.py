@@ -9,6 +9,7 @@ from .errors import (
     InputError,
     LoaderError,
     NotDeterministicError,
+    ProcessError,
     ShapeError,
     SingularCurvatureError,
     StaleModelError,
@@ -23,6 +24,7 @@ from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, on
 from .loading import load
 from .results import Diagnostics, Finding, Uncertainty
 from .ridge import ridge_from_weight_decay
+from .together import gather
 from .tracer import Tracer
 from .tracing import Attribution, Check, Explanation, GroupShares, Shares, Suggestion, Trust, WhatIf
 from .tracing.sources import Sources
@@ -51,6 +53,7 @@ __all__ = [
     "LoaderError",
     "Noise",
     "NotDeterministicError",
+    "ProcessError",
     "RidgePath",
     "ShapeError",
     "Shares",
@@ -73,6 +76,7 @@ __all__ = [
     "__version__",
     "estimate",
     "fit",
+    "gather",
     "load",
     "one_hot",
     "ridge_from_weight_decay",

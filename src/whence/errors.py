@@ -58,3 +58,7 @@ class CorruptArtifactError(WhenceError, ValueError):
 
 class FormatError(WhenceError, ValueError):
     """A saved file is of a newer format than this version reads."""
+
+
+class ProcessError(WhenceError, RuntimeError):
+    """Another process of the same fit failed, died or hangs."""

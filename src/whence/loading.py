@@ -14,6 +14,7 @@ from .errors import InputError
 from .likelihoods import Likelihood
 from .options import check_sizes
 from .persist import Given, restore
+from .tangents.wrapped import bare
 from .tracer import Tracer
 
 
@@ -61,5 +62,5 @@ def load(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
             "whence's own."
         )
-    given = Given(model, train_loader, likelihood, max_memory, progress)
+    given = Given(bare(model), train_loader, likelihood, max_memory, progress)
     return Tracer(**restore(Path(path), given, dtype))

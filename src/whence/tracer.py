@@ -17,6 +17,7 @@ from .tracing import Attribution, Calibration, Explanation, WhatIf, attribution,
 from .tracing import split as splitting
 from .tracing.asking import borrowed_model, each
 from .tracing.fitted import check_count, check_level, check_ungrouped
+from .tracing.positions import Positions, by_position
 from .tracing.sources import sources_of
 from .tracing.split import Split
 from .tracing.suggestions import Suggestion, check_first, label_first
@@ -34,7 +35,9 @@ class Tracer(Predictor):
     `predict` gives variances; the other methods trace them to training examples and say what to do.
     """
 
-    def attribute(self, x: Any, top: int = 10, *, matrix: bool = False) -> Attribution:
+    def attribute(
+        self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None
+    ) -> Attribution:
         """The training examples that carry the variance of each prediction.
 
         HeC3 and Ho are sums over training examples, so each term is that example's share. Costs about one forward and
@@ -45,6 +48,9 @@ class Tracer(Predictor):
             x: as for `predict`.
             top: how many examples to list for each prediction.
             matrix: also keep the shares of all training examples, m x n numbers for each estimator.
+            positions: of a network that answers at several positions, such as tokens: "each", or a list such as
+                [0, -1], makes the predicted class at each of them a prediction of its own, an input's one after the
+                other; `where` tells which is which. Without it an input's positions are taken together.
 
         Examples:
             >>> import torch, whence
@@ -56,6 +62,8 @@ class Tracer(Predictor):
         """
         check_count(top, "top")
         check_ungrouped(self)
+        if positions is not None:
+            return by_position(self, x, top, matrix, positions)
         return attribution.join(each(self, x, lambda inputs, where: attribution.attribute(self, inputs, top, matrix)))
 
     def explain(self, x: Any, level: float = 0.95, top: int = 5) -> Explanation:

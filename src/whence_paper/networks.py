@@ -112,9 +112,9 @@ class Residual(nn.Module):
         return F.relu(inner + self.short(x))
 
 
-def resnet18(outputs: int = 10, width: int = 64) -> nn.Sequential:
+def resnet18(outputs: int = 10, width: int = 64, colours: int = 3) -> nn.Sequential:
     """ResNet-18 for 32 x 32 images: a 3 x 3 stem, no pooling before the blocks; 11.2 M parameters."""
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    layers: list[nn.Module] = [nn.Conv2d(colours, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     below = width
     for stage in range(4):
         above = width * 2**stage

@@ -95,6 +95,50 @@ def test_a_full_device_makes_pieces_smaller(structure: str) -> None:
     assert "ran out of memory" not in str(wanted.diagnostics)
 
 
+class Busy(nn.Module):
+    """Stands in for a GPU that others have filled, once `full` is set: no more than five examples at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.full = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.full and len(x) > 5:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        outputs: Tensor = self.net(x)
+        return outputs
+
+
+@pytest.mark.parametrize("structure", ["ekfac", "core", "exact", whence.Exact(road="dual")])
+def test_a_device_that_is_full_later_answers_in_halves(structure: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = inputs_and_targets(n=20)
+    model = Busy()
+    tracer = fit(model, [(x, y)], structure=structure, recenter=True, progress=True)
+    asked = x[:12]
+    wanted, shares = tracer.predict(asked), tracer.attribute(asked, top=3).hec3.share
+    model.full = True
+    capsys.readouterr()
+    found = tracer.predict(asked)
+    told = "whence: the device ran out of memory with the predictions of 12 examples at once" in capsys.readouterr().err
+    assert told is (structure != "ekfac")  # whose gradients are in pieces anyway
+    torch.testing.assert_close(found.mean, wanted.mean, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.hec3, wanted.hec3, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(tracer.attribute(asked, top=3).hec3.share, shares, rtol=1e-9, atol=1e-12)
+
+
+def test_products_with_the_jacobian_halve_too() -> None:
+    x, y = inputs_and_targets(n=20)
+    model = Busy()
+    jacobian = fit(model, [(x, y)]).problem.jacobian()
+    directions, cotangents = torch.randn(3, 26, dtype=torch.float64), torch.randn(2, 12, 2, dtype=torch.float64)
+    wanted = jacobian.jvp(x[:12], directions), jacobian.vjp(x[:12], cotangents)
+    model.full = True
+    found = jacobian.jvp(x[:12], directions), jacobian.vjp(x[:12], cotangents)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    assert [note for note in jacobian.notes if "tangents of 12 examples at once; 6 were" in note]
+
+
 def test_pieces_halve_until_they_fit() -> None:
     notes: list[str] = []
     pieces = Pieces(notes, "tangents")

@@ -281,6 +281,7 @@ def test_factors_know_their_shapes_and_project(case: Model) -> None:
             assert values.shape[1:] == (2, tangent.block.matrix_shape[1])
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_blocks_convert_to_matrices_and_back() -> None:
     for case in MODELS.values():
         model = case.build().double().eval()

@@ -220,6 +220,11 @@ class Structure(ABC):
         """Whether whole groups of examples can be left out."""
         return False
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether its passes over the data all say what they add to, so that they may be shared, or done in parts."""
+        return False
+
     @abstractmethod
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:
         """Fit the curvature.

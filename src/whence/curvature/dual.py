@@ -37,6 +37,7 @@ class DualBread(Bread):
         self.problem = problem
         self.features = features
         self.rows = known.rows if known else TrainingRows(problem, features)
+        self.rows.bring_together()  # each pair of examples meets
         self.facts = features.notes
         self.kernel, self.inner_weights = (known.kernel, known.inner_weights) if known else self._assemble()
         self.path: RidgePath | None = None

@@ -52,12 +52,22 @@ class Exact(Structure):
         """All but the matrix-free road, which would solve for every pair of members."""
         return self.road != "matrix_free"
 
+    @property
+    def in_parts(self) -> bool:
+        """All but the matrix-free road, which solves for one example after the other, each time over all data."""
+        return self.road != "matrix_free"
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:
         """Choose the road, check that it fits in memory, and take it."""
         numbers, size = problem.n * problem.k, problem.selection.size
         road = self.road
         if road == "auto":
             road = "primal" if size <= numbers or ridge == 0 else "dual"
+        if road == "dual" and problem.passes.kept:
+            raise InputError(
+                "expected a structure of sums over examples with checkpoint=..., got the dual road, which is made of "
+                f"all pairs of {problem.n} examples. Use Exact(road='primal'), 'core', 'ekfac' or 'sketch'."
+            )
         if ridge == 0:
             _check_unpenalised(road, numbers, size)
         jacobian = problem.jacobian()

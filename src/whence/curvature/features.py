@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
+from whence.tangents.passes import State, elsewhere
 
 CACHE_SHARE = 0.3
 """Rows are kept when they take at most this share of the memory budget."""
@@ -54,30 +55,54 @@ class TrainingRows:
         """Decide whether the rows can be kept."""
         self.problem = problem
         self.features = features
-        need = problem.n * problem.k * features.size * problem.outputs.element_size()
+        need = problem.share * problem.k * features.size * problem.outputs.element_size()
         self.kept: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
         self._full = False
+        self._everywhere = problem.passes.crew.alone
 
     @property
     def in_memory(self) -> bool:
-        """Whether all rows are held at once."""
+        """Whether all rows of this process are held at once."""
         return self.kept is not None
 
-    def read(self, label: str) -> Iterator[tuple[slice, Tensor]]:
-        """One pass: yield (which training examples, rows (n, k, r))."""
+    def read(
+        self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
+        problem = self.problem
         if self.kept is not None and self._full:
+            if state is not None:
+                known = problem.known(given)
+                yield from problem.passes.over(self.kept, lambda item: item[0], label, state, known, noted=False)
+                return
+            if problem.passes.closed and not self._everywhere:
+                raise elsewhere()
             yield from self.kept
             return
         seen: list[tuple[slice, Tensor]] = []
-        for batch in self.problem.read(label):
-            for part, rows in self.features.rows(batch.inputs, self.problem.k):
+        for batch in problem.read(label, state, given):
+            for part, rows in self.features.rows(batch.inputs, problem.k):
                 where = slice(batch.start + part.start, batch.start + part.stop)
                 check_gradients(rows, where.start)
                 if self.kept is not None:
                     seen.append((where, rows))
                 yield where, rows
-        if self.kept is not None:  # a reader that stops early keeps nothing
-            self.kept, self._full = seen, True
+        mine = problem.mine
+        if self.kept is not None and sum(len(rows) for _, rows in seen) == mine.stop - mine.start:
+            self.kept, self._full = seen, True  # a reader that stops early, or starts late, keeps nothing
+
+    def bring_together(self) -> None:
+        """Let every process have the rows of all of them."""
+        if self._everywhere:
+            return
+        crew, problem = self.problem.passes.crew, self.problem
+        need = 2.0 * problem.n * problem.k * self.features.size * problem.outputs.element_size()
+        problem.budget.require(
+            need, "the gradients of all training examples in each process", "Use Exact(road='primal'), or one process."
+        )
+        found = [rows for _, rows in self.read("rows")]
+        everything = crew.gather(torch.cat(found) if found else None, "rows", problem.device)
+        self.kept, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
 
     def curved(self, where: slice, rows: Tensor) -> Tensor:
         """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +21,11 @@ def ridge_grid(values: Tensor) -> Tensor:
     return top * torch.logspace(*DECADES, POINTS, dtype=values.dtype, device=values.device)
 
 
-def path_from_eigenvectors(values: Tensor, chunks: Callable[[], Iterator[tuple[Tensor, Tensor]]]) -> RidgePath:
+Rotated = Callable[[Mapping[str, Tensor], Sequence[Tensor]], Iterator[tuple[Tensor, Tensor]]]
+"""From what a pass adds to and depends on to its rotated rows (n, k, r) and targets of the linearized model (n, k)."""
+
+
+def path_from_eigenvectors(values: Tensor, chunks: Rotated) -> RidgePath:
     """Leave-one-out error from rows rotated into the eigenvectors of F.
 
     For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
@@ -29,15 +33,14 @@ def path_from_eigenvectors(values: Tensor, chunks: Callable[[], Iterator[tuple[T
 
     Args:
         values: (r,) eigenvalues of F.
-        chunks: gives, each time it is called, rotated rows (n, k, r) and targets of the linearized model (n, k).
+        chunks: gives, each time it is called, all rotated rows and targets.
     """
     cross = torch.zeros_like(values)
-    for rows, targets in chunks():
+    for rows, targets in chunks({"cross": cross}, ()):
         cross += torch.einsum("nkp,nk->p", rows, targets)
     ridges = ridge_grid(values)
-    sums = torch.zeros_like(ridges)
-    count = 0
-    for rows, targets in chunks():
+    sums, count = torch.zeros_like(ridges), torch.zeros(1, dtype=torch.float64, device=values.device)
+    for rows, targets in chunks({"sums": sums, "count": count}, [cross, ridges]):
         count += len(rows)
         eye = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
         for g, ridge in enumerate(ridges):
@@ -45,7 +48,7 @@ def path_from_eigenvectors(values: Tensor, chunks: Callable[[], Iterator[tuple[T
             hats = (rows * weights) @ rows.transpose(1, 2)
             residuals = targets - rows @ (cross * weights)
             sums[g] += _squares(eye - hats, residuals)
-    return RidgePath(ridges, sums / count)
+    return RidgePath(ridges, sums / count.to(sums.dtype))
 
 
 def path_from_kernel(kernel: Tensor, targets: Tensor, facts: list[str]) -> RidgePath:

@@ -11,6 +11,7 @@ from torch import Tensor
 from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
+from whence.tangents.passes import State
 
 from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from .eigen import eigenvectors
@@ -63,9 +64,15 @@ class PrimalBread(Bread):
         """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, an r x r matrix for each estimator."""
         size = self.features.size
         matrices = {name: torch.zeros_like(self.inverse) for name in meats.roots}
-        sums: dict[str, Tensor] = {}  # of each group, (groups, q, r)
         total = self.inverse.new_zeros(size)
-        for where, rows in self.rows.read("meats"):
+        sums = {  # of each group, (groups, q, r)
+            name: total.new_zeros(groups.total, root.shape[2], size)
+            for name, root in meats.roots.items()
+            if (groups := meats.pooled(name)) is not None
+        }
+        state = {"total": total, **matrices, **{f"{name} of groups": one for name, one in sums.items()}}
+        given = [self.scale, self.inverse, meats.total, *meats.roots.values()]
+        for where, rows in self.rows.read("meats", state, given):
             white = self.whiten(rows)
             for name, root in meats.roots.items():
                 part = root if len(root) == 1 else root[where]
@@ -74,8 +81,6 @@ class PrimalBread(Bread):
                 if groups is None:
                     add_gram(matrices[name], weighted.reshape(-1, size))
                     continue
-                if name not in sums:
-                    sums[name] = total.new_zeros(groups.total, *weighted.shape[1:])
                 sums[name].index_add_(0, groups.index[where], weighted.to(total.dtype))
             total += torch.einsum("nkp,nk->p", white, meats.total[where].to(white.dtype)).to(total.dtype)
         for name, pooled in sums.items():
@@ -91,8 +96,8 @@ class PrimalBread(Bread):
         for members in pieces(groups, problem, size):
             place = torch.full((problem.n,), -1, device=problem.device)
             place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
-            white = self.inverse.new_empty(members.numel(), problem.k, size)
-            for where, rows in self.rows.read("groups"):
+            white = self.inverse.new_zeros(members.numel(), problem.k, size)
+            for where, rows in self.rows.read("groups", {"white": white}, [self.scale, self.inverse, members]):
                 here = place[where] >= 0
                 white[place[where][here]] = self.whiten(rows[here]).to(white.dtype)
             flat = white.reshape(len(members), -1, size)
@@ -144,7 +149,8 @@ class PrimalBread(Bread):
         size = self.features.size
         curvature = torch.zeros(size, size, dtype=self.problem.dtype, device=self.problem.device)
         score = curvature.new_zeros(size)
-        for where, rows in self.rows.read("curvature"):
+        state, given = {"curvature": curvature, "score": score}, [prescale, self.features.weights()]
+        for where, rows in self.rows.read("curvature", state, given):
             flat = self.rows.curved(where, rows / prescale.to(rows.dtype)).reshape(-1, size)
             add_gram(curvature, flat)
             score += torch.einsum("nkp,nk->p", rows, self.problem.residuals[where].to(rows.dtype)).to(score.dtype)
@@ -178,37 +184,49 @@ class PrimalBread(Bread):
     def _factor_by_qr(self, scale: Tensor, ridge: float) -> Tensor:
         roots = self.problem.hessian_roots
         each = self.problem.k if roots is None else roots.shape[2]
-        numbers = self.problem.n * each
-        stacked = scale.new_zeros(numbers + (len(scale) if ridge > 0 else 0), len(scale))  # large: filled in place
+        mine = self.problem.mine
+        numbers = (mine.stop - mine.start) * each
+        penalty = len(scale) if ridge > 0 else 0
+        stacked = scale.new_zeros(numbers + penalty, len(scale))  # large: filled in place
         for where, rows in self.rows.read("curvature"):
             part = self.rows.curved(where, rows) / scale
-            stacked[where.start * each : where.stop * each] = part.reshape(-1, len(scale))
-        stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[: len(stacked) - numbers])
-        if len(stacked) < len(scale):
-            raise singular(ridge, len(scale) - len(stacked), len(scale))
+            stacked[(where.start - mine.start) * each : (where.stop - mine.start) * each] = part.reshape(-1, len(scale))
+        if self.problem.n * each + penalty < len(scale):
+            raise singular(ridge, len(scale) - self.problem.n * each - penalty, len(scale))
+        if not self.problem.passes.crew.alone:
+            stacked, numbers = self._meet(stacked[:numbers], penalty)
+        stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[:penalty])
         upper: Tensor = torch.linalg.qr(stacked, mode="r").R
         signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper.dtype)
         return (upper * signs.unsqueeze(1)).T.contiguous()
 
+    def _meet(self, stacked: Tensor, penalty: int) -> tuple[Tensor, int]:
+        """Triangles of all processes' rows, with room for the penalty below, and how many rows they have."""
+        triangle = torch.linalg.qr(stacked, mode="r").R
+        found = self.problem.passes.crew.gather(triangle, "curvature", stacked.device)
+        return torch.cat([found, found.new_zeros(penalty, found.shape[1])]), len(found)
+
     def _leverage(self) -> tuple[Tensor, Tensor, float]:
         problem = self.problem
-        hats = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-        change = torch.empty_like(problem.outputs)
-        freedom = 0.0
-        for where, rows in self.rows.read("leverage"):
+        hats = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+        change = torch.zeros_like(problem.outputs)
+        freedom = torch.zeros(1, dtype=torch.float64)
+        state = {"hats": hats, "change": change, "freedom": freedom}
+        for where, rows in self.rows.read("leverage", state, [self.scale, self.inverse, self.step]):
             white = self.whiten(rows)
             hats[where] = (white @ white.transpose(1, 2)).to(problem.dtype)
             change[where] = (rows @ self.step.to(rows.dtype)).to(problem.dtype)
             freedom += float(self.rows.curved(where, white).double().square().sum())
-        return hats, change, freedom
+        return hats, change, float(freedom)
 
     def _path(self, curvature: Tensor) -> RidgePath:
         pair = eigenvectors(curvature, "the curvature", self.facts)
         values, vectors = (part.to(curvature.dtype) for part in pair)
+        self.problem.passes.crew.share([values, vectors], 0, "leave-one-out path")  # signs of vectors are anybody's
         weights = self.features.weights()
 
-        def rotated() -> Iterator[tuple[Tensor, Tensor]]:
-            for where, rows in self.rows.read("leave-one-out path"):
+        def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+            for where, rows in self.rows.read("leave-one-out path", state, [vectors, *given]):
                 wide = rows.to(vectors.dtype)
                 yield wide @ vectors, self.problem.residuals[where] + wide @ weights
 

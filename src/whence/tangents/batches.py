@@ -15,6 +15,7 @@ from whence.progress import Progress
 
 from .loaders import check_loader, in_order, length
 from .marks import mark
+from .passes import Passes, elsewhere
 from .weights import WEIGHT_KEY, check_weights, weights_in
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
@@ -51,6 +52,7 @@ class Batches:
         complete: whether some pass has reached the end, so that the number of batches is known.
         positional: how many positional arguments the inputs are.
         retarget: what is to become of the targets, if not what the loader gives.
+        passes: how the data are shared: this process has those from `passes.offset` on.
     """
 
     loader: Iterable[Any]
@@ -61,6 +63,8 @@ class Batches:
     complete: bool = False
     positional: int = 1
     retarget: Callable[[Tensor], Tensor] | None = None
+    passes: Passes = field(default_factory=Passes)
+    _first: Any = None
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
@@ -73,7 +77,9 @@ class Batches:
 
     def read(self, label: str | None) -> Iterator[Batch]:
         """Read all batches once, showing progress under `label`. Batches without examples are passed over."""
-        start = count = 0
+        if self.passes.closed:
+            raise elsewhere()
+        count, start = 0, self.passes.offset
         for number, raw in enumerate(self._tracked(label)):
             where = f"batch {number}"
             inputs, targets = split(raw, where)
@@ -97,7 +103,27 @@ class Batches:
                 wanted = targets if self.retarget is None else self.retarget(targets)
                 yield Batch(inputs, wanted, start, size, weights)
             start += size
-        self._finish(count, start)
+        self._finish(count, start - self.passes.offset)
+
+    def first(self) -> Batch:
+        """The first batch of all: that of the first process which has one."""
+        if self.passes.crew.alone:
+            return next(self.read(None))
+        if self._first is None:  # read before anything is known about the targets
+            self._first = self._find_first()
+        raw = to_device(self._first, self.device)
+        targets = raw[1] if self.retarget is None else self.retarget(raw[1])
+        return Batch(raw[0], targets, 0, len(targets), raw[2])
+
+    def _find_first(self) -> Any:
+        crew = self.passes.crew
+        mine = next(self.read(None), None)
+        told = crew.tell("the first batch", mine is not None)
+        if not any(told):
+            raise nothing()
+        owner = told.index(True)
+        sent = None if mine is None else to_device((mine.inputs, mine.targets, mine.weights), torch.device("cpu"))
+        return crew.tell("the first batch", sent if crew.rank == owner else None)[owner]
 
     def _tracked(self, label: str | None) -> Iterable[Any]:
         if label is None:
@@ -128,11 +154,16 @@ class Batches:
                 "The loader must give the same examples in every pass; one that can be read once only must be made a "
                 "list first."
             )
-        if examples == 0:
-            raise InputError(
-                "expected a loader with at least one example, got an empty one. Check the data set and its filters."
-            )
+        if examples == 0 and self.passes.crew.alone:
+            raise nothing()
         self.complete = True
+
+
+def nothing() -> InputError:
+    """The error for data without examples."""
+    return InputError(
+        "expected a loader with at least one example, got an empty one. Check the data set and its filters."
+    )
 
 
 def split(raw: Any, where: str) -> tuple[Inputs, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -16,7 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from whence.errors import InputError, NotDeterministicError
 
+from .claims import claimed
 from .marks import mark
+from .switches import rounded_products as rounded_products
+from .switches import same_draws
 
 
 @contextmanager
@@ -26,13 +27,15 @@ def borrowed(model: nn.Module) -> Iterator[None]:
     That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
     and counters among them), and the random states of torch, numpy and Python. Inside, the caller's inference mode and
     autocast are off, so that numbers do not depend on where a call stands, and no graph is built unless asked for.
+    Another thread that borrows the model, or one that shares a submodule, waits.
     """
-    modules = [_Attributes(module) for module in model.modules()]
-    parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(claimed(model))
+        modules = [_Attributes(module) for module in model.modules()]
+        parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+        devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+        stack.enter_context(same_draws())
+        stack.enter_context(torch.random.fork_rng(devices=devices, enabled=bool(devices)))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         for kind in {"cpu", *(p.device.type for p in model.parameters())}:
@@ -51,8 +54,6 @@ def borrowed(model: nn.Module) -> Iterator[None]:
             for buffer, before in buffers:
                 if mark(buffer) != mark(before):
                     buffer.copy_(before)
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
 
 
 class _Attributes:
@@ -87,28 +88,31 @@ def _same(one: Any, other: Any) -> bool:
 
 def check_model(model: nn.Module) -> None:
     """Refuse a model whose outputs depend on chance or on the batch, or whose weights are not there or not finite."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
-    check_calm(model)
-    devices = {tensor.device for tensor in model.parameters()}
-    if len(devices) > 1 or any(device.type == "meta" for device in devices):
+    with claimed(model):
+        check_calm(model)
+        devices = {tensor.device for tensor in model.parameters()}
+        if len(devices) > 1 or any(device.type == "meta" for device in devices):
+            raise InputError(
+                f"expected all weights on one device, got {', '.join(sorted(map(str, devices)))}. "
+                "Move the model to one device with model.to(...)."
+            )
+        for name, parameter in model.named_parameters():
+            _check_parameter(name, parameter)
+
+
+def _check_parameter(name: str, parameter: Tensor) -> None:
+    if is_lazy(parameter):
         raise InputError(
-            f"expected all weights on one device, got {', '.join(sorted(map(str, devices)))}. "
-            "Move the model to one device with model.to(...)."
+            f"expected initialised weights, got the lazy parameter {name} without a shape. "
+            "Call the model once on a batch, and train it."
         )
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise InputError(
-                f"expected initialised weights, got the lazy parameter {name} without a shape. "
-                "Call the model once on a batch, and train it."
-            )
-        if parameter.is_inference():
-            raise InputError(
-                f"expected weights that can be differentiated, got {name} made under torch.inference_mode(). "
-                "Build or load the model outside of it."
-            )
-        if not bool(torch.isfinite(parameter).all()):
-            raise InputError(f"expected finite weights, got NaN or infinity in {name}. The training has diverged.")
+    if parameter.is_inference():
+        raise InputError(
+            f"expected weights that can be differentiated, got {name} made under torch.inference_mode(). "
+            "Build or load the model outside of it."
+        )
+    if not bool(torch.isfinite(parameter).all()):
+        raise InputError(f"expected finite weights, got NaN or infinity in {name}. The training has diverged.")
 
 
 def check_calm(model: nn.Module) -> None:
@@ -147,17 +151,6 @@ def _listing(names: list[str], most: int = 8) -> str:
 
 def fingerprint(model: nn.Module) -> dict[str, int]:
     """A number for each parameter and buffer that changes when its bits do."""
-    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: mark(tensor) for name, tensor in tensors.items()}
-
-
-@contextmanager
-def rounded_products(allowed: bool) -> Iterator[None]:
-    """Let a GPU round single-precision products to TF32 meanwhile, which is several times faster, or forbid it."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
-    products.allow_tf32 = convolutions.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
+    with claimed(model):
+        tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return {name: mark(tensor) for name, tensor in tensors.items()}

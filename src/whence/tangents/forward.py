@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.backends import mha
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whence.errors import InputError, NotDeterministicError, ShapeError, UncapturedParameterError, WhenceError
 
 from .batches import Inputs, batch_size, check_finite, describe, take
+from .switches import plain_kernels, without_cudnn
 from .views import View
 
 ROUNDING = {torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-1}
@@ -72,7 +70,7 @@ class Network:
     def _kernels(self) -> AbstractContextManager[None]:
         """Do without cuDNN where recurrent layers are differentiated: it can do so in training mode only."""
         wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
-        return torch.backends.cudnn.flags(enabled=False) if wanted else nullcontext()
+        return without_cudnn() if wanted else nullcontext()
 
     def check_repeatable(self, inputs: Inputs) -> list[str]:
         """Make sure that neither chance nor the neighbours change the outputs on the first batch; return notes."""
@@ -106,7 +104,7 @@ class Network:
         """The names of selected parameters that the outputs do not use; raise when that is all of them."""
         inputs = take(inputs, slice(0, 2))  # a few examples show the graph
         free = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-        with torch.enable_grad(), differentiable():
+        with torch.enable_grad(), plain_kernels():
             outputs = self.with_parameters(free, inputs)
             grads: Any = [None] * len(free)
             if outputs.requires_grad:
@@ -171,19 +169,6 @@ def places_of(model: nn.Module) -> dict[str, list[str]]:
             seen.add(place)
             places.setdefault(known, []).append(name)
     return places
-
-
-@contextmanager
-def differentiable() -> Iterator[None]:
-    """Take kernels that can be differentiated in every way, and keep torch's own warnings about it from the user."""
-    with ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-        mha.set_fastpath_enabled(False)
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-        yield
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -13,8 +13,9 @@ from whence.progress import Progress
 from .batches import Batches, check_finite, take
 from .forward import Network
 from .linearization import Linearization
-from .losses import Rows, check_alike, join, plain_weights
+from .losses import Rows, check_alike, join, plain_weights, pooled
 from .select import Selection
+from .shards import exchanged
 from .sketches import COLUMNS, MANY, Sketch, SketchedBatches
 
 
@@ -49,11 +50,17 @@ def linearize(
     if columns == 0:
         columns = _enough(network, batches)
     if columns is None:
-        outputs, residuals, roots, weights, units = join(_all_rows(network, batches, likelihood, dtype, budget))
-        return Linearization(network, selection, batches, likelihood, outputs, residuals, roots, weights, *rest, units)
+        found = _all_rows(network, batches, likelihood, dtype, budget)
+        passes = batches.passes
+        if not passes.crew.alone:
+            found = exchanged(passes, pooled(found) if found else None, network.device)
+        outputs, residuals, roots, weights, units = join(found)
+        seen = (outputs, residuals, roots, weights)
+        return Linearization(network, selection, batches, likelihood, *seen, *rest, units, None, passes)
     sketched = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
-    seen = _Sketching(sketched)
-    return Linearization(network, selection, sketched, likelihood, *seen.joined(), *rest, None, seen.sketch)
+    passed = _Sketching(sketched, network.device)
+    parts = (sketched, likelihood, *passed.joined(), *rest, None, passed.sketch, batches.passes)
+    return Linearization(network, selection, *parts)
 
 
 def _all_rows(
@@ -88,7 +95,7 @@ def _all_rows(
 
 def _enough(network: Network, batches: Batches) -> int | None:
     """All outputs where they are few, and a fixed number of columns where they are many."""
-    first = next(batches.read(None))
+    first = batches.first()
     with torch.no_grad():
         shape = network.shaped(take(first.inputs, slice(0, 1)), "batch 0").shape[1:]
     if shape.numel() <= MANY:
@@ -103,7 +110,8 @@ def _enough(network: Network, batches: Batches) -> int | None:
 class _Sketching:
     """One pass over sketched batches."""
 
-    def __init__(self, batches: SketchedBatches) -> None:
+    def __init__(self, batches: SketchedBatches, device: torch.device) -> None:
+        self.device, self.crew = device, batches.plain.passes.crew
         self.parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         given: list[bool] = []
         counted, shape = 0, torch.Size()
@@ -117,13 +125,17 @@ class _Sketching:
             self.parts.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights))
             given.append(batch.weights is not None)
             counted += reduced.counted
-        check_alike(given)
-        self.sketch = Sketch(batches.columns, shape[-1], len(shape) > 1, counted)
+        told = self.crew.tell("the outputs", (tuple(shape), counted, given))
+        check_alike([one for each in told for one in each[2]])
+        shape = next(torch.Size(each[0]) for each in told if each[0])
+        self.sketch = Sketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in told))
 
     def joined(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Outputs, residuals, roots and weights of all examples."""
-        outputs, residuals, roots, weights = zip(*self.parts, strict=True)
-        return torch.cat(outputs), torch.cat(residuals), torch.cat(roots), plain_weights(weights)
+        parts = [torch.cat(each) for each in zip(*self.parts, strict=True)]
+        local: list[Tensor | None] = [*parts] or [None] * 4
+        outputs, residuals, roots, weights = (self.crew.gather(one, "the outputs", self.device) for one in local)
+        return outputs, residuals, roots, plain_weights([weights])
 
 
 def _sizes(shape: torch.Size) -> str:

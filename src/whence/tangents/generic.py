@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.recorder import differentiable
+from whence.tangents.switches import plain_kernels, without_cudnn
 
 Call = Callable[[Inputs], Tensor]
 """Runs the user's model on a batch: outputs (n, k)."""
@@ -70,7 +70,7 @@ class Vectorized:
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
         # The fused attention kernels have no rule under vmap.
-        with differentiable(), sdpa_kernel(SDPBackend.MATH):
+        with differentiable(), plain_kernels():
             self.outputs: Tensor = torch.vmap(single, in_dims=(0, axes))(self._copies, inputs)
 
     def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ class Plain(OneByOne):
 
     def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
         """Run the model on every example."""
-        with torch.backends.cudnn.flags(enabled=False):
+        with without_cudnn():
             super().__init__(call, parameters, inputs)
 
 

@@ -18,10 +18,11 @@ from whence.errors import TooLargeError
 
 from .batches import Inputs, batch_size, take
 from .capture import Capture
-from .forward import Network, differentiable, first_line
+from .forward import Network, first_line
 from .pieces import Pieces
 from .push import forward_mode, twice_backward
 from .select import Selection
+from .switches import plain_kernels
 
 CHUNK_BYTES = 256 * 2**20
 """A chunk of Jacobian rows is kept under this size unless `chunk_size` says otherwise."""
@@ -112,30 +113,34 @@ class Jacobian:
 
     def jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
         """J v for several directions at once: (q, d) -> (q, n, k)."""
-        parts = []
-        for where in self._slices(inputs, self.chunk_size):
+
+        def push(where: slice) -> Tensor:
             some = take(inputs, where)
             step = max(1, self.chunk(1) // (where.stop - where.start))
-            parts.append(torch.cat([self._jvp(some, part) for part in directions.split(step)]))
-        return torch.cat(parts, dim=1)
+            return torch.cat([self._jvp(some, part) for part in directions.split(step)])
+
+        size = batch_size(inputs, "this batch")
+        return torch.cat([part for _, part in self._pieces.of(size, self.chunk_size or size, push)], dim=1)
 
     def vjp(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
         """J^T u summed over the batch, for several cotangents at once: (q, n, k) -> (q, d)."""
-        total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
-        for where in self._slices(inputs, self.chunk_size):
+
+        def pull(where: slice) -> Tensor:
             free = self.selection.free()
-            with torch.enable_grad(), differentiable():
+            with torch.enable_grad(), plain_kernels():
                 outputs = self.network.with_parameters(free, take(inputs, where))
                 wanted = cotangents[:, where].to(outputs.dtype)
                 step = max(1, self.chunk(1) // len(outputs))
-                pulled = [self._pull(outputs, free, part) for part in wanted.split(step)]
-            total += torch.cat(pulled)
+                return torch.cat([self._pull(outputs, free, part) for part in wanted.split(step)])
+
+        size = batch_size(inputs, "this batch")
+        total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
+        for _, part in self._pieces.of(size, self.chunk_size or size, pull):
+            total += part
         return total
 
-    def _slices(self, inputs: Inputs, step: int | None) -> Iterator[slice]:
-        n = batch_size(inputs, "this batch")
-        step = step or n
-        return (slice(start, min(start + step, n)) for start in range(0, n, step))
+    def _single(self, inputs: Inputs) -> Iterator[slice]:
+        return (slice(at, at + 1) for at in range(batch_size(inputs, "this batch")))
 
     def _jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
         """Three ways, each more general and slower than the one before; the first that proves right is taken."""
@@ -146,7 +151,7 @@ class Jacobian:
         )
         name, way = ways[self._way]
         try:
-            with differentiable():
+            with plain_kernels():
                 if not self._proved:
                     self._prove(way, inputs)
                 return way(inputs, directions).to(self.dtype)
@@ -174,7 +179,7 @@ class Jacobian:
 
     def _through_rows(self, inputs: Inputs, directions: Tensor) -> Tensor:
         wanted = directions.to(self.dtype).T
-        parts = [self._rows(take(inputs, where)) @ wanted for where in self._slices(inputs, 1)]
+        parts = [self._rows(take(inputs, where)) @ wanted for where in self._single(inputs)]
         return torch.cat(parts).permute(2, 0, 1)
 
     def _pull(self, outputs: Tensor, free: dict[str, Tensor], cotangents: Tensor) -> Tensor:
@@ -219,7 +224,7 @@ class Jacobian:
             return self.network.with_parameters(parameters, one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
-        with torch.no_grad(), differentiable():  # no graph of the parameters that were not selected
+        with torch.no_grad(), plain_kernels():  # no graph of the parameters that were not selected
             rows = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(self.selection.detached(), inputs)
         return self.selection.flatten(rows, leading=2).to(self.dtype)
 
@@ -237,9 +242,9 @@ class Jacobian:
 
     def _rows_one_by_one(self, inputs: Inputs) -> Tensor:
         rows = []
-        for where in self._slices(inputs, 1):
+        for where in self._single(inputs):
             free = self.selection.free()
-            with torch.enable_grad(), differentiable():
+            with torch.enable_grad(), plain_kernels():
                 outputs = self.network.with_parameters(free, take(inputs, where))  # (1, k)
                 units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).unsqueeze(1)
                 rows.append(self._pull(outputs, free, units))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from .batches import Batch, Batches, Inputs
 from .forward import Network
 from .jacobian import CHUNK_BYTES, Jacobian
 from .losses import Units
+from .passes import Passes, State
 from .select import Selection
 from .sketches import Sketch, SketchedBatches
 from .views import View
@@ -38,6 +39,7 @@ class Linearization:
         units: the positions at which the network answers, where there are any.
         sketch: what is known of the outputs, where not all are looked at: then k counts the mixtures of them that are,
             in an orthonormal basis of each example's own.
+        passes: how passes over the training data go; several processes may share them.
     """
 
     network: Network
@@ -54,6 +56,7 @@ class Linearization:
     chunk_size: int | None
     units: Units | None = None
     sketch: Sketch | None = None
+    passes: Passes = field(default_factory=Passes)
 
     @property
     def n(self) -> int:
@@ -123,9 +126,33 @@ class Linearization:
         room = min(CHUNK_BYTES, int(CHUNK_SHARE * self.budget.limit))
         return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, room)
 
-    def read(self, label: str) -> Iterator[Batch]:
-        """One pass over the training data."""
-        return self.batches.read(label)
+    def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
+        """One pass over the training data.
+
+        Args:
+            label: what the pass is for.
+            state: tensors, zeros at first, that the reader adds to in place; see `Passes.over`.
+            given: what the sums depend on beside model, data and options.
+        """
+        if state is None:
+            return self.batches.read(label)
+        return self.passes.over(self.batches.read(label), lambda batch: batch.rows, label, state, self.known(given))
+
+    def known(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """What sums depend on, with the bases of the outputs, where each example has one of its own."""
+        roots = self.hessian_roots
+        return [*given] if self.sketch is None or roots is None else [*given, self.residuals, roots]
+
+    @property
+    def share(self) -> int:
+        """The most training examples that any process has."""
+        return self.n if self.passes.largest is None else self.passes.largest
+
+    @property
+    def mine(self) -> slice:
+        """The training examples of this process."""
+        passes = self.passes
+        return slice(passes.offset, passes.offset + (self.n if passes.here is None else passes.here))
 
     def weights(self) -> Tensor:
         """The selected weights, (d,)."""

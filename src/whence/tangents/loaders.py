@@ -62,7 +62,7 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     """A loader that reads the same data in the order of the data set.
 
     A shuffling DataLoader is read in order, with a note. Its generator of random numbers is left alone, and workers
-    that persist are not shared, since passes over the data may be nested.
+    that persist are not shared, since passes over the data may be nested, and other threads may read the same loader.
     """
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return loader
@@ -71,18 +71,30 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
     sequential = type(sampler) is SequentialSampler
     if loader.batch_size is None or not (shuffled or sequential):
-        return loader
+        return _apart(loader, **_own_order(loader)) if loader.persistent_workers else loader
     if shuffled:
         notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
     elif loader.drop_last and size % loader.batch_size:
         notes.append(
             f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not seen"
         )
+    return _apart(loader, batch_size=loader.batch_size, shuffle=False, drop_last=loader.drop_last and sequential)
+
+
+def _own_order(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What says in which order and by how many a DataLoader reads."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return {"batch_sampler": loader.batch_sampler}
+    return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+
+
+def _apart(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
+    """Another DataLoader of the same data, with workers of its own for each pass."""
     return DataLoader(
         loader.dataset,
-        batch_size=loader.batch_size,
-        shuffle=False,
-        drop_last=loader.drop_last and sequential,
+        **order,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

@@ -45,7 +45,8 @@ class Units:
     def split(self, blocks: Tensor) -> Tensor:
         """The blocks (n t, k, q) on the diagonals of matrices (n, t k, t q)."""
         n, t = len(blocks), self.positions
-        return blocks.reshape(n, t, self.width, t, -1).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
+        shaped = blocks.reshape(n, t, self.width, t, blocks.shape[2] // t)
+        return shaped.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
 
     def join(self, blocks: Tensor) -> Tensor:
         """The inverse: blocks (n t, k, q), or one (1, k, q) for all, on the diagonals of (n or 1, t k, t q)."""
@@ -73,6 +74,11 @@ class Rows:
     weights: Tensor | None
     given: bool
     units: Units | None = None
+
+    def tensors(self) -> list[Tensor | None]:
+        """Outputs, residuals, roots, weights, and weights of positions."""
+        inner = None if self.units is None else self.units.weights
+        return [self.outputs, self.residuals, self.roots, self.weights, inner]
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, where: str) -> Rows:
@@ -161,15 +167,20 @@ def _told(where: str, shape: tuple[int, ...]) -> str:
 
 def join(rows: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Units | None]:
     """Outputs, residuals, roots, weights and positions of all batches together; weights only where not all are one."""
+    found = pooled(rows)
+    weights = None if found.weights is None else plain_weights([found.weights])
+    return found.outputs, found.residuals, found.roots, weights, found.units
+
+
+def pooled(rows: Sequence[Rows]) -> Rows:
+    """Several batches as one."""
     check_alike([row.given for row in rows])
     roots = weights = None
     if any(row.roots is not None for row in rows):
         roots = torch.cat([_identity(row.outputs) if row.roots is None else row.roots for row in rows])
     if any(row.weights is not None for row in rows):
         ones = [torch.ones_like(row.outputs[:, 0]) for row in rows]
-        weights = plain_weights(
-            [one if row.weights is None else row.weights for one, row in zip(ones, rows, strict=True)]
-        )
+        weights = torch.cat([one if row.weights is None else row.weights for one, row in zip(ones, rows, strict=True)])
     units = rows[0].units
     if units is not None and any(row.units is not None and row.units.weights is not None for row in rows):
         every = [row.units.weights if row.units else None for row in rows]
@@ -177,7 +188,8 @@ def join(rows: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | 
         units = Units(
             units.shape, units.width, torch.cat([o if w is None else w for o, w in zip(ones, every, strict=True)])
         )
-    return torch.cat([row.outputs for row in rows]), torch.cat([row.residuals for row in rows]), roots, weights, units
+    outputs, residuals = torch.cat([row.outputs for row in rows]), torch.cat([row.residuals for row in rows])
+    return Rows(outputs, residuals, roots, weights, rows[0].given, units)
 
 
 def check_alike(given: Sequence[bool]) -> None:

@@ -38,6 +38,32 @@ def mark(tensor: Tensor) -> int:
     return int(joined) if len(joined) else 0
 
 
+def row_marks(tensor: Tensor) -> Tensor:
+    """The same for every row of a tensor (n, ...), by itself: (n,).
+
+    Examples:
+        >>> one, two = row_marks(torch.tensor([[1.0, 2.0], [2.0, 1.0]])).tolist()
+        >>> one == two, [one] == row_marks(torch.tensor([[1.0, 2.0]])).tolist()
+        (False, True)
+    """
+    found = tensor.detach()
+    if found.layout != torch.strided:
+        found = found.to_dense()
+    if found.is_complex():
+        found = torch.view_as_real(found.resolve_conj())
+    n = len(found)
+    words = found.resolve_neg().reshape(n, -1).contiguous()
+    if not words.numel():
+        return torch.zeros(n, dtype=torch.int64, device=found.device)
+    table = _table(found.device)
+    joined = words.view(_WORDS[words.element_size()]).long()
+    while joined.shape[1] > 1:
+        spans = -(-joined.shape[1] // SPAN)
+        padded = torch.nn.functional.pad(joined, (0, spans * SPAN - joined.shape[1]))
+        joined = (padded.reshape(n, spans, SPAN) * table).sum(2)
+    return joined.squeeze(1)
+
+
 def _sums(flat: Tensor, table: Tensor) -> Tensor:
     """Weighted sums (s,) of the words in each span."""
     words = flat.contiguous().view(_WORDS[flat.element_size()]).long()

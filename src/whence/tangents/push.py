@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import cast
 
 import torch
@@ -13,6 +15,21 @@ from .forward import Network
 from .select import Selection
 
 
+class _OneAtATime:
+    """Torch counts the nesting of forward-mode derivatives for the whole process: two threads would share a level."""
+
+    def __init__(self) -> None:
+        self.forget()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        self.lock = threading.RLock()
+
+
+_FORWARD_MODE = _OneAtATime()
+
+
 def forward_mode(network: Network, selection: Selection, inputs: Inputs, directions: Tensor) -> Tensor:
     """J v by forward-mode differentiation, all directions at once: (q, d) -> (q, n, k)."""
     parameters = selection.detached()
@@ -21,7 +38,7 @@ def forward_mode(network: Network, selection: Selection, inputs: Inputs, directi
         pair = jvp(lambda values: network.with_parameters(values, inputs), (parameters,), (selection.like(direction),))
         return cast(Tensor, pair[1])
 
-    with torch.no_grad():  # no graph of the parameters that were not selected
+    with _FORWARD_MODE.lock, torch.no_grad():  # no graph of the parameters that were not selected
         found: Tensor = vmap(along, randomness="same")(directions)
     return found
 

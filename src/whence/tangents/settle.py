@@ -21,6 +21,7 @@ from whence.tangents.plan import make_blocks
 from whence.tangents.proof import Evidence, Mismatch, compare, find_layout, gather, same
 from whence.tangents.recorder import Choices, Record, Watch, differentiable
 from whence.tangents.rules import READERS
+from whence.tangents.switches import without_cudnn
 
 Key = tuple[Any, ...]
 Runner = type[Vectorized] | type[OneByOne]
@@ -74,7 +75,7 @@ def _gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evi
         if "cudnn RNN backward" not in str(error):
             raise
     # Recurrent networks of cuDNN cannot be differentiated in evaluation mode; those of PyTorch itself can.
-    with torch.backends.cudnn.flags(enabled=False):
+    with without_cudnn():
         return gather(call, parameters, inputs)
 
 

@@ -118,24 +118,32 @@ class SketchedBatches:
     def read(self, label: str | None) -> Iterator[Batch]:
         """Read all batches once, in pieces whose bases fit in memory."""
         for batch, _, reduced in self.reduced(label):
-            yield Batch(Mixed(batch.inputs, reduced.basis), batch.targets, batch.start, batch.size, batch.weights)
+            yield self._view(batch, reduced)
 
     def reduced(self, label: str | None) -> Iterator[tuple[Batch, torch.Size, Reduced]]:
         """Read all batches once: pieces of them, the shape (..., k) of an example's outputs, and what is seen."""
         for number, batch in enumerate(self.plain.read(label)):
-            where = f"batch {number}"
-            with torch.no_grad():
-                outputs = self.network.shaped(batch.inputs, where).detach()
-            check_finite(outputs, "outputs of the model", where)
-            each = outputs[0].numel() * (self.columns + 1) * outputs.element_size()
-            step = max(1, BASIS_BYTES // each)
-            for low in range(0, batch.size, step):
-                some = slice(low, min(low + step, batch.size))
-                weights = None if batch.weights is None else batch.weights[some]
-                piece = Batch(
-                    take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights
-                )
-                yield piece, outputs.shape[1:], self._reduce(outputs[some], piece, where)
+            yield from self._pieces(batch, f"batch {number}")
+
+    def first(self) -> Batch:
+        """The first piece of the first batch of all."""
+        batch, _, reduced = next(self._pieces(self.plain.first(), "batch 0"))
+        return self._view(batch, reduced)
+
+    def _view(self, batch: Batch, reduced: Reduced) -> Batch:
+        return Batch(Mixed(batch.inputs, reduced.basis), batch.targets, batch.start, batch.size, batch.weights)
+
+    def _pieces(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, Reduced]]:
+        with torch.no_grad():
+            outputs = self.network.shaped(batch.inputs, where).detach()
+        check_finite(outputs, "outputs of the model", where)
+        each = outputs[0].numel() * (self.columns + 1) * outputs.element_size()
+        step = max(1, BASIS_BYTES // each)
+        for low in range(0, batch.size, step):
+            some = slice(low, min(low + step, batch.size))
+            weights = None if batch.weights is None else batch.weights[some]
+            piece = Batch(take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights)
+            yield piece, outputs.shape[1:], self._reduce(outputs[some], piece, where)
 
     def _reduce(self, outputs: Tensor, batch: Batch, where: str) -> Reduced:
         n, k = len(outputs), outputs.shape[-1]

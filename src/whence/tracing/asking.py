@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from whence.errors import InputError, StaleModelError
-from whence.tangents.batches import Inputs, batch_size, check_finite, to_device, without_targets
+from whence.tangents.batches import Inputs, batch_size, check_finite, take, to_device, without_targets
 from whence.tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
+from whence.tangents.claims import claimed
 from whence.tangents.forward import Network
 from whence.tangents.loaders import length
+from whence.tangents.pieces import Pieces
 from whence.tangents.views import Picked
 
 from .fitted import Fitted
@@ -24,7 +26,7 @@ T = TypeVar("T")
 
 
 def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: bool = False) -> list[T]:
-    """Do something with every batch, checked and on the model's device.
+    """Do something with every batch, checked and on the model's device; in halves, where the device cannot hold it.
 
     Args:
         fitted: whose model is asked.
@@ -32,8 +34,21 @@ def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: boo
         work: gets a batch and words that name it.
         plain: give the batch as it is. Else it is a view of the predicted classes where all outputs would be too many.
     """
+    notes: list[str] = []
+    pieces = Pieces(notes, "predictions")
+
+    def parts(inputs: Inputs, where: str) -> Iterator[T]:
+        size = batch_size(inputs, where)
+        for _, found in pieces.of(
+            size, size, lambda rows: work(inputs if rows == slice(0, size) else take(inputs, rows), where)
+        ):
+            yield found
+
     with borrowed_model(fitted):
-        return [work(inputs, where) for inputs, where in inputs_of(fitted, x, plain)]
+        done = [part for inputs, where in inputs_of(fitted, x, plain) for part in parts(inputs, where)]
+    for note in notes:
+        fitted.problem.progress.say(f"whence: {note}")
+    return done
 
 
 def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inputs, str]]:
@@ -57,21 +72,31 @@ def _viewed(fitted: Fitted, inputs: Inputs) -> Inputs:
         return inputs
     with torch.no_grad():
         outputs = problem.network.shaped(inputs)
+    best = predicted_outputs(fitted, outputs)
     every = torch.arange(outputs[0].numel(), device=outputs.device).expand(len(outputs), -1)
-    likelihood = problem.likelihood
+    return Picked(inputs, every if best is None else best)
+
+
+def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:
+    """(m, t) where among all outputs of an example (m, ..., k) the predicted class of each of its t positions is.
+
+    `None` where outputs are not the classes of one choice.
+    """
+    likelihood, k = fitted.problem.likelihood, outputs.shape[-1]
     if not (likelihood.has_classes and likelihood.couples_outputs):
-        return Picked(inputs, every)
-    best = likelihood.predicted(outputs.reshape(-1, problem.width)).reshape(len(outputs), -1)
-    return Picked(inputs, every[:, :: problem.width] + best)
+        return None
+    best = likelihood.predicted(outputs.reshape(-1, k)).reshape(len(outputs), -1)
+    return best + k * torch.arange(best.shape[1], device=outputs.device)
 
 
 @contextmanager
 def borrowed_model(fitted: Fitted) -> Iterator[None]:
     """Use the model as it was fitted, and leave it as found."""
-    _check_fresh(fitted)
-    rounded = fitted.bread.tf32 or torch.backends.cuda.matmul.allow_tf32
-    with borrowed(fitted.problem.network.model), rounded_products(rounded):
-        yield
+    model = fitted.problem.network.model
+    with claimed(model):
+        _check_fresh(fitted)
+        with borrowed(model), rounded_products(True if fitted.bread.tf32 else None):
+            yield
 
 
 def _inputs(fitted: Fitted, x: Any) -> Iterator[Inputs]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +49,11 @@ class Shares:
     effective: Tensor
     matrix: Tensor | None
 
+    def rows(self, which: Tensor) -> Shares:
+        """Those of some predictions."""
+        parts = {name: value[which] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **parts)
+
     @property
     def explained(self) -> Tensor:
         """(m,) share of the total that the listed examples carry together."""
@@ -70,6 +75,7 @@ class Attribution(Shown):
         residuals: (n, k) residuals of the training examples.
         loo_residuals: (n, k) the same after leaving each out.
         leverage: (n, k) leverages.
+        where: (m, 2) input and position of each prediction, where positions were chosen.
     """
 
     hec3: Shares
@@ -77,6 +83,7 @@ class Attribution(Shown):
     residuals: Tensor
     loo_residuals: Tensor
     leverage: Tensor
+    where: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -96,6 +103,11 @@ class Attribution(Shown):
             estimator: "hec3" for the groups whose labels move the prediction, "ho" for those it rests on.
         """
         return by_group(self.shares(estimator).matrix, groups)
+
+    def rows(self, which: Tensor) -> Attribution:
+        """Some of the predictions."""
+        where = None if self.where is None else self.where[which]
+        return replace(self, hec3=self.hec3.rows(which), ho=self.ho.rows(which), where=where)
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each prediction, estimator and listed example; residuals and leverages as norms and traces."""
@@ -117,6 +129,8 @@ class Attribution(Shown):
                 "loo_residual": self.loo_residuals.norm(dim=1)[at],
                 "leverage": self.leverage.sum(1)[at],
             }
+            if self.where is not None:
+                rows["input"], rows["position"] = self.where.repeat_interleave(t, dim=0).unbind(1)
             for key, value in rows.items():
                 columns.setdefault(key, []).append(value)
         return frame(columns)
@@ -151,12 +165,21 @@ class Attribution(Shown):
         return Table(title, columns, note.strip())
 
 
-def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool) -> Attribution:
-    """Attribute the variances of one batch; see `Tracer.attribute`."""
+def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: bool = False) -> Attribution:
+    """Attribute the variances of one batch; see `Tracer.attribute`.
+
+    Args:
+        fitted: what was fitted.
+        inputs: the batch, or a view of its outputs.
+        top: how many examples to list.
+        matrix: keep all shares.
+        apart: each output that is seen is a prediction of its own, one input's after the other's.
+    """
     covariances = fitted.sandwich.predict(inputs).covariances
-    variances = {name: torch.diagonal(covariances[name], dim1=1, dim2=2).sum(1) for name in ESTIMATORS}
+    single = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}
+    variances = {name: value.reshape(-1) if apart else value.sum(1) for name, value in single.items()}
     parts: dict[str, list[Shares]] = {name: [] for name in ESTIMATORS}
-    for where, terms in terms_of(fitted, inputs):
+    for where, terms in terms_of(fitted, inputs, apart):
         for name in ESTIMATORS:
             parts[name].append(_largest(terms, name, variances[name][where], top, matrix))
     joined = {name: _join(parts[name]) for name in ESTIMATORS}
@@ -167,7 +190,8 @@ def join(parts: Sequence[Attribution]) -> Attribution:
     """Several batches as one."""
     first = parts[0]
     hec3, ho = _join([part.hec3 for part in parts]), _join([part.ho for part in parts])
-    return Attribution(hec3, ho, first.residuals, first.loo_residuals, first.leverage)
+    places = [part.where for part in parts if part.where is not None]
+    return replace(first, hec3=hec3, ho=ho, where=torch.cat(places) if places else None)
 
 
 def _largest(terms: Terms, name: str, variance: Tensor, top: int, matrix: bool) -> Shares:

@@ -37,17 +37,33 @@ class Terms:
         return len(self.ho)
 
 
-def terms_of(fitted: Fitted, inputs: Inputs) -> Iterator[tuple[slice, Terms]]:
-    """Yield (which inputs, their terms) for as many inputs of a batch as memory allows at once."""
+def terms_of(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tuple[slice, Terms]]:
+    """Yield (which predictions, their terms) for as many inputs of a batch as memory allows at once.
+
+    Args:
+        fitted: what was fitted.
+        inputs: a batch, or a view of its outputs.
+        apart: each output that is seen is a prediction of its own, one input's after the other's; else those of an
+            input are one prediction.
+    """
     problem = fitted.problem
     k = problem.seen(inputs)
-    row = 8 * problem.n * (k + 3)
+    each = k if apart else 1
+    row = 8 * problem.n * (k + 3 * each)
     most = max(1, int(0.1 * problem.budget.limit) // row)
     size = batch_size(inputs, "this batch")
     for low in range(0, size, most):
         some = take(inputs, slice(low, min(low + most, size)))
         for where, chunks in fitted.bread.alignments(some):
-            yield slice(low + where.start, low + where.stop), _gather(fitted, chunks, where.stop - where.start, k)
+            m = (where.stop - where.start) * each
+            first = (low + where.start) * each
+            found = ((at, _apart(aligned) if apart else aligned) for at, aligned in chunks)
+            yield slice(first, first + m), _gather(fitted, found, m, k // each)
+
+
+def _apart(aligned: Tensor) -> Tensor:
+    """(m, c, n, k) to (m c, 1, n, k)."""
+    return aligned.flatten(0, 1).unsqueeze(1)
 
 
 def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: int) -> Terms:

@@ -74,7 +74,8 @@ class Recipe:
         self, data: Data, member: int, change: Callable[[nn.Module], nn.Module] = lambda network: network
     ) -> nn.Module:
         """A network trained on given data, after a change of its layers; it is not kept."""
-        with torch.random.fork_rng(devices=[]):  # modules draw their first weights from the global generator
+        # Modules draw their first weights from the global generator; a prediction may be what asks for the network.
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed + member)
             network = change(self.make())
             network.train()  # dropout draws from the global generator too

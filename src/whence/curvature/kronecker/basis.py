@@ -41,6 +41,11 @@ class Basis:
         return full if self.inputs is None else (self.inputs.shape[-1],)
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """What there is of it."""
+        return [one for one in (self.inputs, self.outputs) if one is not None]
+
+    @property
     def outside(self) -> int:
         """Number of directions that the basis does not span."""
         return self.block.numel - math.prod(self.shape)

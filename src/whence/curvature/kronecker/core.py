@@ -55,6 +55,11 @@ class Core(Structure):
         """Yes: features of all examples are at hand."""
         return True
 
+    @property
+    def in_parts(self) -> bool:
+        """Yes: all passes are sums."""
+        return True
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerStream(problem)

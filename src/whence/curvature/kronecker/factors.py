@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -40,15 +40,24 @@ class Factors:
     Attributes:
         inputs: (e, i, i) of a kronecker block, (p, p) of a dense one; `None` where there is none.
         outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
-        positions: number of (example, position) pairs summed, counted by the weights of the examples.
-        whole: whether gradients were summed over positions first, and not counted position by position.
+        counts: (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of pieces
+            whose gradients were summed over positions first, and not counted position by position.
     """
 
     block: Block
     inputs: Tensor | None
     outputs: Tensor | None
-    positions: float = 0.0
-    whole: bool = False
+    counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+
+    @property
+    def positions(self) -> float:
+        """Number of (example, position) pairs."""
+        return float(self.counts[0])
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """What is summed up, by name."""
+        found = {"inputs": self.inputs, "outputs": self.outputs, "counts": self.counts}
+        return {f"{name}.{key}": value for key, value in found.items() if value is not None}
 
     @classmethod
     def empty(cls, block: Block, largest_exact: int, device: torch.device, alone: int | None = None) -> Factors:
@@ -77,7 +86,7 @@ class Factors:
         share = _share(weights)
         if isinstance(tangent, Kronecker):
             a, g = raised(tangent.inputs()), raised(tangent.grads())
-            self.positions += share * tangent.examples * tangent.positions
+            self.counts[0] += share * tangent.examples * tangent.positions
             a = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
             if self.inputs is not None:
                 _add(self.inputs, _over(a, 1))
@@ -88,7 +97,7 @@ class Factors:
                 _add(self.inputs, _second_moment(raised(tangent.values).flatten(0, 1)))
         else:
             values = raised(tangent.aggregate().values)
-            self.positions += share * tangent.index.numel()
+            self.counts[0] += share * tangent.index.numel()
             _add(self.outputs, _second_moment(values.flatten(0, 1)).unsqueeze(0))
 
     def add_whole(self, tangent: Tangent, weights: Tensor | None = None) -> None:
@@ -96,8 +105,8 @@ class Factors:
         if not isinstance(tangent, Kronecker) or self.inputs is None or self.outputs is None:
             self.add(tangent, weights)
             return
-        self.whole = True
-        self.positions += _share(weights) * tangent.examples * tangent.positions
+        self.counts[0] += _share(weights) * tangent.examples * tangent.positions
+        self.counts[1] += 1.0
         below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
         _add(self.inputs, below)
         _add(self.outputs, above)
@@ -121,7 +130,7 @@ class Factors:
         if above is not None and below is not None:
             spectrum = above.unsqueeze(-1) * below.unsqueeze(-2)
             tiny = torch.finfo(spectrum.dtype).tiny
-            spectrum /= below.sum(-1).clamp_min(tiny).reshape(-1, 1, 1) if self.whole else self.positions or 1.0
+            spectrum /= below.sum(-1).clamp_min(tiny).reshape(-1, 1, 1) if self.counts[1] > 0 else self.positions or 1.0
         elif below is not None and self.block.kind == "dense":
             spectrum = below
         if self.block.kind == "kronecker" and (below is None or above is None):
@@ -223,7 +232,11 @@ def gather_factors(
     roots = problem.hessian_roots
     sampled = takes_one_output_each(stream, whole or residual_weighted)
     cotangents, count = (_one_each(problem), 1) if sampled else (stream.identity(), problem.k)
-    for where, tangents in stream.read("Kronecker factors", cotangents, count):
+    state: dict[str, Tensor] = {}
+    for name, factors in (("plain", plain), ("weighted", weighted)):
+        for at, one in enumerate(factors):
+            state.update(one.state(f"{name}.{at}"))
+    for where, tangents in stream.read("Kronecker factors", cotangents, count, state):
         for at, tangent in enumerate(tangents):
             weights = None if problem.sample_weights is None else problem.sample_weights[where]
             curved = tangent if roots is None or sampled else combine(tangent, roots[where])

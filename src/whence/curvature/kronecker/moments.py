@@ -64,6 +64,10 @@ class Sums:
         shape = basis.block.matrix_shape if basis.outside else basis.shape
         self._total = torch.zeros(shape, dtype=torch.float64, device=device)
 
+    def state(self, name: str) -> dict[str, Tensor]:
+        """What is summed up, by name."""
+        return {f"{name}.inside": self.inside, f"{name}.length": self.length, f"{name}.total": self._total}
+
     @property
     def total(self) -> Tensor:
         """The weighted sum of gradients, shaped as the block's matrix."""
@@ -146,12 +150,13 @@ def gather_squares(
     bases: Sequence[Basis],
     noise: Tensor,
     observe: Callable[[int, Tangent], None] | None = None,
+    observed: Mapping[str, Tensor] | None = None,
 ) -> Spectrum:
     """One pass: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
     set of gradients serves both sums. With other losses the two are the same, up to a dispersion. `observe` is shown
-    the gradients J_i^T r_i of every piece of every block.
+    the gradients J_i^T r_i of every piece of every block, and adds to what is `observed`.
     """
     problem = stream.problem
     roots = problem.hessian_roots
@@ -160,12 +165,15 @@ def gather_squares(
     alone = problem.k == 1  # then the noise is one factor for all
     if roots is None and not alone:
         sizes, frame = torch.linalg.eigh(noise)
+        problem.passes.crew.share([sizes, frame], 0, "eigenvalues")
         weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
     elif roots is not None:  # the residuals are one more combination, which counts in the score only
         weights = weights.new_ones(1, roots.shape[2] + 1).double()
         weights[:, -1] = 0.0
     sums = [Sums(basis, len(weights), problem.device) for basis in bases]
-    for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k):
+    state = {**states(sums), **(observed or {})}
+    given = [frame, weights, *(one for basis in bases for one in basis.tensors)]
+    for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k, state, given):
         residuals = problem.residuals[where] @ frame
         for at, view in enumerate(views(tangents, bases, problem.device)):
             if roots is None:
@@ -182,6 +190,11 @@ def gather_squares(
     if roots is None and alone:
         noisy = [one.times(float(noise)) for one in curvature]
     return Spectrum(curvature, noisy, [one.total for one in sums])
+
+
+def states(sums: Sequence[Sums]) -> dict[str, Tensor]:
+    """What the sums of all blocks are, by name."""
+    return {name: tensor for at, one in enumerate(sums) for name, tensor in one.state(str(at)).items()}
 
 
 class MeatSums:
@@ -202,6 +215,11 @@ class MeatSums:
         self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
         self.last = self.masks[self.names.index("hec3")] if "hec3" in roots else torch.zeros_like(self.masks[0])
         self.sums = [Sums(basis, len(roots), device) for basis in bases]
+
+    @property
+    def given(self) -> list[Tensor]:
+        """What the sums depend on beside the gradients and their weights."""
+        return [one for basis in self.bases for one in basis.tensors]
 
     def add(self, views: Sequence[View], roots: Mapping[str, Tensor]) -> None:
         """Count one piece, with the outputs pulled back: they are combined by the weights."""
@@ -232,7 +250,7 @@ def gather_meats(stream: LayerStream, sums: MeatSums, roots: Mapping[str, Tensor
 
     directly = joined.shape[2] <= problem.k
     reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
-    for where, tangents in stream.read("meats", *reading):
+    for where, tangents in stream.read("meats", *reading, states(sums.sums), [joined, *sums.given]):
         ready = views(tangents, sums.bases, problem.device)
         if directly:
             sums.add_pulled(ready, where.stop - where.start)

@@ -39,6 +39,11 @@ class Sketch(Structure):
         """Yes: features of all examples are at hand."""
         return True
 
+    @property
+    def in_parts(self) -> bool:
+        """Yes: all passes are sums."""
+        return True
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Draw the projections, then the primal algebra."""
         stream = LayerStream(problem)
@@ -46,6 +51,7 @@ class Sketch(Structure):
         shares = allot([block.numel for block in stream.blocks], self.size)
         bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
         moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
+        problem.passes.crew.share([one for basis in moved for one in basis.tensors], 0, "the sketch")
         indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
         r = sum(len(index) for index in indices)
         problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")

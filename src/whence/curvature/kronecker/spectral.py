@@ -17,7 +17,7 @@ from whence.tangents.forms import Tangent
 from .align import align
 from .basis import Basis
 from .factored import Factored, Parts, seen_once
-from .moments import MeatSums, Spectrum, Squares, centre, gather_meats
+from .moments import MeatSums, Spectrum, Squares, centre, gather_meats, states
 from .stream import LayerStream, working_precision
 from .view import View, views
 from .weights import Weights, sum_of
@@ -219,16 +219,19 @@ class SpectralBread(Bread):
             (step if basis.outside else basis.to(step.dtype).into(step)).to(precision)
             for step, basis in zip(self._step, self.bases, strict=True)
         ]
-        for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k):
+        state, given = {"hats": hats, "change": change}, [one for w in weights for one in (w.inside, w.outside)] + steps
+        if weigh is not None:  # no examples tell how many weights each will have
+            none = slice(0, 0)
+            self._meats = self.open_meats(weigh(none, hats[none], change[none]))
+            state.update(states(self._meats.sums))
+            given += self._meats.given
+        for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k, state, given):
             ready = views(tangents, self.bases, problem.device)
             for at, view in enumerate(ready):
                 hats[where] += weights[at].grams(view)[0]
                 change[where] += view.along(steps[at])
-            if weigh is not None:
-                roots = weigh(where, hats[where], change[where])
-                if self._meats is None:
-                    self._meats = self.open_meats(roots)
-                self._meats.add(ready, roots)
+            if weigh is not None and self._meats is not None:
+                self._meats.add(ready, weigh(where, hats[where], change[where]))
         return hats, change
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from whence.tangents.borrow import rounded_products
 from whence.tangents.capture import Capture
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
+from whence.tangents.passes import State
 from whence.tangents.pieces import Pieces
 
 PROOF = 8
@@ -60,7 +61,7 @@ class LayerStream:
         self._capture: Capture | None = None
         self.notes: list[str] = []
         if known is None:
-            first = next(iter(problem.batches.read(None)))
+            first = problem.batches.first()
             few = take(first.inputs, slice(0, min(first.size, PROOF)))
             self._capture = self._prove(few)
             self.notes = list(self._capture.notes)
@@ -98,15 +99,24 @@ class LayerStream:
         limit = min(most, PIECE_SHARE * self.problem.budget.limit)
         return max(1, int(limit // max(self.known.fixed + cotangents * self.known.each, 1)))
 
-    def read(self, label: str, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, list[Tangent]]]:
+    def read(
+        self,
+        label: str,
+        cotangents: Cotangents,
+        count: int,
+        state: State | None = None,
+        given: Sequence[Tensor] = (),
+    ) -> Iterator[tuple[slice, list[Tangent]]]:
         """One pass over the training data: yield (which examples, tangents of every block).
 
         Args:
             label: what the pass is for, shown with its progress.
             cotangents: what is pulled back.
             count: the number c of cotangents.
+            state: as of `Linearization.read`.
+            given: the same.
         """
-        for batch in self.problem.read(label):
+        for batch in self.problem.read(label, state, given):
             for part, tangents, _ in self.of(batch.inputs, batch.start, cotangents, count):
                 yield part, tangents
 

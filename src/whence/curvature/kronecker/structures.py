@@ -19,6 +19,7 @@ from .corner import cut
 from .factors import gather_factors, takes_one_output_each
 from .moments import Spectrum, Squares, gather_squares
 from .needs import require_factors, require_sums
+from .sharing import Found, decompose
 from .spectral import SpectralBread
 from .stream import LayerStream, working_precision
 from .turn import MeatFactors, leading
@@ -63,6 +64,11 @@ class EKFAC(Structure):
         if self.corner is not None and self.corner < 1:
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
 
+    @property
+    def in_parts(self) -> bool:
+        """Yes: all passes are sums."""
+        return True
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
@@ -74,8 +80,11 @@ class EKFAC(Structure):
         if self.meat != "two_bases":
             return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
         factors = MeatFactors([leading(basis, self.corner) for basis in bases], problem.device)
-        spectrum = gather_squares(stream, bases, noise, factors.add)
-        return TwoBasesBread(factors.turns(facts), stream, bases, spectrum, lam, noise, facts, weigh)
+        spectrum = gather_squares(stream, bases, noise, factors.add, factors.state())
+        turns = factors.turns(facts)
+        parts = [one for turn in turns if turn is not None for one in turn.tensors]
+        problem.passes.crew.share(parts, 0, "the eigenvectors of the meats")  # signs of vectors are anybody's
+        return TwoBasesBread(turns, stream, bases, spectrum, lam, noise, facts, weigh)
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,11 @@ class KFAC(Structure):
     tf32: ClassVar[bool] = True
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
     largest_exact: int = LARGEST_EXACT
+
+    @property
+    def in_parts(self) -> bool:
+        """Yes: all passes are sums."""
+        return True
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
@@ -115,6 +129,11 @@ class Diagonal(Structure):
     name: ClassVar[str] = "diagonal"
     tf32: ClassVar[bool] = True
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
+
+    @property
+    def in_parts(self) -> bool:
+        """Yes: all passes are sums."""
+        return True
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """As EKFAC, without any rotation."""
@@ -168,14 +187,17 @@ def eigenbases(
     require_factors(stream, largest_exact, copies=2 if joint else 1)
     factors, weighted = gather_factors(stream, largest_exact, whole=whole, residual_weighted=joint)
     precision = working_precision(stream.problem)
-    bases, products = [], []
-    for at, one in enumerate(factors):
+
+    def make(at: int, notes: list[str]) -> Found:
+        one = factors[at]
         if joint and one.block.kind == "kronecker":  # other blocks have bases that are exact, or none
             one.join(weighted[at])
         positions = one.positions / stream.problem.total_weight
-        basis, product = cut(*one.basis(facts), positions, ridge, tolerance)
-        bases.append(basis.to(precision))
-        products.append(product)
+        basis, product = cut(*one.basis(notes), positions, ridge, tolerance)
+        return basis.to(precision), product
+
+    found = decompose(factors, make, stream.problem.passes.crew, stream.problem.device, facts)
+    bases, products = [basis for basis, _ in found], [product for _, product in found]
     facts += describe_blocks(stream, largest_exact)
     if takes_one_output_each(stream, whole or joint):
         facts.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")

@@ -50,6 +50,12 @@ class Turn:
     outputs: Tensor | None
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """What it is made of."""
+        own = [self.inputs] if self.outputs is None else [self.inputs, self.outputs]
+        return [*self.basis.tensors, *own]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the coordinates in U."""
         if self.outputs is None:
@@ -121,6 +127,11 @@ class MeatFactors:
                     above = torch.zeros(e, o, o, dtype=torch.float64, device=device)
             self.inputs.append(below)
             self.outputs.append(above)
+
+    def state(self) -> dict[str, Tensor]:
+        """What is summed up, by name."""
+        named = (("inputs", self.inputs), ("outputs", self.outputs))
+        return {f"{name}.{at}": one for name, each in named for at, one in enumerate(each) if one is not None}
 
     def add(self, at: int, tangent: Tangent) -> None:
         """Count the gradients J_i^T r_i of one piece of one block."""

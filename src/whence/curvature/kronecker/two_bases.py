@@ -35,6 +35,10 @@ class TurnedSums(Sums):
         self.turn = turn
         self.turned = torch.zeros(count, *turn.basis.shape, dtype=torch.float64, device=device)
 
+    def state(self, name: str) -> dict[str, Tensor]:
+        """What is summed up, by name."""
+        return {**super().state(name), f"{name}.turned": self.turned}
+
     def add(self, view: View, weights: Tensor, summed: Tensor | None = None) -> None:
         """Count one piece: weights (q, c) of the cotangents."""
         super().add(view, weights, summed)
@@ -60,9 +64,15 @@ class TurnedMeats(MeatSums):
     ) -> None:
         """Zeros."""
         super().__init__(bases, roots, device)
+        self.turns = turns
         for at, turn in enumerate(turns):
             if turn is not None:
                 self.sums[at] = TurnedSums(bases[at], turn, len(roots), device)
+
+    @property
+    def given(self) -> list[Tensor]:
+        """The same, and the bases of the meats."""
+        return [*super().given, *(one for turn in self.turns if turn is not None for one in turn.basis.tensors)]
 
     def turned(self, at: int) -> dict[str, Tensor]:
         """D of each meat of one block, in the basis of the meats."""

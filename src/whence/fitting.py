@@ -1,0 +1,221 @@
+"""A fit, from checked options to a tracer: the first look at model and data, passes over the data, diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .curvature import Bread, Groups, NewtonStep, Structure
+from .estimators import LeftOut, Policy, Weighing
+from .likelihoods import Likelihood
+from .options import check_problem
+from .processes import Processes
+from .progress import Progress
+from .results import Diagnostics, Finding
+from .starting import begin, digest_of, end
+from .tangents.batches import Batches
+from .tangents.borrow import borrowed, check_model, fingerprint, rounded_products
+from .tangents.forward import Network
+from .tangents.gathering import linearize
+from .tangents.language import follow_own_loss
+from .tangents.linearization import Linearization
+from .tangents.passes import Passes
+from .tangents.select import Choice, Selection, select
+from .tangents.wrapped import bare
+from .tracer import Tracer
+from .tracing.parts import assemble
+from .tracing.trust import at_once
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of a fit, checked; see `whence.fit`.
+
+    Attributes:
+        ridge: lambda, or `None` to choose it.
+        policy: what to do with leverages.
+        columns: of the loss's Hessian to look at; 0 to decide by the number of outputs, `None` for all.
+        seed: of what is random about these.
+        groups: labels of all training examples, those of other processes included.
+    """
+
+    likelihood: Likelihood
+    structure: Structure
+    parameters: Choice
+    ridge: float | None
+    recenter: bool
+    noise: str
+    loo: str
+    groups: Any
+    policy: Policy
+    chunk_size: int | None
+    max_memory: float | None
+    dtype: torch.dtype
+    tf32: bool
+    columns: int | None
+    seed: int
+
+    def facts(self, selection: Selection) -> dict[str, Any]:
+        """Everything that a result depends on, beside model and data."""
+        return {**vars(self), "parameters": ", ".join(selection.parameters), "groups": digest_of(self.groups)}
+
+
+def run(
+    asked: Asked,
+    model: nn.Module,
+    loader: Iterable[Any],
+    crew: Processes,
+    folder: Path | None,
+    every: float,
+    progress: bool,
+) -> Tracer:
+    """Fit.
+
+    Args:
+        asked: the options.
+        model: trained network.
+        loader: of its training data, or of this process's shard of them.
+        crew: the processes that share the fit.
+        folder: of the checkpoint, if there is to be one.
+        every: seconds between two looks at the sums of a pass.
+        progress: show how far it is.
+    """
+    model = bare(model)
+    check_model(model)
+    marks = fingerprint(model)
+    with borrowed(model):
+        network = Network(model)
+        bar = Progress(progress and crew.rank == 0)
+        batches = Batches(loader, network.device, bar, passes=Passes(crew))
+        selection = _first_look(network, batches, asked.likelihood, asked.parameters)
+        budget = begin(batches, model, asked.max_memory, folder, every, asked.facts(selection))
+        problem = linearize(
+            network,
+            selection,
+            batches,
+            asked.likelihood,
+            dtype=asked.dtype,
+            budget=budget,
+            progress=bar,
+            chunk_size=asked.chunk_size,
+            columns=asked.columns,
+            seed=asked.seed,
+        )
+        tracer = _fitted(asked, problem, marks)
+        end(batches)
+        return _told(tracer, bar)
+
+
+def _fitted(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Tracer:
+    """The curvature, and all that follows from it."""
+    check_problem(problem, asked.ridge, asked.loo)
+    chosen = asked.structure
+    weighing = Weighing(
+        problem.residuals,
+        problem.hessian_roots,
+        asked.policy,
+        asked.recenter,
+        asked.loo == "output",
+        None if asked.groups is None else Groups.of(asked.groups, problem),
+        problem.units if asked.loo == "position" else None,
+    )
+    with rounded_products((asked.tf32 and chosen.tf32) or torch.backends.cuda.matmul.allow_tf32):
+        bread = chosen.fit(problem, asked.ridge, weighing.columns)
+        bread.tf32 = asked.tf32 and chosen.tf32
+        return _assemble(problem, bread, weighing, asked.noise, marks)
+
+
+def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters: Choice) -> Selection:
+    """What the first batch tells: that the model can be relied on, which parameters count, and what labels mean."""
+    first = batches.first()
+    batches.notes.extend(network.check_repeatable(first.inputs))
+    selection = select(network.model, parameters, lambda: network.last_module(first.inputs))
+    unused = network.check_connected(selection.parameters, first.inputs)
+    if unused:
+        batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
+    follow_own_loss(network, batches, first, getattr(loss, "ignore_index", None))
+    return selection
+
+
+def _assemble(
+    problem: Linearization,
+    bread: Bread,
+    weighing: Weighing,
+    noise: str,
+    marks: dict[str, int],
+) -> Tracer:
+    parts = assemble(problem, bread, weighing, unbiased=noise == "unbiased")
+    return Tracer(
+        problem=problem,
+        bread=bread,
+        sandwich=parts.sandwich,
+        meats=parts.meats,
+        left_out=parts.left_out,
+        step=parts.step,
+        weighing=weighing,
+        sigma=parts.noise.covariance,
+        noise_scale=parts.noise.scale,
+        diagnostics=_diagnose(problem, bread, parts.step, parts.left_out, weighing),
+        marks=marks,
+    )
+
+
+def _told(tracer: Tracer, bar: Progress) -> Tracer:
+    """Add what can be said at once about how far to trust the fit, and say so where it is not fine."""
+    trust = at_once(tracer)
+    odd = ", ".join(check.name for check in trust if check.level != "fine")
+    if odd:
+        bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
+    finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
+    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, finding)))
+
+
+def _diagnose(
+    problem: Linearization, bread: Bread, step: NewtonStep, left_out: LeftOut, weighing: Weighing
+) -> Diagnostics:
+    numbers = problem.numbers
+    scale = float(problem.residuals.square().mean().sqrt())
+    lost = weighing.lost(slice(0, problem.n), step.change)
+    moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
+    freedom = bread.degrees_of_freedom
+    groups = weighing.groups
+    units, among = ("training examples", problem.n) if groups is None else ("groups", groups.total)
+    findings = [
+        Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
+        Finding("ridge", bread.ridge, "lambda on the sum scale" + (", by leave-one-out" if bread.path else "")),
+        Finding(
+            "degrees of freedom",
+            freedom,
+            f"of {numbers} numbers"
+            + ("; more than there are: the approximation or lambda is off" * (freedom > numbers)),
+        ),
+        Finding(
+            "Newton step",
+            step.relative,
+            "size of the step to the optimum of the linearized model, over the size of the weights"
+            + ("; taken" if weighing.recenter else ""),
+        ),
+        Finding(
+            "Newton change",
+            moved,
+            "how far that step would move the training residuals, over their size (root mean squares)"
+            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not weighing.recenter)),
+        ),
+        Finding("leverage policy", weighing.policy, ""),
+        Finding(
+            "largest leverage", float(left_out.leverage.max()), "one means: the example decides its own prediction"
+        ),
+        Finding("guarded leverages", left_out.guarded, f"{units} at the guard, of {among}"),
+    ]
+    findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.facts]]
+    return Diagnostics(tuple(findings))
+
+
+def _listing(names: Iterable[str], most: int = 6) -> str:
+    shown = list(names)
+    return ", ".join(shown[:most]) + (f", ... ({len(shown)} tensors)" if len(shown) > most else "")

@@ -1,0 +1,114 @@
+"""How a fit begins and ends where several processes share it, or where it is written down on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+from collections.abc import Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .curvature import Structure
+from .errors import InputError
+from .memory import Budget
+from .persist.checkpoint import described, open_checkpoint
+from .processes import Processes
+from .tangents.batches import Batches
+from .tangents.shards import all_prints, roll_call
+
+EVERY = 60.0
+"""Seconds between two looks at the sums of a pass, unless told otherwise."""
+
+
+def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, crew: Processes) -> Path | None:
+    """The folder of the checkpoint, if there is to be one; an error where that, or sharing a fit, makes no sense."""
+    if not crew.alone and not structure.in_parts:
+        raise InputError(_whole("one process, or distributed=False,", structure))
+    if not isinstance(every, Real) or not 0 <= float(every) < math.inf:
+        raise InputError(f"expected every as a number of seconds, not below zero, got {every!r}.")
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        raise InputError(f"expected checkpoint to be the name of a folder, got {checkpoint!r}.")
+    if not structure.in_parts:
+        raise InputError(_whole("no checkpoint", structure))
+    return Path(checkpoint)
+
+
+def _whole(instead: str, structure: Structure) -> str:
+    return (
+        f"expected {instead} with {structure!r}, whose passes over the data are not all sums over examples. Use "
+        "Exact(road='primal'), 'core', 'sketch', 'ekfac', 'kfac' or 'diagonal'."
+    )
+
+
+def begin(
+    batches: Batches,
+    model: nn.Module,
+    max_memory: float | None,
+    folder: Path | None,
+    every: float,
+    options: Mapping[str, Any],
+) -> Budget:
+    """Learn which process has which examples, and whether some of the work is done already.
+
+    Args:
+        batches: the training data.
+        model: the network.
+        max_memory: bytes that each process may take; what is free, where that is not told.
+        folder: of the checkpoint, if there is to be one.
+        every: seconds between two looks at the sums of a pass.
+        options: everything that the result depends on, beside model and data.
+
+    Returns:
+        The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
+    """
+    passes = batches.passes
+    crew = passes.crew
+    budget = Budget(batches.device, max_memory)
+    if crew.alone and folder is None:
+        return budget
+    marks = roll_call(batches)
+    limit = _shared(budget.limit, max_memory is None, batches, crew)
+    if folder is not None:
+        passes.kept = True
+        if crew.rank == 0:
+            told = {name: described(option) for name, option in options.items()}
+            passes.keeper, limit = open_checkpoint(folder, float(every), told, model, marks, limit, batches.progress)
+        limit = crew.tell("the checkpoint", limit)[0]
+    return Budget(batches.device, limit)
+
+
+def _shared(limit: int, found: bool, batches: Batches, crew: Processes) -> int:
+    """What every process can plan with, where those of one machine share what was found free there."""
+    here = platform.node() if batches.device.type == "cpu" else f"{platform.node()} {batches.device}"
+    told = crew.tell("the memory", (limit, here if found else f"{here} {crew.rank}"))
+    return int(min(limit / sum(place == other for _, other in told) for limit, place in told))
+
+
+def labels_of(groups: Any, crew: Processes) -> Any:
+    """Labels of all training examples, where each process has those of its own."""
+    if groups is None or crew.alone:
+        return groups
+    mine = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    return [label for told in crew.tell("the groups", mine) for label in told]
+
+
+def digest_of(groups: Any) -> str | None:
+    """A short word for labels."""
+    if groups is None:
+        return None
+    listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    return hashlib.sha256(repr(listed).encode()).hexdigest()
+
+
+def end(batches: Batches) -> None:
+    """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
+    if not batches.passes.crew.alone:
+        batches.prints[:] = all_prints(batches)
+    batches.passes.close()

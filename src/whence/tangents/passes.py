@@ -1,0 +1,134 @@
+"""Passes over the training data that add to sums: shared by several processes, and written down now and then.
+
+A pass is a loop that adds to tensors in place, its *state*, which start at zero: sums over examples, or rows of which
+every example fills its own. States add up, so that several processes may each read a part of the data; and a state with
+the number of examples in it is all it takes to go on later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from whence.errors import LoaderError
+from whence.processes import ALONE, Processes
+
+T = TypeVar("T")
+
+State = Mapping[str, Tensor]
+"""Tensors by name that a pass adds to, in place."""
+
+
+class Keeper(Protocol):
+    """Writes states down, pass by pass."""
+
+    def begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
+        """Open the next pass and fill its state: how many examples are in it, `None` for all of them."""
+
+    def note(self, done: int) -> None:
+        """So many examples are in the state now: write it down if it is time."""
+
+    def finish(self) -> None:
+        """All examples are in the state."""
+
+    def close(self) -> None:
+        """There are no more passes."""
+
+
+@dataclass
+class Passes:
+    """How the passes of a fit go.
+
+    Attributes:
+        crew: the processes that share the data.
+        keeper: writes states down, in the first process; `None` if nothing is to be.
+        kept: whether any process writes states down.
+        offset: place of this process's first example among all.
+        here: how many examples this process has; `None` for all.
+        largest: the most that any process has; `None` for all.
+        closed: whether several processes shared a fit, and have parted.
+    """
+
+    crew: Processes = ALONE
+    keeper: Keeper | None = None
+    kept: bool = False
+    offset: int = 0
+    here: int | None = None
+    largest: int | None = None
+    closed: bool = False
+
+    def over(
+        self,
+        items: Iterable[T],
+        rows: Callable[[T], slice],
+        label: str,
+        state: State,
+        given: Sequence[Tensor],
+        noted: bool = True,
+    ) -> Iterator[T]:
+        """Yield items of the training data, one after the other, whose reader adds what it makes of them to the state.
+
+        Args:
+            items: batches, or anything in the order of the examples.
+            rows: which examples an item is made of.
+            label: what the pass is for.
+            state: what is added to; zeros now, and the sums over all processes' data in the end.
+            given: what the sums depend on beside model, data and options: where that has changed, they start anew.
+            noted: whether the state may be written down after any item, and not only in the end.
+        """
+        if self.closed:
+            raise elsewhere()
+        done = self._begin(label, state, given)
+        if done is None:
+            return
+        for item in items:
+            where = rows(item)
+            if where.stop <= done:
+                continue
+            if where.start < done:
+                raise begun(where, done)
+            yield item
+            if noted and self.keeper is not None and self.crew.alone:
+                self.keeper.note(where.stop)
+        self.crew.add(list(state.values()), label)
+        if self.keeper is not None:
+            self.keeper.finish()
+
+    def close(self) -> None:
+        """The fit is done: later passes are nobody else's business."""
+        if self.keeper is not None:
+            self.keeper.close()
+        self.keeper, self.kept, self.closed = None, False, not self.crew.alone
+
+    def _begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
+        """How many examples are in the state already; `None` if the pass is done."""
+        done = self.keeper.begin(label, state, given) if self.keeper is not None else 0
+        if self.crew.alone or not self.kept:
+            return done
+        complete = self.crew.tell(label, done is None)[0]
+        if complete:
+            self.crew.share(list(state.values()), 0, label)
+            return None
+        for one in state.values():  # what one process alone had begun is begun anew
+            one.zero_()
+        return 0
+
+
+def elsewhere() -> LoaderError:
+    """The error for what needs all training data where each process has a part of them."""
+    return LoaderError(
+        "expected all training data for this question, got a fit of several processes, each of which has a part of "
+        "them. Save the fit, and whence.load(path, model, train_loader=...) with the batches of all processes, one "
+        "after the other."
+    )
+
+
+def begun(where: slice, done: int) -> LoaderError:
+    """The error for a batch of which only some examples are in the sums."""
+    return LoaderError(
+        f"expected batches of the same size as when the checkpoint was written, where one ended after {done} examples, "
+        f"got one of examples {where.start} to {where.stop}. Use the batch_size of that time, or another folder."
+    )

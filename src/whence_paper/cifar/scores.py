@@ -1,0 +1,47 @@
+"""Scores of a prediction: the higher, the likelier it is wrong."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .fits import Predicted
+
+
+def of_outputs(outputs: Tensor) -> dict[str, Tensor]:
+    """(m,) each, from the outputs alone: margin, largest output, entropy of their softmax."""
+    outputs = outputs.double()
+    top = outputs.topk(2, 1).values
+    logs = outputs.log_softmax(1)
+    return {
+        "margin": top[:, 1] - top[:, 0],
+        "largest output": -top[:, 0],
+        "entropy": -(logs.exp() * logs).sum(1),
+    }
+
+
+def of_variances(found: Predicted, estimator: str) -> dict[str, Tensor]:
+    """(m,) each, from the variances of one estimator: the paper's sum over outputs first."""
+    variances, apart = found.variances[estimator], found.differences[estimator]
+    winner = variances.gather(1, found.outputs.argmax(1, keepdim=True)).squeeze(1)
+    return {"sum": variances.sum(1), "predicted output": winner, "margin's": apart[:, 0]}
+
+
+def of_both(found: Predicted, estimator: str) -> dict[str, Tensor]:
+    """(m,) each, from outputs and variances: is the margin large beside its error?"""
+    apart = found.differences[estimator].double()
+    ordered = found.outputs.double().sort(1, descending=True).values
+    gaps = ordered[:, :1] - ordered[:, 1:]  # (m, k - 1), as the differences
+    over = gaps / apart.sqrt()
+    normal = torch.distributions.Normal(0.0, 1.0)
+    return {
+        "margin over its error": -over[:, 0],
+        "smallest difference over its error": -over.amin(1),
+        "chance that another wins": normal.cdf(-over).sum(1),
+    }
+
+
+def of_members(members: Tensor) -> dict[str, Tensor]:
+    """(m,) each, from the outputs (e, m, k) of an ensemble: the sum of their variances, their mean's margin."""
+    mean = members.double().mean(0)
+    return {"ensemble variance": members.double().var(0).sum(1), "ensemble margin": of_outputs(mean)["margin"]}

@@ -1,0 +1,115 @@
+"""Table 3 from its record: AUROC and seconds of every method, and every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from whence_paper.experiment import Settings
+from whence_paper.records import Record, Run
+from whence_paper.tables import Table, mean_and_sd, write_tables
+
+PAPER = {
+    "resnet": {
+        "deep ensemble, variance": "0.88±0.00",
+        "Ho, EKFAC, all layers": "0.85±0.00",
+        "HeC3, EKFAC, all layers": "0.86±0.00",
+        "Ho, dense, last layer": "0.67±0.03",
+        "HeC3, dense, last layer": "0.82±0.01",
+    },
+    "vit": {
+        "deep ensemble, variance": "0.80±0.01",
+        "Ho, EKFAC, all layers": "0.75±0.01",
+        "HeC3, EKFAC, all layers": "0.75±0.01",
+        "Ho, dense, last layer": "0.68±0.02",
+        "HeC3, dense, last layer": "0.71±0.02",
+    },
+}
+
+
+def main_fits(runs: list[Run], way: str) -> list[Run]:
+    """Fits at the usual lambda: that of the first one."""
+    fits = [run for run in runs if run.configuration["kind"] == "fit" and run.configuration["way"] == way]
+    keys = ("ridge share", "fit size")
+    return [run for run in fits if all(run.configuration[key] == fits[0].configuration[key] for key in keys)]
+
+
+def rows(runs: list[Run]) -> list[tuple[str, list[float], list[float]]]:
+    """Method, AUROC of every run, seconds of every run."""
+    networks = [run for run in runs if run.configuration["kind"] == "network"]
+    ensembles = [run for run in runs if run.configuration["kind"] == "ensemble"]
+    training = [run.results["train_s"] for run in networks]
+    found: list[tuple[str, list[float], list[float]]] = []
+    for run in ensembles[-1:]:
+        for name, words in (("ensemble variance", "variance"), ("ensemble margin", "margin of the mean")):
+            found.append((f"deep ensemble, {words}", [run.results["auroc"][name]], [sum(training)]))
+            alone = [one[name] for one in run.results["auroc_members"]]
+            found.append((f"deep ensemble, {words}, for a member's mistakes", alone, [sum(training)]))
+    ways = dict.fromkeys(run.configuration["way"] for run in runs if run.configuration["kind"] == "fit")
+    for way in ways:
+        fits = main_fits(runs, way)
+        seconds = [run.results["fit_s"] + run.results["predict_s"] for run in fits]
+        for estimator, words in (("ho", "Ho"), ("hec3", "HeC3")):
+            areas = [run.results["auroc"][estimator]["sum"] for run in fits]
+            found.append((f"{words}, {way}", areas, seconds))
+    plain = {name: [run.results["auroc"][name] for run in networks] for name in ("margin", "largest output", "entropy")}
+    return [*found, *((name, areas, [0.0]) for name, areas in plain.items())]
+
+
+def variants(runs: list[Run]) -> Table:
+    """Every score that a fit gives, for every fit."""
+    fits = [run for run in runs if run.configuration["kind"] == "fit"]
+    names = list(fits[0].results["auroc"]["hec3"])
+    table = Table(
+        f"{fits[0].configuration['network']}: every score of every fit",
+        ("network", "way", "loss", "lambda / n", "n", "estimator", *names),
+    )
+    for run in fits:
+        about = run.configuration
+        head = (str(about["seed"]), about["way"], about["loss"], f"{about['ridge share']:g}", str(about["fit size"]))
+        for estimator, areas in run.results["auroc"].items():
+            table.add(*head, estimator, *(f"{areas[name]:.3f}" for name in names))
+    return table
+
+
+def show(settings: Settings, record: Record) -> list[Path]:
+    """The paper's table with costs, then every score of every fit."""
+    tables = []
+    for architecture in ("resnet", "vit"):
+        runs = record.runs(architecture=architecture)
+        plain = [run for run in runs if run.configuration["loss"] == "squared error"]
+        if not plain:
+            continue
+        networks = [run for run in plain if run.configuration["kind"] == "network"]
+        accuracy = mean_and_sd([run.results["accuracy"] for run in networks])
+        what = f"{plain[0].configuration['network']}, {len(networks)} networks, accuracy {accuracy}"
+        title = f"{what}: AUROC for wrong predictions"
+        table = Table(title, ("method", "paper", "mean ± sd", "runs", "seconds"))
+        for name, areas, seconds in rows(plain):
+            each = " ".join(f"{area:.3f}" for area in areas)
+            table.add(name, PAPER[architecture].get(name, ""), mean_and_sd(areas), each, f"{fmean(seconds):.1f}")
+        tables.append(table)
+        if any(run.configuration["kind"] == "fit" for run in runs):
+            tables.append(variants(runs))
+    return write_tables(settings.out / f"{record.path.stem}.md", tables)
+
+
+def check(settings: Settings, record: Record) -> list[str]:
+    """HeC3 from one network tells wrong predictions; the ensemble does at least nearly as well."""
+    lost = []
+    for architecture in ("resnet", "vit"):
+        runs = [run for run in record.runs(architecture=architecture) if run.configuration["loss"] == "squared error"]
+        found: dict[str, Any] = {name: fmean(areas) for name, areas, _ in rows(runs) if areas}
+        hec3 = found.get("HeC3, EKFAC, all layers")
+        if hec3 is None:
+            continue
+        if hec3 < 0.6:
+            lost.append(f"{architecture}: HeC3 tells wrong predictions, AUROC {hec3:.2f}, expected 0.6 or more")
+        if found["deep ensemble, variance"] < hec3 - 0.1:
+            lost.append(
+                f"{architecture}: an ensemble does as well, {found['deep ensemble, variance']:.2f} to {hec3:.2f}"
+            )
+        if found["HeC3, dense, last layer"] < found["Ho, dense, last layer"] - 0.02:
+            lost.append(f"{architecture}: on the last layer HeC3 is more robust than Ho")
+    return lost

@@ -1,0 +1,1 @@
+"""Experiments on MNIST and Fashion-MNIST: one class with random labels, another one missing."""

@@ -1,0 +1,132 @@
+"""Table 1: which test points are of the noisy, which of the missing class? AUROC of Ho, HeC3 and HeC3/Ho.
+
+Classes of MNIST (an MLP) and Fashion-MNIST (a CNN) are merged at random into two; one class gets random labels, one is
+left out of the training set. Every draw is recorded, for every way to fit that is asked for with --fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from whence_paper.data import Images
+from whence_paper.experiment import Experiment, Settings
+from whence_paper.records import Record
+from whence_paper.scores import auroc
+from whence_paper.tables import Table, mean_and_sd, write_tables
+
+from .cases import FITS, Case, add_options, answers, cases, fitted
+
+SCORES = ("Ho", "HeC3", "HeC3/Ho", "margin")
+KEYS = ("case", "network", "optimiser", "schedule", "size", "fit")
+PAPER = {
+    ("mnist", "noisy"): ("0.84±0.03", "0.92±0.02", "0.97±0.01", ""),
+    ("mnist", "missing"): ("0.80±0.10", "0.79±0.07", "0.69±0.09", ""),
+    ("fashion-mnist", "noisy"): ("0.67±0.25", "0.80±0.15", "0.99±0.01", ""),
+    ("fashion-mnist", "missing"): ("0.69±0.19", "0.68±0.22", "0.58±0.23", ""),
+}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Those of the tasks, and the ways to fit."""
+    add_options(parser)
+    parser.add_argument("--fits", nargs="+", choices=sorted(FITS), default=["ekfac", "two-bases", "core"])
+
+
+def judge(case: Case, settings: Settings, read: Callable[[], Images], seed: int, how: str) -> dict[str, Any]:
+    """The areas of one draw and one way to fit."""
+    task = case.task(read(), seed)
+    network, data = case.trained(task, settings), task.training()
+    tracer = fitted(network, data, how, settings.ridge_share)
+    found = answers(tracer, task.images.test_inputs)
+    right = found["outputs"].argmax(1) == task.test_answers
+    noisy, missing = task.test_points_of(task.noisy), task.test_points_of(task.missing)
+    other = ~noisy & ~missing
+    wrong_share = float((tracer.residuals.abs().amax(1) > 1).double().mean())
+    return {
+        **task.describe(),
+        "noisy_auroc": {name: auroc(found[name], noisy) for name in SCORES},
+        "missing_auroc": {name: auroc(found[name], missing) for name in SCORES},
+        "accuracy_other": float(right[other].double().mean()),
+        "training_answers_wrong": wrong_share,
+        "degrees_of_freedom": float(tracer.degrees_of_freedom),
+        "largest_leverage": float(tracer.leverage.max()),
+        "n": len(data[0]),
+    }
+
+
+def configuration(case: Case, seed: int, how: str, share: float) -> dict[str, Any]:
+    """Of one run."""
+    return {**case.configuration(), "seed": seed, "fit": how, "ridge share": share}
+
+
+def compute(settings: Settings, record: Record) -> None:
+    """All draws of all cases."""
+    for case in cases(settings):
+        read = cache(partial(case.read, settings))  # when a run is missing
+        for seed in settings.seeds:
+            for how in settings.fits:
+                wanted = configuration(case, seed, how, settings.ridge_share)
+                run = record.once(wanted, partial(judge, case, settings, read, seed, how))
+                noisy = run.results["noisy_auroc"]
+                print(
+                    f"{case.name} {seed} {how}: noisy " + " ".join(f"{k} {v:.3f}" for k, v in noisy.items()), flush=True
+                )
+
+
+def show(settings: Settings, record: Record) -> list[Path]:
+    """A table a case and way to fit, with every draw."""
+    tables = []
+    groups: dict[tuple[str, ...], list[Any]] = {}
+    for run in record.runs():
+        key = tuple(
+            str(run.configuration[name]) for name in ("case", "network", "optimiser", "schedule", "size", "fit")
+        )
+        groups.setdefault(key, []).append(run)
+    for (case, network, optimiser, schedule, size, how), runs in sorted(groups.items()):
+        title = f"{case}: {network}, {optimiser}, {schedule} rate, {size} images, {how}"
+        table = Table(title, ("test points of", "draw", *SCORES))
+        for which in ("noisy", "missing"):
+            for run in runs:
+                area = run.results[f"{which}_auroc"]
+                label = f"{run.configuration['seed']}: {run.results[which]}"
+                table.add(which, label, *(f"{area[name]:.3f}" for name in SCORES))
+            columns = zip(*([run.results[f"{which}_auroc"][name] for name in SCORES] for run in runs), strict=True)
+            table.add(which, "mean ± sd", *map(mean_and_sd, columns))
+            table.add(which, "paper", *PAPER[case, which])
+        tables.append(table)
+    return write_tables(settings.out / f"{record.path.stem}.md", tables)
+
+
+def check(settings: Settings, record: Record) -> list[str]:
+    """The ratio finds the noisy class, better than Ho; Ho is higher for the missing class."""
+    lost = []
+    for case in ("mnist", "fashion-mnist"):
+        runs = record.runs(case=case)
+        if not runs:
+            continue
+        mean = {
+            which: {name: sum(run.results[f"{which}_auroc"][name] for run in runs) / len(runs) for name in SCORES}
+            for which in ("noisy", "missing")
+        }
+        noisy, missing = mean["noisy"], mean["missing"]
+        said = f"{case}: HeC3/Ho finds the noisy class, AUROC {noisy['HeC3/Ho']:.2f}"
+        if noisy["HeC3/Ho"] < 0.8:
+            lost.append(f"{said}, expected 0.8 or more")
+        if noisy["HeC3/Ho"] < noisy["Ho"]:
+            lost.append(f"{said}, better than Ho, {noisy['Ho']:.2f}")
+        if missing["HeC3/Ho"] > noisy["HeC3/Ho"]:
+            lost.append(f"{said}, better than the missing one, {missing['HeC3/Ho']:.2f}")
+        if missing["Ho"] < 0.55:
+            lost.append(f"{case}: Ho is higher for the missing class, AUROC {missing['Ho']:.2f}, expected 0.55 or more")
+    return lost
+
+
+EXPERIMENT = Experiment("table1", __doc__ or "", compute, show, check, options)
+main = EXPERIMENT.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Experiments on tables: California housing and bank marketing."""

@@ -1,0 +1,154 @@
+"""Figure 1: California's districts on a map; the error as size, HeC3- and Ho-uncertain ones in colour.
+
+An MLP with one hidden layer of 100 units, LayerNorm and ReLU predicts a district's median house value. The table says
+what the two kinds of doubt go with: distance to the training districts, and how far values around differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import whence
+from whence.plots import source_map
+from whence_paper.experiment import Experiment, Settings
+from whence_paper.pictures import new_figure, save
+from whence_paper.records import Record
+from whence_paper.tables import Table, mean_and_sd, write_tables
+
+from .fitting import GROUPS, KINDS, add_options, configuration, fitted, kinds_of, neighbours, trained
+from .problems import housing, of_housing
+
+KILOMETRES = 111.2
+"""Of a degree of latitude."""
+MEASURES = {
+    "districts": 0,
+    "mean error, 100,000 $": 3,
+    "km to the 20th nearest district": 1,
+    "deviation of the 20 nearest values, 100,000 $": 2,
+    "mean value, 100,000 $": 2,
+    "median income": 2,
+    "HeC3 / Ho": 2,
+}
+"""What is said about each group, and with how many digits."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Those of tables, with 100 epochs."""
+    add_options(parser, epochs=100, structure="exact")
+
+
+def kilometres(places: Tensor) -> Tensor:
+    """(n, 2) longitude and latitude as kilometres east and north, near enough within one state."""
+    middle = math.cos(math.radians(36.5))
+    return places * torch.tensor([KILOMETRES * middle, KILOMETRES], dtype=places.dtype)
+
+
+def judge(settings: Settings, seed: int) -> dict[str, Any]:
+    """One split of the districts."""
+    data = housing(settings)
+    problem = of_housing(data, seed, settings.size)
+    network = trained(problem, settings, seed)
+    tracer = fitted(network, problem, settings)
+    found = tracer.predict(list(problem.test_inputs.split(1000)))
+    error = (found.mean - problem.test_targets).abs().squeeze(1) * problem.unit
+    kinds = kinds_of(found, settings.share)
+    near, which = neighbours(kilometres(data.places[problem.rows]), kilometres(data.places[problem.train_rows]))
+    values = data.targets[problem.train_rows][which]  # (m, 20)
+    columns = {
+        "mean error, 100,000 $": error,
+        "km to the 20th nearest district": near[:, -1],
+        "deviation of the 20 nearest values, 100,000 $": values.std(1),
+        "mean value, 100,000 $": data.targets[problem.rows],
+        "median income": data.inputs[problem.rows, 0],
+        "HeC3 / Ho": found.ratio,
+    }
+    groups = {
+        name: {
+            "districts": int((kinds == kind).sum()),
+            **{key: float(column[kinds == kind].mean()) for key, column in columns.items()},
+        }
+        for kind, name in enumerate(KINDS)
+    }
+    return {
+        "test_rmse": float(error.square().mean().sqrt()),
+        "n": len(problem.inputs),
+        "degrees_of_freedom": float(tracer.degrees_of_freedom),
+        "newton_change": float(tracer.diagnostics["Newton change"]),
+        "groups": groups,
+        **(_points(data.places[problem.rows], error, kinds) if seed == settings.seeds[0] else {}),
+    }
+
+
+def _points(places: Tensor, error: Tensor, kinds: Tensor) -> dict[str, Any]:
+    """For the map."""
+    longitude, latitude = ([round(value, 3) for value in places[:, side].tolist()] for side in (0, 1))
+    errors = [round(value, 3) for value in error.tolist()]
+    return {"longitude": longitude, "latitude": latitude, "error": errors, "kinds": kinds.tolist()}
+
+
+def compute(settings: Settings, record: Record) -> None:
+    """All splits."""
+    for seed in settings.seeds:
+        record.once(configuration(settings, seed), partial(judge, settings, seed))
+
+
+def show(settings: Settings, record: Record) -> list[Path]:
+    """The map of the first split, and a table of all."""
+    runs = record.runs()
+    table = Table("Test districts, mean ± sd over splits", ("", *KINDS))
+    for name, digits in MEASURES.items():
+        table.add(name, *(mean_and_sd([run.results["groups"][kind][name] for run in runs], digits) for kind in KINDS))
+    each = Table("Every split", ("split", "error", *(f"{kind}: {name}" for name in LOOKED_AT for kind in KINDS[1:])))
+    for run in runs:
+        groups = run.results["groups"]
+        cells = [f"{groups[kind][name]:.2f}" for name in LOOKED_AT for kind in KINDS[1:]]
+        each.add(str(run.configuration["seed"]), f"{run.results['test_rmse']:.3f}", *cells)
+    written = write_tables(settings.out / f"{record.path.stem}.md", [table, each])
+    drawn = next(run.results for run in runs if "kinds" in run.results)
+    tones = list(GROUPS.values())
+    figure = new_figure(6.4, 6.6)
+    ax = source_map(
+        torch.tensor(drawn["longitude"]),
+        torch.tensor(drawn["latitude"]),
+        whence.Uncertainty(torch.zeros(len(drawn["kinds"]), 1), {}),
+        torch.tensor(drawn["error"]),
+        groups=[tones[kind] for kind in drawn["kinds"]],
+        ax=figure.subplots(),
+    )
+    ax.set_title("Test districts; errors of the median house value in 100,000 $", fontsize="medium")
+    return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
+
+
+LOOKED_AT = ("km to the 20th nearest district", "deviation of the 20 nearest values, 100,000 $", "HeC3 / Ho")
+
+
+def check(settings: Settings, record: Record) -> list[str]:
+    """Ho-uncertain districts are far from others; around HeC3-uncertain ones values differ more."""
+    groups = [run.results["groups"] for run in record.runs()]
+    mean = {name: {kind: fmean(one[kind][name] for one in groups) for kind in KINDS} for name in LOOKED_AT}
+    far, differ = (mean[name] for name in LOOKED_AT[:2])
+    lost = []
+    if not far["Ho-uncertain"] > max(far["HeC3-uncertain"], far["neither"]):
+        lost.append(f"Ho-uncertain districts are far from others; kilometres: {_said(far)}")
+    if not differ["HeC3-uncertain"] > max(differ["Ho-uncertain"], differ["neither"]):
+        lost.append(f"values differ most around HeC3-uncertain districts; deviations: {_said(differ)}")
+    return lost
+
+
+def _said(values: dict[str, float]) -> str:
+    return ", ".join(f"{kind} {value:.3g}" for kind, value in values.items())
+
+
+EXPERIMENT = Experiment("figure1", __doc__ or "", compute, show, check, options, runs=(5, 1))
+main = EXPERIMENT.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Language models: film reviews and the encoder that judges them, a decoder and the corpus it was tuned on."""

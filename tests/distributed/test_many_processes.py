@@ -1,0 +1,132 @@
+"""Fits by several processes are the fits by one; what fails in one of them ends the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import whence
+from many_processes import CASES, SHARDS, batches_of, data, network
+from whence.processes import ALONE, opened
+
+TESTS = Path(__file__).resolve().parents[1]
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked"),
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
+]
+
+
+def ask(folder: Path, work: str, **given: Any) -> Any:
+    """Run one of the functions of `many_processes` in a process of its own, which forks more."""
+    words = json.dumps({"work": work, "folder": str(folder), **given})
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "many_processes.py"), words],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = ask(tmp_path_factory.mktemp("processes"), "suite")
+    return found
+
+
+def check_gaps(gaps: dict[str, Any]) -> None:
+    for name, gap in gaps.items():
+        assert isinstance(gap, float), f"{name}: {gap}"
+        assert gap <= (1e-6 if name.startswith("single precision") else 1e-12), name
+
+
+def test_shards_of_any_size_give_the_fit_of_one_process(told: dict[str, Any]) -> None:
+    gaps = told["compare"]
+    assert len(gaps) == 2 * len(CASES) + 4
+    check_gaps(gaps)
+
+
+@pytest.mark.slow
+def test_all_shards(tmp_path: Path) -> None:
+    gaps = ask(tmp_path, "compare", names=list(CASES), worlds=[2, 4], shards=list(SHARDS))
+    assert len(gaps) == 5 * len(CASES)
+    check_gaps(gaps)
+
+
+def test_predictions_are_gathered_in_order(told: dict[str, Any]) -> None:
+    assert len(told["predictions"]["gaps"]) == 3
+    assert max(told["predictions"]["gaps"]) <= 1e-12
+
+
+def test_what_needs_all_data_says_so(told: dict[str, Any]) -> None:
+    errors = told["predictions"]["errors"]
+    assert errors[0].startswith("LoaderError: expected all training data")
+    assert "whence.load" in errors[2]
+
+
+def test_a_saved_fit_is_whole_with_the_batches_of_all(told: dict[str, Any]) -> None:
+    assert told["saved"]["hec3"] <= 1e-12
+    assert told["saved"]["share"] <= 1e-10
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_wrapped_models(kind: str, told: dict[str, Any]) -> None:
+    gaps = told["wrapped"][kind]
+    assert all(isinstance(gap, float) and gap <= 1e-12 for gap in gaps), gaps
+
+
+def test_an_error_is_told_to_the_others(told: dict[str, Any]) -> None:
+    first, own, last = told["failures"]["fails"]
+    assert own[:2] == ["OSError", "the disk is gone"]
+    for name, words, seconds in (first, last):
+        assert name == "ProcessError"
+        assert "rank 1: OSError: the disk is gone." in words
+        assert seconds < 3.0
+
+
+@pytest.mark.parametrize("kind", ["dies", "hangs"])
+def test_a_process_that_does_not_answer(kind: str, told: dict[str, Any]) -> None:
+    first, _, last = told["failures"][kind]
+    for name, words, seconds in (first, last):
+        assert name == "ProcessError"
+        assert re.search(r"go on to \w+ within 3 s, got no answer from one of them \(\w", words), words
+        assert seconds < 6.0
+
+
+@pytest.mark.parametrize("structure", ["ekfac", "core"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_fit_goes_on_with_another_number_of_processes(structure: str, world: int, told: dict[str, Any]) -> None:
+    gaps, said, files = told["resumed"][f"{structure} {world}"]
+    assert [words.split(":")[0] for words in said] == ["ProcessError", "ProcessError", "OSError"]
+    assert files == (["pass-01.whence", "pass-02.whence"] if structure == "ekfac" else ["pass-01.whence"]) + [
+        "start.whence"
+    ]
+    assert len(gaps) == world
+    assert all(isinstance(gap, float) and gap <= 1e-12 for gap in gaps), gaps
+
+
+def test_one_process_needs_nobody() -> None:
+    assert opened("auto") is ALONE
+    assert opened(False) is ALONE
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("always", "expected distributed"), (-1.0, "expected distributed"), (True, "torchrun"), (30, "torchrun")],
+)
+def test_options_that_cannot_be(given: Any, words: str) -> None:
+    with pytest.raises(whence.InputError, match=words):
+        whence.fit(network(), batches_of(data(None), slice(0, 24)), distributed=given, progress=False)
