@@ -12,9 +12,17 @@ ORACLES := $(shell grep -oE '^(asdfghjkl|backpack|curvlinops|laplace)[^ ]*' benc
 # One thread for each test process: as many processes as cores, and sums that do not depend on the machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
+# What a user may install beside the package itself.
+EXTRAS := report cli table integrations
+# Tests that need no more than that: not those of other peoples' curvatures, of the browser and of the documentation.
+LOWEST := tests/cli tests/integrations tests/persist tests/plots tests/tabular tests/tracing \
+  tests/report/test_report.py tests/report/test_tables.py tests/test_display.py tests/test_results.py tests/test_sklearn.py
+comma := ,
+space := $() $()
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test docs lint format science bench soak wheel clean
+.PHONY: help setup demo test docs lint licences advisories lowest format science bench soak wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -24,13 +32,30 @@ setup: $(VENV)/.installed ## make the virtual environment in .venv, with pinned 
 demo: setup ## tell noise from scarcity on the digits: a table here, pictures in report.html
 	$(BIN)/python -m whence_paper.demo
 
-test: lint docs ## all that CI runs: lint, types, the documentation, tests, doctests
+test: lint licences docs ## all that CI runs: lint, types, licences, the documentation, tests, doctests
 	$(PYTEST)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+licences: setup ## refuse what comes with an installation under a licence that is not on the list
+	$(BIN)/python tools/licences.py $(EXTRAS) > /dev/null
+
+advisories: setup ## known vulnerabilities of what comes with an installation; an error where they cannot be looked up
+	test -x build/audit/bin/pip-audit || $(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip --disable-pip-version-check install --quiet 'pip-audit>=2.7'
+	$(BIN)/python tools/advisories.py build/audit/bin/pip-audit $(EXTRAS)
+
+lowest: setup ## tests with the lowest versions that pyproject.toml allows, beside the pinned torch
+	rm -rf build/lowest
+	$(PYTHON) -m venv build/lowest
+	$(BIN)/python tools/lowest.py $(EXTRAS) > build/lowest/constraints.txt
+	build/lowest/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)
+	build/lowest/bin/python -m pip --disable-pip-version-check install --quiet -c build/lowest/constraints.txt \
+	  -e '.[$(subst $(space),$(comma),$(EXTRAS))]' hypothesis pytest pytest-xdist scipy statsmodels
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n $(JOBS) $(LOWEST)
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix

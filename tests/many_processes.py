@@ -174,7 +174,7 @@ def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: S
 
 def suite(folder: Path) -> dict[str, Any]:
     """What the tests ask for, in one process."""
-    works = (predictions, saved, failures, resumed, wrapped)
+    works = (predictions, saved, failures, resumed, wrapped, layers)
     found = {work.__name__: work(folder) for work in works}
     found["compare"] = compare(folder, list(CASES), [2, 4], ["uneven"])
     found["compare"] |= compare(folder, ["ekfac", "core"], [2], ["even", "first empty"])
@@ -305,6 +305,28 @@ def refused_fit(name: str, loader: Any, checkpoint: Path) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def layers(folder: Path) -> dict[str, Any]:
+    """Every process reads all data, and has some of the layers; they predict together."""
+    names = ["ekfac", "ekfac, corner", "ekfac, two bases", "kfac", "diagonal"]
+    wanted = {name: fit(name, slice(0, 24)) for name in names}
+    shares = wanted["ekfac"].attribute(test_inputs()).hec3.share
+
+    def work(rank: int) -> Any:
+        found: dict[str, Any] = {}
+        for name in names:
+            tracer = fit(name, slice(0, 24), shard="layers")
+            gaps = gap(answers(tracer), answers(wanted[name]))
+            found[name] = [gaps, [block.name for block in tracer.bread.stream.blocks]]
+            if name == "ekfac":
+                found["share"] = gap({"share": tracer.attribute(test_inputs()).hec3.share}, {"share": shares})
+                found["save"] = refused(lambda tracer=tracer: tracer.save(folder / "fit.whence"))
+        found["other data"] = refused(lambda: fit("ekfac", slice(rank, 24), shard="layers"))
+        found["core"] = refused(lambda: fit("core", slice(0, 24), shard="layers"))
+        return found
+
+    return {str(world): forked(world, folder, work) for world in (2, 3)}
 
 
 def wrapped(folder: Path) -> dict[str, Any]:

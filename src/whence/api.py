@@ -15,7 +15,7 @@ from .fitting import Asked, run
 from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from .options import check_apart, check_choices, check_columns, check_groups, check_ridge, check_sizes, named
 from .processes import Distributed, opened
-from .starting import EVERY, check_checkpoint, labels_of
+from .starting import EVERY, check_checkpoint, check_shard, labels_of
 from .tangents.select import Choice
 from .tracer import Tracer
 
@@ -46,6 +46,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     every: float = EVERY,
     distributed: Distributed = "auto",
+    shard: Literal["data", "layers"] = "data",
 ) -> Tracer:
     """Fit the uncertainty of a trained network, after the fact.
 
@@ -91,6 +92,8 @@ def fit(
         distributed: let all processes of `torch.distributed` work together, each with its own shard of the data in
             `train_loader` and of the labels in `groups`: "auto" where there are several, or a number of seconds they
             wait for one another; `False` for a fit of this process alone. See `docs/distributed.md`.
+        shard: what processes share: "data", or the "layers" of a network that is too large for one of them; then each
+            reads all data, keeps the curvature of some layers, and they predict together. EKFAC, KFAC and diagonal.
 
     Returns:
         A `Tracer`.
@@ -104,7 +107,7 @@ def fit(
         torch.Size([3, 1])
     """
     crew = opened(distributed)
-    with crew.working():
+    with crew.working(stay=shard == "layers"):
         lam = check_ridge(ridge)
         loss: Likelihood = named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
         chosen: Structure = named(structure, STRUCTURES, Structure, "structure")
@@ -123,7 +126,7 @@ def fit(
             recenter=recenter,
             noise=noise,
             loo=loo,
-            groups=labels_of(groups, crew),
+            groups=labels_of(groups, crew) if shard == "data" else groups,
             policy=chosen.policy if leverage == "auto" else leverage,
             chunk_size=chunk_size,
             max_memory=max_memory,
@@ -132,5 +135,6 @@ def fit(
             columns=check_columns(outputs),
             seed=0 if generator is None else int(torch.randint(2**31, (1,), generator=generator)),
         )
-        folder = check_checkpoint(checkpoint, every, chosen, crew)
-        return run(asked, model, train_loader, crew, folder, every, progress)
+        check_shard(shard, chosen, crew)
+        folder = check_checkpoint(checkpoint, every, chosen, shard == "layers" and not crew.alone)
+        return run(asked, model, train_loader, crew, shard, folder, every, progress)

@@ -70,6 +70,7 @@ def run(
     model: nn.Module,
     loader: Iterable[Any],
     crew: Processes,
+    shard: str,
     folder: Path | None,
     every: float,
     progress: bool,
@@ -81,6 +82,7 @@ def run(
         model: trained network.
         loader: of its training data, or of this process's shard of them.
         crew: the processes that share the fit.
+        shard: whether each has a part of the data, or a part of the layers.
         folder: of the checkpoint, if there is to be one.
         every: seconds between two looks at the sums of a pass.
         progress: show how far it is.
@@ -91,7 +93,8 @@ def run(
     with borrowed(model):
         network = Network(model)
         bar = Progress(progress and crew.rank == 0)
-        batches = Batches(loader, network.device, bar, passes=Passes(crew))
+        passes = Passes(crew) if shard == "data" else Passes(layers=crew)
+        batches = Batches(loader, network.device, bar, passes=passes)
         selection = _first_look(network, batches, asked.likelihood, asked.parameters)
         budget = begin(batches, model, asked.max_memory, folder, every, asked.facts(selection))
         problem = linearize(

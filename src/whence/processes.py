@@ -127,24 +127,31 @@ class Processes:
         return torch.cat(parts)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Let the others know when this process fails, and part at the end."""
+    def working(self, stay: bool = False) -> Iterator[None]:
+        """Let the others know when this process fails, and part at the end, unless they stay together."""
         if self.alone:
             yield
             return
         try:
             yield
         except ProcessError:  # the others know, or are gone
+            self.part()
             raise
         except BaseException as error:
             with suppress(Exception):
                 words = (str(error).strip().splitlines() or [""])[0].rstrip(".")
                 heard: list[Any] = [None] * self.size
                 dist.all_gather_object(heard, ("failed", f"{type(error).__name__}: {words}"), group=self._group)
+            self.part()
             raise
-        finally:
-            with suppress(Exception):
-                dist.destroy_process_group(self._group)
+        else:
+            if not stay:
+                self.part()
+
+    def part(self) -> None:
+        """From now on everybody is alone."""
+        with suppress(Exception):
+            dist.destroy_process_group(self._group)
 
     def _sum(self, tensor: Tensor, what: str) -> None:
         whole = tensor.contiguous()
@@ -197,3 +204,18 @@ def opened(asked: Distributed) -> Processes:
     if asked is False or not ready or dist.get_world_size() == 1:
         return ALONE
     return Processes(dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds)), seconds)
+
+
+def shared_out(costs: Sequence[float], size: int) -> list[int]:
+    """Who does what, so that all have about as much to do: the dearest first, each to the one with least so far.
+
+    Examples:
+        >>> shared_out([1.0, 8.0, 4.0, 4.0], 2)
+        [0, 0, 1, 1]
+    """
+    load = [0.0] * size
+    owners = [0] * len(costs)
+    for at in sorted(range(len(costs)), key=lambda at: -costs[at]):
+        owners[at] = load.index(min(load))
+        load[owners[at]] += costs[at]
+    return owners

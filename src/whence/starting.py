@@ -14,21 +14,42 @@ from typing import Any
 from torch import nn
 
 from .curvature import Structure
-from .errors import InputError
+from .errors import InputError, LoaderError
 from .memory import Budget
 from .persist.checkpoint import described, open_checkpoint
 from .processes import Processes
 from .tangents.batches import Batches
+from .tangents.marks import mark
 from .tangents.shards import all_prints, roll_call
 
 EVERY = 60.0
 """Seconds between two looks at the sums of a pass, unless told otherwise."""
 
 
-def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, crew: Processes) -> Path | None:
-    """The folder of the checkpoint, if there is to be one; an error where that, or sharing a fit, makes no sense."""
-    if not crew.alone and not structure.in_parts:
+def check_shard(shard: Any, structure: Structure, crew: Processes) -> None:
+    """Raise where processes cannot share a fit in this way."""
+    if shard not in ("data", "layers"):
+        raise InputError(f'expected shard to be "data" or "layers", got {shard!r}.')
+    if crew.alone:
+        return
+    if shard == "layers" and not structure.by_layers:
+        raise InputError(
+            f"expected structure 'ekfac', 'kfac' or 'diagonal', whose layers are apart, with shard='layers', got "
+            f"{structure!r}. Use shard='data'."
+        )
+    if not structure.in_parts:
         raise InputError(_whole("one process, or distributed=False,", structure))
+
+
+def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, together: bool) -> Path | None:
+    """The folder of the checkpoint, if there is to be one; an error where that makes no sense.
+
+    Args:
+        checkpoint: as given.
+        every: as given.
+        structure: of the curvature.
+        together: whether several processes share the layers.
+    """
     if not isinstance(every, Real) or not 0 <= float(every) < math.inf:
         raise InputError(f"expected every as a number of seconds, not below zero, got {every!r}.")
     if checkpoint is None:
@@ -37,6 +58,8 @@ def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, crew: Pr
         raise InputError(f"expected checkpoint to be the name of a folder, got {checkpoint!r}.")
     if not structure.in_parts:
         raise InputError(_whole("no checkpoint", structure))
+    if together:
+        raise InputError("expected no checkpoint where processes share the layers, got one. Use shard='data'.")
     return Path(checkpoint)
 
 
@@ -69,11 +92,16 @@ def begin(
         The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
     """
     passes = batches.passes
-    crew = passes.crew
+    crew = passes.crew if passes.layers.alone else passes.layers
     budget = Budget(batches.device, max_memory)
     if crew.alone and folder is None:
         return budget
     marks = roll_call(batches)
+    if not passes.layers.alone and len(set(crew.tell("the data", mark(marks)))) > 1:
+        raise LoaderError(
+            "expected all processes to read the same data, all of them, with shard='layers', got different data. Use "
+            "shard='data' where each has its own."
+        )
     limit = _shared(budget.limit, max_memory is None, batches, crew)
     if folder is not None:
         passes.kept = True

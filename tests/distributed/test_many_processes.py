@@ -88,6 +88,25 @@ def test_wrapped_models(kind: str, told: dict[str, Any]) -> None:
     assert all(isinstance(gap, float) and gap <= 1e-12 for gap in gaps), gaps
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_layers_that_are_shared(world: int, told: dict[str, Any]) -> None:
+    said = told["layers"][str(world)]
+    names = [name for name in said[0] if name in CASES and name != "core"]
+    assert len(names) == 5
+    for name in names:
+        assert max(one[name][0] for one in said) <= 1e-12, name
+        owned = [block for one in said for block in one[name][1]]
+        assert len(owned) == len(set(owned)) == 3  # each layer is in one process
+    assert max(one["share"] for one in said) <= 1e-10
+
+
+def test_what_cannot_be_done_with_layers_apart(told: dict[str, Any]) -> None:
+    for one in told["layers"]["2"]:
+        assert one["save"].startswith("InputError: expected a whole fit to save")
+        assert one["other data"].startswith("LoaderError: expected all processes to read the same data")
+        assert one["core"].startswith("InputError: expected structure 'ekfac', 'kfac' or 'diagonal'")
+
+
 def test_an_error_is_told_to_the_others(told: dict[str, Any]) -> None:
     first, own, last = told["failures"]["fails"]
     assert own[:2] == ["OSError", "the disk is gone"]

@@ -225,6 +225,11 @@ class Structure(ABC):
         """Whether its passes over the data all say what they add to, so that they may be shared, or done in parts."""
         return False
 
+    @property
+    def by_layers(self) -> bool:
+        """Whether layers are apart from each other, so that several processes may each keep some of them."""
+        return False
+
     @abstractmethod
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:
         """Fit the curvature.

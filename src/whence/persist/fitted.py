@@ -60,6 +60,10 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
             f"expected a structure of whence itself to save, got {type(fitted.bread).__name__}, which only its author "
             "knows how to write down. Fit with one of whence's structures, or save the model and fit again."
         )
+    if not fitted.problem.passes.layers.alone:
+        raise InputError(
+            "expected a whole fit to save, got one whose layers are shared by several processes. Fit with shard='data'."
+        )
     draft = Draft()
     with borrowed_model(fitted):
         write_model(draft.part("model"), fitted.problem.network.model)

@@ -49,6 +49,7 @@ class Passes:
         offset: place of this process's first example among all.
         here: how many examples this process has; `None` for all.
         largest: the most that any process has; `None` for all.
+        layers: processes that all read all data, and share the layers of the network instead.
         closed: whether several processes shared a fit, and have parted.
     """
 
@@ -58,6 +59,7 @@ class Passes:
     offset: int = 0
     here: int | None = None
     largest: int | None = None
+    layers: Processes = ALONE
     closed: bool = False
 
     def over(

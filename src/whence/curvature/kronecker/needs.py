@@ -66,7 +66,8 @@ def require_sums(stream: LayerStream, bases: Sequence[Basis]) -> None:
     problem = stream.problem
     kept = sum(math.prod(basis.shape) for basis in bases)
     roots = problem.hessian_roots
-    need = sums_bytes(kept, problem.selection.size, working_precision(problem).itemsize)
+    size = sum(block.numel for block in stream.blocks)
+    need = sums_bytes(kept, size, working_precision(problem).itemsize)
     need += examples_bytes(problem.n, problem.k, 0 if roots is None else roots.shape[2], problem.dtype.itemsize)
     what = f"sums over {kept} coordinates, and the weights of {problem.n} examples with {problem.k} outputs,"
     problem.budget.require(need, what, INSTEAD)

@@ -7,28 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from whence.processes import Processes
+from whence.processes import Processes, shared_out
 
 from .basis import Basis
 from .factors import Factors
 
 Found = tuple[Basis, Tensor | None]
 """A basis, and KFAC's eigenvalues in it."""
-
-
-def shared_out(costs: Sequence[float], size: int) -> list[int]:
-    """Who does what, so that all have about as much to do: the dearest first, each to the one with least so far.
-
-    Examples:
-        >>> shared_out([1.0, 8.0, 4.0, 4.0], 2)
-        [0, 0, 1, 1]
-    """
-    load = [0.0] * size
-    owners = [0] * len(costs)
-    for at in sorted(range(len(costs)), key=lambda at: -costs[at]):
-        owners[at] = load.index(min(load))
-        load[owners[at]] += costs[at]
-    return owners
 
 
 def cost(factors: Factors) -> float:

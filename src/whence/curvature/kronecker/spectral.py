@@ -51,10 +51,11 @@ class SpectralBread(Bread):
         self.path: RidgePath | None = None
         self.facts = facts
         self._check_invertible()
-        self.degrees_of_freedom = sum(
+        freedom = sum(
             float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
             for s, basis in zip(spectrum.curvature, bases, strict=True)
         )
+        self.degrees_of_freedom = float(stream.together(torch.tensor([freedom], dtype=torch.float64)))
         parameters = {name: p.detach().double() for name, p in self.problem.selection.parameters.items()}
         self._step = [
             self.solve(at, score - ridge * basis.block.to_matrix(parameters))
@@ -75,15 +76,13 @@ class SpectralBread(Bread):
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
-        size = sum(float(step.square().sum()) for step in self._step) ** 0.5
+        squared = torch.tensor([sum(float(step.square().sum()) for step in self._step)], dtype=torch.float64)
+        size = float(self.stream.together(squared)) ** 0.5
         weights = self.problem.weights()
         relative = size / max(float(weights.norm()), torch.finfo(torch.float64).tiny)
         direction = None
         if with_direction:
-            tensors: dict[str, Tensor] = {}
-            for basis, step in zip(self.bases, self._step, strict=True):
-                tensors.update(basis.block.from_matrix(step))
-            direction = self.problem.selection.flatten(tensors).to(self.problem.dtype)
+            direction = self.stream.joined(self._step).to(self.problem.dtype)
         return NewtonStep(self._change, relative, direction)
 
     def sandwich(self, meats: Meats) -> SpectralSandwich:
@@ -130,12 +129,9 @@ class SpectralBread(Bread):
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse of this curvature."""
-        selection = self.problem.selection
-        given = selection.unflatten(vectors.double())
-        tensors: dict[str, Tensor] = {}
-        for at, basis in enumerate(self.bases):
-            tensors.update(basis.block.from_matrix(self.solve(at, basis.block.to_matrix(given))))
-        return selection.flatten(tensors, leading=1).to(vectors.dtype)
+        given = self.problem.selection.unflatten(vectors.double())
+        solved = [self.solve(at, basis.block.to_matrix(given)) for at, basis in enumerate(self.bases)]
+        return self.stream.joined(solved, leading=1).to(vectors.dtype)
 
     def at(self, ridge: float, weigh: Weigh | None) -> SpectralBread:
         """The same bases and eigenvalues: one pass, for the leverages and the meats."""
@@ -177,7 +173,8 @@ class SpectralBread(Bread):
             one.align(tangent) if isinstance(one, Factored) else align(tangent, one)
             for tangent, one in zip(tangents, directions, strict=True)
         )
-        return summed.reshape(*summed.shape[:2], -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
+        whole = self.stream.together(summed)
+        return whole.reshape(*whole.shape[:2], -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
 
     def _noise_scale(self, root: Tensor | None) -> float | None:
         """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
@@ -230,6 +227,8 @@ class SpectralBread(Bread):
             for at, view in enumerate(ready):
                 hats[where] += weights[at].grams(view)[0]
                 change[where] += view.along(steps[at])
+            self.stream.together(hats[where])
+            self.stream.together(change[where])
             if weigh is not None and self._meats is not None:
                 self._meats.add(ready, weigh(where, hats[where], change[where]))
         return hats, change
@@ -279,6 +278,7 @@ class SpectralSandwich(Sandwich):
         outputs, sums = [], []
         for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):
             ready = views(tangents, self.bread.bases, self.bread.problem.device)
-            sums.append(sum_of(of(weights, one) for weights, one in zip(self.weights, ready, strict=True)))
+            found = sum_of(of(weights, one) for weights, one in zip(self.weights, ready, strict=True))
+            sums.append(stream.together(found))
             outputs.append(out)
         return torch.cat(outputs), torch.cat(sums, dim=1)

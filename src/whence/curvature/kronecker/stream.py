@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.errors import UncapturedParameterError
+from whence.errors import InputError, UncapturedParameterError
+from whence.processes import shared_out
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.borrow import rounded_products
 from whence.tangents.capture import Capture
@@ -67,17 +68,41 @@ class LayerStream:
             self.notes = list(self._capture.notes)
             known = Known(self._capture.blocks, *self._measure(few))
         self.known = known
+        self._layers = problem.passes.layers
+        if len(known.blocks) < self._layers.size:
+            raise InputError(
+                f"expected at most as many processes as blocks of parameters, {len(known.blocks)}, where they share "
+                f"the layers, got {self._layers.size}. Use shard='data', or fewer processes."
+            )
+        owners = shared_out([block_cost(block) for block in known.blocks], self._layers.size)
+        self._mine = [at for at, owner in enumerate(owners) if owner == self._layers.rank]
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks of parameters, in the order of the tangents."""
-        return self.known.blocks
+        """Blocks of parameters that are this process's business, in the order of the tangents."""
+        return tuple(self.known.blocks[at] for at in self._mine)
+
+    def together(self, tensor: Tensor) -> Tensor:
+        """A sum over blocks, those of other processes included; in place."""
+        self._layers.add([tensor], "sums over layers")
+        return tensor
+
+    def joined(self, matrices: Sequence[Tensor], leading: int = 0) -> Tensor:
+        """(..., d) from matrices of the blocks of all processes."""
+        tensors: dict[str, Tensor] = {}
+        for block, matrix in zip(self.blocks, matrices, strict=True):
+            tensors.update(block.from_matrix(matrix))
+        lead = matrices[0].shape[:leading]
+        selected = self.problem.selection.parameters
+        for name in selected.keys() - tensors.keys():
+            tensors[name] = matrices[0].new_zeros(*lead, *selected[name].shape)
+        return self.together(self.problem.selection.flatten(tensors, leading))
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, proved on these inputs if it was not yet."""
         if self._capture is None:
             found = self._prove(take(inputs, slice(0, PROOF)))
-            if found.blocks != self.blocks:
+            if found.blocks != self.known.blocks:
                 raise UncapturedParameterError(
                     "expected the model to use its parameters as it did when it was fitted, got another path of its "
                     "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
@@ -130,7 +155,7 @@ class LayerStream:
             where = slice(start + part.start, start + part.stop)
             captured = capture.run(take(inputs, part))
             pulled = captured.tangents(cotangents(where, part.stop - part.start), last=True)
-            return where, pulled, captured.outputs
+            return where, [pulled[at] for at in self._mine], captured.outputs
 
         for _, found in self._pieces.of(batch_size(inputs, "this batch"), self.piece(count), pull):
             yield found
@@ -159,6 +184,12 @@ class LayerStream:
                 held = tangent.values if isinstance(tangent, Dense) else tangent.grads
                 each += 4.0 * held.numel() / n
         return fixed, each
+
+
+def block_cost(block: Block) -> float:
+    """About what a block costs: sums over its weights, and eigenvectors of both sides."""
+    *_, o, i = (1, 1, *block.matrix_shape)
+    return float(block.numel * (o + i))
 
 
 def _numel(shape: tuple[int, ...]) -> int:

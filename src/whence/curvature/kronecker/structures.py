@@ -69,6 +69,11 @@ class EKFAC(Structure):
         """Yes: all passes are sums."""
         return True
 
+    @property
+    def by_layers(self) -> bool:
+        """Yes: layers are apart."""
+        return True
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
@@ -105,6 +110,11 @@ class KFAC(Structure):
         """Yes: all passes are sums."""
         return True
 
+    @property
+    def by_layers(self) -> bool:
+        """Yes: layers are apart."""
+        return True
+
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
         lam = needs_ridge(ridge, self.name)
@@ -133,6 +143,11 @@ class Diagonal(Structure):
     @property
     def in_parts(self) -> bool:
         """Yes: all passes are sums."""
+        return True
+
+    @property
+    def by_layers(self) -> bool:
+        """Yes: layers are apart."""
         return True
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
@@ -202,9 +217,10 @@ def eigenbases(
     if takes_one_output_each(stream, whole or joint):
         facts.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
     kept = sum(math.prod(basis.shape) for basis in bases)
-    if kept < stream.problem.selection.size:
+    size = sum(block.numel for block in stream.blocks)
+    if kept < size:
         facts.append(
-            f"eigenvalues kept one by one for {kept} of {stream.problem.selection.size} directions; outside, at most "
+            f"eigenvalues kept one by one for {kept} of {size} directions; outside, at most "
             f"{tolerance:g} of the homoscedastic variance, their mean serves"
         )
     return bases, products
