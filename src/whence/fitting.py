@@ -19,13 +19,15 @@ from .progress import Progress
 from .results import Diagnostics, Finding
 from .starting import begin, digest_of, end
 from .tangents.batches import Batches
-from .tangents.borrow import borrowed, check_model, fingerprint, rounded_products
-from .tangents.forward import Network
+from .tangents.borrow import borrowed, check_model, fingerprint
+from .tangents.forward import Network, first_line
 from .tangents.gathering import linearize
 from .tangents.language import follow_own_loss
+from .tangents.lessening import lessened
 from .tangents.linearization import Linearization
 from .tangents.passes import Passes
 from .tangents.select import Choice, Selection, select
+from .tangents.switches import rounded_products
 from .tangents.wrapped import bare
 from .tracer import Tracer
 from .tracing.parts import assemble
@@ -109,9 +111,19 @@ def run(
             columns=asked.columns,
             seed=asked.seed,
         )
-        tracer = _fitted(asked, problem, marks)
+        tracer = _within_memory(asked, problem, marks)
         end(batches)
         return _told(tracer, bar)
+
+
+def _within_memory(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Tracer:
+    """Fit, and plan with less memory for as long as the device runs out of it."""
+    while True:
+        try:
+            return _fitted(asked, problem, marks)
+        except torch.cuda.OutOfMemoryError as error:
+            full = first_line(error)
+        problem = lessened(problem, full)  # what did not fit is gone by now, with the error that held it
 
 
 def _fitted(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Tracer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,67 @@ def test_a_device_that_is_full_later_answers_in_halves(structure: Any, capsys: p
     torch.testing.assert_close(found.mean, wanted.mean, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(found.hec3, wanted.hec3, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(tracer.attribute(asked, top=3).hec3.share, shares, rtol=1e-9, atol=1e-12)
+
+
+class Hungry(whence.Diagonal):
+    """Runs out of memory after its plan was made, for as long as that is for more than 16 MiB."""
+
+    def fit(self, problem: Any, ridge: Any, weigh: Any = None) -> Any:
+        if problem.budget.limit > 2**24 or (problem.chunk_size or 0) > 4:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().fit(problem, ridge, weigh)
+
+
+def test_a_full_device_is_planned_for_anew() -> None:
+    x, y = inputs_and_targets(n=20)
+    options = {"structure": Hungry(), "max_memory": 2**26, "chunk_size": 20}
+    found, wanted = fit(mlp(), [(x, y)], **options), fit(mlp(), [(x, y)], structure="diagonal")
+    notes = [one.value for one in found.diagnostics if one.name == "note" and "ran out of memory" in str(one.value)]
+    assert notes == [
+        f"the device ran out of memory; the fit was planned anew with {size} MiB, chunks of {chunk} examples"
+        for size, chunk in (("32.0", 10), ("16.0", 5), ("8.0", 2))
+    ]
+    torch.testing.assert_close(found.predict(x).hec3, wanted.predict(x).hec3, rtol=1e-9, atol=1e-12)
+    with pytest.raises(
+        whence.TooLargeError, match=r"take 1\.5 MiB at most on cpu, got out of memory \(CUDA .*chunk_size"
+    ):
+        fit(mlp(), [(x, y)], **{**options, "max_memory": 3 * 2**20, "chunk_size": 5, "structure": Starving()})
+
+
+def test_a_fit_that_is_written_down_keeps_to_its_plan(tmp_path: Path) -> None:
+    with pytest.raises(whence.TooLargeError, match=r"A fit that is shared or written down keeps to its plan\."):
+        fit(mlp(), batches(), structure=Hungry(), max_memory=2**26, checkpoint=tmp_path / "sums")
+
+
+class Starving(whence.Diagonal):
+    """Never has enough."""
+
+    def fit(self, problem: Any, ridge: Any, weigh: Any = None) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("structure", [whence.EKFAC(), whence.Core(size=300), whence.Exact(road="primal")], ids=repr)
+def test_a_gpu_that_is_full(structure: whence.Structure) -> None:
+    """The allocator refuses what goes beyond 300 MiB; the fit was planned with all that the device has."""
+    device = torch.device("cuda")
+    width, n = (1000, 4000) if isinstance(structure, whence.EKFAC) else (30, 2000)
+    model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10)).to(device).eval()
+    x, y = torch.randn(n, width, device=device), torch.randn(n, 10, device=device)
+    options: dict[str, Any] = {"structure": structure, "ridge": 10.0, "chunk_size": n, "dtype": torch.float32}
+    wanted = fit(model, [(x, y)], **options)
+    answer = wanted.predict(x[:50]).hec3
+    del wanted
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 300 * 2**20) / total)
+    try:
+        found = fit(model, [(x, y)], **options)
+        notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
+        assert notes
+        torch.testing.assert_close(found.predict(x[:50]).hec3, answer, rtol=1e-2, atol=1e-6)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_products_with_the_jacobian_halve_too() -> None:

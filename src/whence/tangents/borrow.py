@@ -16,7 +16,6 @@ from whence.errors import InputError, NotDeterministicError
 
 from .claims import claimed
 from .marks import mark
-from .switches import rounded_products as rounded_products
 from .switches import same_draws
 
 

@@ -13,11 +13,12 @@ from torch.utils.data import Dataset
 
 from whence.errors import InputError, StaleModelError
 from whence.tangents.batches import Inputs, batch_size, check_finite, take, to_device, without_targets
-from whence.tangents.borrow import borrowed, check_calm, fingerprint, rounded_products
+from whence.tangents.borrow import borrowed, check_calm, fingerprint
 from whence.tangents.claims import claimed
 from whence.tangents.forward import Network
 from whence.tangents.loaders import length
 from whence.tangents.pieces import Pieces
+from whence.tangents.switches import rounded_products
 from whence.tangents.views import Picked
 
 from .fitted import Fitted

@@ -11,12 +11,12 @@ from torch import Tensor
 from whence.errors import InputError, UncapturedParameterError
 from whence.processes import shared_out
 from whence.tangents.batches import Inputs, batch_size, take
-from whence.tangents.borrow import rounded_products
 from whence.tangents.capture import Capture
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
 from whence.tangents.passes import State
 from whence.tangents.pieces import Pieces
+from whence.tangents.switches import rounded_products
 
 PROOF = 8
 """Examples that a capture may be proved on."""

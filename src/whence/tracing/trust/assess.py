@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.tangents.borrow import rounded_products
+from whence.tangents.switches import rounded_products
 from whence.tracing.asking import borrowed_model
 from whence.tracing.fitted import Fitted
 
