@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from .curvature import Bread, Groups, NewtonStep, Structure
+from .curvature.loo_losses import fit_at_best
 from .estimators import LeftOut, Policy, Weighing
 from .likelihoods import Likelihood
-from .options import check_problem
+from .options import check_positions
 from .processes import Processes
 from .progress import Progress
 from .results import Diagnostics, Finding
@@ -128,7 +129,7 @@ def _within_memory(asked: Asked, problem: Linearization, marks: dict[str, int]) 
 
 def _fitted(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Tracer:
     """The curvature, and all that follows from it."""
-    check_problem(problem, asked.ridge, asked.loo)
+    check_positions(problem, asked.loo)
     chosen = asked.structure
     weighing = Weighing(
         problem.residuals,
@@ -140,7 +141,10 @@ def _fitted(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Trac
         problem.units if asked.loo == "position" else None,
     )
     with rounded_products((asked.tf32 and chosen.tf32) or torch.backends.cuda.matmul.allow_tf32):
-        bread = chosen.fit(problem, asked.ridge, weighing.columns)
+        if asked.ridge is None and problem.hessian_roots is not None:
+            bread = fit_at_best(chosen, problem, weighing.columns)
+        else:
+            bread = chosen.fit(problem, asked.ridge, weighing.columns)
         bread.tf32 = asked.tf32 and chosen.tf32
         return _assemble(problem, bread, weighing, asked.noise, marks)
 

@@ -52,12 +52,6 @@ def check_groups(groups: Any, loo: str, structure: Structure) -> None:
         raise InputError(NO_GROUPS.format(repr(structure)))
 
 
-def check_problem(problem: Linearization, ridge: float | None, loo: str) -> None:
-    """Raise when options do not fit what was found in the data."""
-    check_path(problem, ridge)
-    check_positions(problem, loo)
-
-
 def check_positions(problem: Linearization, loo: str) -> None:
     """Raise when positions are to be left out and there are none."""
     if loo != "example" and problem.sketch is not None:
@@ -82,15 +76,6 @@ def check_columns(outputs: Any) -> int | None:
             f"least 1, got {outputs!r}. Single outputs are chosen in predict(x, outputs=[...])."
         )
     return int(outputs)
-
-
-def check_path(problem: Linearization, ridge: float | None) -> None:
-    """Raise when the ridge is to be chosen for a loss for which it cannot be."""
-    if ridge is None and problem.hessian_roots is not None:
-        raise InputError(
-            f'expected a number as ridge with likelihood {problem.likelihood.name!r} or sample weights, got "loo", '
-            "which is for squared error without weights. Use whence.ridge_from_weight_decay."
-        )
 
 
 def check_sizes(chunk_size: Any, max_memory: Any) -> None:

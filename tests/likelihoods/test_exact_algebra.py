@@ -128,8 +128,3 @@ def test_single_logits_can_be_left_out_and_single_classes_cannot() -> None:
     np.testing.assert_allclose(tracer.loo_residuals, tracer.residuals / (1 - tracer.leverage), rtol=1e-10)
     with pytest.raises(whence.InputError, match=r'loo="example" with likelihood \'categorical\'.*cannot be left out'):
         PROBLEMS["three classes"].fit(loo="output")
-
-
-def test_no_ridge_by_leave_one_out() -> None:
-    with pytest.raises(whence.InputError, match=r"a number as ridge with likelihood 'categorical' or sample weights"):
-        PROBLEMS["three classes"].fit(ridge="loo")  # type: ignore[arg-type]

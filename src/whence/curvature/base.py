@@ -30,7 +30,8 @@ class RidgePath(Shown):
 
     Attributes:
         ridges: (g,) the grid.
-        errors: (g,) mean over training examples of the squared leave-one-out residual.
+        errors: (g,) mean over training examples of the squared leave-one-out residual; for other losses, of how far
+            the loss at the leave-one-out prediction is above the loss of the network as it is.
     """
 
     ridges: Tensor
@@ -55,7 +56,7 @@ class RidgePath(Shown):
             Column("error", tuple(f"{error:.5g}" for error in errors)),
             Column("", tuple("<- smallest" if low + row == least else "" for row in range(len(ridges))), left=True),
         )
-        title = f"Leave-one-out error (mean square) over {count(len(self.ridges), 'ridge')}"
+        title = f"Leave-one-out error over {count(len(self.ridges), 'ridge')}"
         return Table(title, columns, f"{len(ridges)} of them around the smallest; ridges and errors hold all.")
 
 

@@ -146,7 +146,7 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
         va="top",
         color=BLUE,
     )
-    ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error (mean square)")
+    ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error")
     if errors.min() > 0 and errors.max() / errors.min() > 20:
         ax.set_yscale("log")
     quiet(ax)
