@@ -33,6 +33,7 @@ from .variants import Variant, parse, precision
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": networks.resnet18,
     "vit": partial(networks.ViT, 32, 4, 3, 10, 192, 12, 3),
+    "vit-6": partial(networks.ViT, 32, 4, 3, 10, 192, 6, 3),
     "vit-small": partial(networks.ViT, 32, 4, 3, 10),
     "tiny": partial(networks.resnet18, 10, 4),
     "tiny-vit": partial(networks.ViT, 32, 8, 3, 10, 16, 2, 2),
