@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, VERMILLION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9aa0a6"
+RED = "#e00000"
 STYLES = {
     "HeC3": (BLUE, "-", "o"),
     "Ho": (VERMILLION, "--", "D"),

@@ -113,7 +113,7 @@ def _trained(wanted: Configuration) -> Configuration:
 def steps(settings: Settings, get: Get) -> Iterator[Step]:
     """All runs, the most important first."""
     fits = settings.fits or (1 if settings.quick else 3)
-    size = 200 if settings.quick else settings.fit_size
+    size = 150 if settings.quick else settings.fit_size
     made = cases.architectures(settings)
 
     def fitted(one: Architecture, seed: int, way: str, share: float, n: int, loss: Loss = "squared error") -> Step:
@@ -171,7 +171,7 @@ def _brief(results: dict[str, Any]) -> str:
     return f"accuracy {results['accuracy']:.3f}, {first} {areas[first]:.3f}"
 
 
-EXPERIMENT = Experiment("table3", __doc__ or "", compute, show, check, options, runs=(10, 3))
+EXPERIMENT = Experiment("table3", __doc__ or "", compute, show, check, options, runs=(10, 2))
 main = EXPERIMENT.main
 
 if __name__ == "__main__":

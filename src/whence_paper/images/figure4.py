@@ -62,7 +62,7 @@ def show(settings: Settings, record: Record) -> list[Path]:
         uncertainty = whence.Uncertainty(torch.zeros(len(found["kinds"]), 1), {}, drawn)
         rank_scatter(uncertainty, [groups[kind] for kind in found["kinds"]], ax)
         what = run.configuration
-        ax.set_title(f"{what['case']}, {what['network']}, draw {what['seed']}", fontsize="medium")
+        ax.set_title(f"{what['data']}, {what['network']}, draw {what['seed']}", fontsize="medium")
         name = f"{record.path.stem}-{what['case']}-{what['seed']}.png"
         written.append(save(figure, settings.out / name))
     return written

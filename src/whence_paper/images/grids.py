@@ -18,7 +18,7 @@ from whence_paper.cifar import cases as cifar
 from whence_paper.data import Images, read_images
 from whence_paper.data.images import Name
 from whence_paper.experiment import Experiment, Settings
-from whence_paper.pictures import VERMILLION, new_figure, save
+from whence_paper.pictures import RED, new_figure, save
 from whence_paper.records import Configuration, Record, Run
 from whence_paper.scores import auroc, ranks
 
@@ -110,7 +110,7 @@ def draw_grid(ax: Axes, pictures: Tensor, wrong: list[int], columns: int = 10) -
         shown = picture if picture.shape[2] == 3 else picture[:, :, 0]
         ax.imshow(shown, cmap="gray", vmin=0, vmax=1, extent=(left, left + 1, top - 1, top), interpolation="nearest")
         if wrong[place]:
-            ax.add_patch(Rectangle((left, top - 1), 1, 1, fill=False, edgecolor=VERMILLION, linewidth=2))
+            ax.add_patch(Rectangle((left, top - 1), 1, 1, fill=False, edgecolor=RED, linewidth=2))
     ax.set(xlim=(-0.1, 1.12 * columns), ylim=(-1.12 * -(-len(pictures) // columns), 0.1), aspect="equal")
     ax.set_axis_off()
 
@@ -127,7 +127,7 @@ def show(settings: Settings, record: Record) -> list[Path]:
             grid = run.results["grids"][kind]
             draw_grid(ax, images.brightness(images.test_inputs[grid["images"]]), grid["wrong"])
             ax.set_title(f"{title}: {sum(grid['wrong'])} of {len(grid['wrong'])} wrong", fontsize="medium")
-        about = f"{name}, {run.configuration['network']}, accuracy {run.results['accuracy']:.3f}"
+        about = f"{source}, {run.configuration['network']}, accuracy {run.results['accuracy']:.3f}"
         figure.suptitle(f"{about}. Framed: wrong.", fontsize="medium")
         written.append(save(figure, settings.out / f"{record.path.stem}-{name}.png", dpi=90))
     return written

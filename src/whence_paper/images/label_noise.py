@@ -90,8 +90,9 @@ def show(settings: Settings, record: Record) -> list[Path]:
                 table.add(f"{level:g}", *(mean_and_sd(values[name][place]) for name in SCORES))
             tables.append(table)
         levels, values = _values(runs, "wrong_auroc")
+        title = f"{runs[0].configuration['data']}, {runs[0].configuration['network']}"
         runs_of_scores(ax, levels, values)
-        ax.set(xlabel="share of random labels in the noisy class", title=f"{case}, {runs[0].configuration['network']}")
+        ax.set(xlabel="share of random labels in the noisy class", title=title)
     axes[0].set_ylabel("AUROC for wrong predictions")
     axes[0].legend(frameon=False)
     written = write_tables(settings.out / f"{record.path.stem}.md", tables)
@@ -115,7 +116,7 @@ def check(settings: Settings, record: Record) -> list[str]:
     return lost
 
 
-EXPERIMENT = Experiment("label-noise", __doc__ or "", compute, show, check, options)
+EXPERIMENT = Experiment("label-noise", __doc__ or "", compute, show, check, options, runs=(5, 1))
 main = EXPERIMENT.main
 
 if __name__ == "__main__":

@@ -74,14 +74,15 @@ def show(settings: Settings, record: Record) -> list[Path]:
         runs = record.runs(case=case)
         for which in ("missing", "noisy"):
             shares, values = _values(runs, which)
-            title = f"{case}, {runs[0].configuration['fit']}: AUROC for the {which} class"
-            table = Table(title, ("lambda / n", "Ho", "Ho, no ridge correction", "HeC3", "HeC3/Ho"))
+            words = f"{case}, {runs[0].configuration['fit']}: AUROC for the {which} class"
+            table = Table(words, ("lambda / n", "Ho", "Ho, no ridge correction", "HeC3", "HeC3/Ho"))
             for place, share in enumerate(shares):
                 table.add(f"{share:g}", *(mean_and_sd(values[name][place]) for name in SCORES))
             tables.append(table)
         shares, values = _values(runs, "missing")
+        title = f"{runs[0].configuration['data']}, {runs[0].configuration['network']}"
         runs_of_scores(ax, shares, {name: values[name] for name in ("Ho", "Laplace")})
-        ax.set(xscale="log", xlabel="λ / n", title=f"{case}, {runs[0].configuration['network']}")
+        ax.set(xscale="log", xlabel="λ / n", title=title)
     axes[0].set_ylabel("AUROC for the missing class")
     handles, _ = axes[0].get_legend_handles_labels()
     axes[0].legend(handles, ["Ho", "Ho without its ridge correction"], frameon=False)
@@ -110,7 +111,7 @@ def check(settings: Settings, record: Record) -> list[str]:
     return lost
 
 
-EXPERIMENT = Experiment("lambda-sweep", __doc__ or "", compute, show, check, options)
+EXPERIMENT = Experiment("lambda-sweep", __doc__ or "", compute, show, check, options, runs=(5, 1))
 main = EXPERIMENT.main
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ PAPER = {
 def options(parser: argparse.ArgumentParser) -> None:
     """Those of the tasks, and the ways to fit."""
     add_options(parser)
-    parser.add_argument("--fits", nargs="+", choices=sorted(FITS), default=["ekfac", "two-bases", "core"])
+    said = "default ekfac, two-bases and core; quick, two-bases"
+    parser.add_argument("--fits", nargs="+", choices=sorted(FITS), help=said)
 
 
 def judge(case: Case, settings: Settings, read: Callable[[], Images], seed: int, how: str) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def compute(settings: Settings, record: Record) -> None:
     for case in cases(settings):
         read = cache(partial(case.read, settings))  # when a run is missing
         for seed in settings.seeds:
-            for how in settings.fits:
+            for how in settings.fits or (["two-bases"] if settings.quick else ["ekfac", "two-bases", "core"]):
                 wanted = configuration(case, seed, how, settings.ridge_share)
                 run = record.once(wanted, partial(judge, case, settings, read, seed, how))
                 noisy = run.results["noisy_auroc"]

@@ -64,7 +64,7 @@ def judge(case: Case, settings: Settings, read: Callable[[], Images], seed: int,
 def compute(settings: Settings, record: Record) -> None:
     """All draws of all cases."""
     for case in cases(settings):
-        epochs = settings.more_epochs or case.recipe.epochs
+        epochs = settings.more_epochs or case.recipe.epochs // (2 if settings.quick else 1)
         read = cache(partial(case.read, settings))  # when a run is missing
         for seed in settings.seeds:
             wanted = {
