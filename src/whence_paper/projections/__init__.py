@@ -1,0 +1,1 @@
+"""Pictures of last layers: where in a network's own space its predictions are uncertain."""

@@ -1,0 +1,131 @@
+"""Bank marketing, MNIST, Fashion-MNIST and CIFAR-10, with the paper's networks for them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import whence
+from whence import one_hot
+from whence_paper import networks
+from whence_paper.cifar import training as of_cifar
+from whence_paper.data import Images, read_images
+from whence_paper.experiment import Settings
+from whence_paper.images.cases import FITS, fashion, mnist
+from whence_paper.images.training import Recipe, initialised, train
+from whence_paper.tabular.problems import bank, of_bank
+
+from .embedding import Embedded, embed
+
+CASES = ("bank", "mnist", "fashion-mnist", "cifar-10")
+CLASSES = 10
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which cases, how they are fitted, and how many points are shown."""
+    add = parser.add_argument
+    add(
+        "--cases", nargs="+", choices=CASES, help="default all; quick: bank and mnist, on invented customers and digits"
+    )
+    add("--fit", choices=sorted(FITS), default="ekfac", help="default ekfac")
+    add("--fit-size", type=int, default=10_000, help="training points, drawn at random, that estimators are fitted on")
+    add("--points", type=int, help="training points, and as many test points, that are shown (default 2000; quick 300)")
+    add("--epochs", type=int, help="passes over the training set (default the paper's; 15 for CIFAR-10)")
+    add("--size", type=int, help="training images (default all)")
+    add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01)")
+
+
+def wanted(settings: Settings) -> tuple[str, ...]:
+    """Cases asked for."""
+    return tuple(settings.cases or (("bank", "mnist") if settings.quick else CASES))
+
+
+def configuration(name: str, settings: Settings, seed: int) -> dict[str, Any]:
+    """What decides an embedding."""
+    return {
+        "case": name,
+        "seed": seed,
+        "data": "invented" if settings.quick and settings.data is None else "real",
+        "fit": settings.fit,
+        "fit size": settings.fit_size,
+        "ridge share": settings.ridge_share,
+        "points": points(settings),
+        "epochs": settings.epochs or "usual",
+        "size": settings.size or "all",
+    }
+
+
+def points(settings: Settings) -> int:
+    """How many of each set are shown."""
+    return settings.points or (300 if settings.quick else 2000)
+
+
+def embedded(name: str, settings: Settings, seed: int) -> Embedded:
+    """Train, fit and embed; from the disk where that was done before."""
+    words = "-".join(f"{value}" for value in configuration(name, settings, seed).values())
+    path = settings.out / "embeddings" / f"{words}.npz"
+    if not path.exists():
+        made = _bank(settings, seed) if name == "bank" else _images(name, settings, seed)
+        made.save(path)
+    return Embedded.load(path)
+
+
+def _bank(settings: Settings, seed: int) -> Embedded:
+    problem = of_bank(bank(settings), seed)
+    epochs = settings.epochs or (40 if settings.quick else 50)
+    recipe = Recipe(epochs, rate=1e-2 if settings.quick else 1e-3)
+    network = initialised(lambda: networks.tabular(problem.inputs.shape[1]), seed, torch.device("cpu"))
+    train(network, problem.inputs, problem.targets, recipe, seed)
+    sides = [(problem.inputs, problem.targets), (problem.test_inputs, problem.test_targets)]
+    classes = [(inputs, (targets > 0).long().squeeze(1)) for inputs, targets in sides]
+    return _look(network, sides[0], classes[0], classes[1], settings, seed)
+
+
+def _images(name: str, settings: Settings, seed: int) -> Embedded:
+    quick = settings.quick and settings.data is None
+    source = "digits" if quick else name
+    images = read_images(source, settings.data).to(settings.device)  # type: ignore[arg-type]  # one of the choices
+    chosen = _some(len(images.labels), settings.size or len(images.labels), 0)
+    inputs, labels = images.inputs[chosen], images.labels[chosen]
+    network = _trained(name, images, inputs, labels, settings, seed)
+    data = inputs, one_hot(labels, CLASSES)
+    return _look(network, data, (inputs, labels), (images.test_inputs, images.test_labels), settings, seed)
+
+
+def _trained(name: str, images: Images, inputs: Tensor, labels: Tensor, settings: Settings, seed: int) -> nn.Module:
+    quick = settings.quick and settings.data is None
+    if name == "cifar-10":
+        colours, width = images.inputs.shape[1], 4 if quick else 64
+        network = initialised(lambda: networks.resnet18(CLASSES, width, colours), seed, settings.device)
+        recipe = of_cifar.Recipe(settings.epochs or (25 if quick else 15), shift=1 if quick else 4, mirror=not quick)
+        return of_cifar.train(network, inputs, labels, CLASSES, recipe, seed)
+    case = mnist(quick) if name == "mnist" else fashion(quick, "max")
+    network = initialised(lambda: case.make(CLASSES), seed, settings.device)
+    usual = case.recipe
+    recipe_here = Recipe(settings.epochs or usual.epochs, usual.optimiser, usual.rate, usual.weight_decay, usual.batch)
+    return train(network, inputs, one_hot(labels, CLASSES), recipe_here, seed)
+
+
+def _look(
+    network: nn.Module,
+    data: tuple[Tensor, Tensor],
+    train_points: tuple[Tensor, Tensor],
+    test_points: tuple[Tensor, Tensor],
+    settings: Settings,
+    seed: int,
+) -> Embedded:
+    """Fit on some of the data, and embed some points of each set."""
+    chosen = _some(len(data[0]), settings.fit_size, seed)
+    loader = list(zip(data[0][chosen].split(500), data[1][chosen].split(500), strict=True))
+    ridge = settings.ridge_share * len(chosen)
+    tracer = whence.fit(network, loader, ridge=ridge, progress=False, **FITS[settings.fit])
+    shown = [_some(len(part[0]), points(settings), seed + 1) for part in (train_points, test_points)]
+    parts = [(part[0][few], part[1][few]) for part, few in zip((train_points, test_points), shown, strict=True)]
+    return embed(network, tracer, parts[0], parts[1])
+
+
+def _some(n: int, most: int, seed: int) -> Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:most].sort().values
