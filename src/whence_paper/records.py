@@ -81,9 +81,9 @@ class Record:
         wanted = _plain(configuration)
         return next((run for run in self.runs() if run.configuration == wanted), None)
 
-    def once(self, configuration: Configuration, compute: Callable[[], dict[str, Any]]) -> Run:
-        """The run with this configuration: from the file, else computed and added to it."""
-        done = self.find(configuration)
+    def once(self, configuration: Configuration, compute: Callable[[], dict[str, Any]], *, again: bool = False) -> Run:
+        """The run with this configuration: from the file, else (or `again`) computed and added to it."""
+        done = None if again else self.find(configuration)
         if done is not None:
             return done
         began = time.perf_counter()

@@ -103,12 +103,12 @@ def test_commands_write_records_and_read_them_again(command, tmp_path: Path, cap
     assert "HeC3 / full" in first
     path = tmp_path / f"{name}-paper-10.json"
     record = json.loads(path.read_text())
-    assert record["configuration"]["steps"] == 10
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["runs"][0]["configuration"]["steps"] == 10
+    assert next(iter(record["surroundings"].values()))["versions"]["torch"] == torch.__version__
     before = path.stat().st_mtime_ns
     command.main([*small, "--paper", "--steps", "10"])
     assert capsys.readouterr().out.startswith(first)
     assert (tmp_path / f"toy-{name}-paper-10.png").stat().st_size > 10_000
     assert path.stat().st_mtime_ns == before
     command.main([*small, "--paper", "--steps", "10", "--seed", "1", "--no-figures"])
-    assert json.loads(path.read_text())["configuration"]["seed"] == 1
+    assert [run["configuration"]["seed"] for run in json.loads(path.read_text())["runs"]] == [0, 1]

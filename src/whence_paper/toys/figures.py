@@ -5,7 +5,6 @@ Colours are those of Okabe and Ito, told apart by readers with any colour vision
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from PIL import Image
+
+from whence_paper.pictures import save
 
 Array = numpy.ndarray[Any, Any]
 MAPS = ("cividis", "RdBu")
 HEC3, HO, EQUAL, DATA = "#D55E00", "#0072B2", "#009E73", "#999999"
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG that is small enough for a repository."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=110)
-    Image.open(drawn).convert("RGB").quantize(200, dither=Image.Dither.NONE).save(path, optimize=True)
-    return path
 
 
 def draw_sinc(record: dict[str, Any], path: Path) -> Path:
@@ -147,14 +138,13 @@ def _square(values: Any, axis: Array, log: bool = True) -> Array:
     return numpy.log10(square) if log else square
 
 
-def draw_steps(record: dict[str, Any], path: Path) -> Path:
+def draw_steps(scenarios: dict[str, Any], path: Path) -> Path:
     """How the agreement grows with the iterations of the optimiser, as it is and recentered."""
     lines = (
         ("HeC3 / full", "HeC3 / scatter of stopped networks", HEC3, "o", "-"),
         ("recentered / recentered", "recentered HeC3 / scatter of recentered networks", HO, "s", "--"),
         ("recentered / full", "recentered HeC3 / scatter of stopped networks", EQUAL, "^", ":"),
     )
-    scenarios = {key: value for key, value in record.items() if key.startswith("scenario ")}
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = numpy.atleast_1d(figure.subplots(1, len(scenarios), sharey=True))
     for panel, (title, scenario) in zip(axes, scenarios.items(), strict=True):

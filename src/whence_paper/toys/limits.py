@@ -11,6 +11,7 @@ All of it on the first --trials draws of `python -m whence_paper.toys.sinc`.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from whence_paper.records import Record, command_line
 
-from . import record
 from .agreement import Estimates, agreement, estimate
 from .experiment import rounded
 from .montecarlo import Plan, Trials, draw, initial_weights, retrain, scatter
@@ -176,23 +177,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/toys"))
     parser.add_argument("--figures", type=Path, help="folder of the figure (default: that of the results)")
-    given = parser.parse_args(arguments)
+    typed = sys.argv[1:] if arguments is None else arguments
+    given = parser.parse_args(typed)
     plan = Plan(hidden=100, examples=400, trials=given.trials, ridge=0.01, seed=given.seed)
     configuration = {"experiment": f"limits {given.study}", **plan.as_dict()}
-    path = given.out / f"limits-{given.study}.json"
-    done = record.read(path, configuration) or {}  # scenarios can be computed one at a time
+    record = Record(given.out / f"limits-{given.study}.json", "limits", command_line("limits", typed))
     for number in given.scenarios:
         began = time.process_time()
         rows = STUDIES[given.study](Sinc(number), plan)
         print(f"scenario {number}")
         print("\n".join(line for row in rows for line in _show(row)), flush=True)
-        kept = {key: value for key, value in done.items() if key.startswith("scenario ")}
-        kept[f"scenario {number}"] = {"rows": rows, "cpu_seconds": round(time.process_time() - began, 1)}
-        done = record.write(path, configuration, dict(sorted(kept.items())), record.command_line(__spec__.name))
+        seconds = round(time.process_time() - began, 1)
+        results = {"rows": rows, "cpu_seconds": seconds}
+        record.add({**configuration, "scenario": number}, results, seconds)  # can be computed one at a time
     if given.study == "steps":
         from .figures import draw_steps  # matplotlib is an extra
 
-        print(f"figure: {draw_steps(done, (given.figures or given.out) / 'toy-steps.png')}")
+        runs = sorted(record.runs(**configuration), key=lambda run: int(run.configuration["scenario"]))
+        scenarios = {f"scenario {run.configuration['scenario']}": run.results for run in runs}
+        print(f"figure: {draw_steps(scenarios, (given.figures or given.out) / 'toy-steps.png')}")
 
 
 def _show(row: Row) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Options:
     out: Path
     figures: Path | None
     again: bool
+    typed: list[str]
 
     @property
     def variant(self) -> str:
@@ -59,7 +61,8 @@ def parse(arguments: list[str] | None, description: str, usual: Defaults) -> Opt
     add("--no-figures", action="store_true", help="tables only")
     add("--again", action="store_true", help="compute again even where results with these options exist")
     add("--quick", action="store_true", help="smaller and seconds instead of minutes; rough numbers")
-    given = parser.parse_args(arguments)
+    typed = sys.argv[1:] if arguments is None else arguments
+    given = parser.parse_args(typed)
     plan = Plan(
         hidden=_first(given.hidden, usual.quick_hidden if given.quick else usual.hidden),
         examples=_first(given.examples, usual.quick_examples if given.quick else usual.examples),
@@ -70,7 +73,8 @@ def parse(arguments: list[str] | None, description: str, usual: Defaults) -> Opt
         init=given.init,
         seed=given.seed,
     )
-    return Options(plan, usual, given.out, None if given.no_figures else _first(given.figures, given.out), given.again)
+    figures = None if given.no_figures else _first(given.figures, given.out)
+    return Options(plan, usual, given.out, figures, given.again, typed)
 
 
 def _first(value: Any, otherwise: Any) -> Any:

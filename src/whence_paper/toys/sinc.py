@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from . import record, table
+from whence_paper.records import Record, command_line
+
+from . import table
 from .experiment import run
 from .options import Defaults, Options, parse
 from .problems import Sinc
@@ -19,18 +21,18 @@ USUAL = Defaults(hidden=100, examples=400, ridge=0.01, steps=100, quick_hidden=2
 
 
 def compute(options: Options) -> dict[str, Any]:
-    """All three scenarios; from the file of an earlier run with the same options if there is one."""
-    path = options.out / f"sinc-{options.variant}.json"
+    """All three scenarios; from the record of an earlier run with the same options if there is one."""
+    record = Record(options.out / f"sinc-{options.variant}.json", "sinc", command_line("sinc", options.typed))
     configuration = {"experiment": "sinc", **options.plan.as_dict(), "scenarios": [1, 2, 3]}
-    done = None if options.again else record.read(path, configuration)
-    if done is not None:
-        return done
+    return record.once(configuration, lambda: _scenarios(options), again=options.again).results
+
+
+def _scenarios(options: Options) -> dict[str, Any]:
     grid = torch.linspace(-9, 9, 181, dtype=torch.float64)[:, None]
     distance = grid[:, 0].abs()
     regions = {"data": distance <= 6, "|x| <= 1": distance <= 1, "3 <= |x| <= 6": (distance >= 3) & (distance <= 6)}
     scenarios = [run(Sinc(number), options.plan, grid, regions) for number in (1, 2, 3)]
-    results = {"grid": grid[:, 0].tolist(), "scenarios": scenarios}
-    return record.write(path, configuration, results, record.command_line(__spec__.name))
+    return {"grid": grid[:, 0].tolist(), "scenarios": scenarios}
 
 
 def main(arguments: list[str] | None = None) -> None:

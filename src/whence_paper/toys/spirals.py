@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import record, table
+from whence_paper.records import Record, command_line
+
+from . import table
 from .experiment import rounded, run
 from .options import Defaults, Options, parse
 from .problems import Spirals
@@ -29,24 +31,25 @@ def places(problem: Spirals, grid: Tensor) -> dict[str, Tensor]:
 
 
 def compute(options: Options) -> dict[str, Any]:
-    """The experiment; from the file of an earlier run with the same options if there is one."""
+    """The experiment; from the record of an earlier run with the same options if there is one."""
     problem = Spirals()
-    path = options.out / f"spirals-{options.variant}.json"
+    record = Record(options.out / f"spirals-{options.variant}.json", "spirals", command_line("spirals", options.typed))
     configuration = {
         "experiment": "spirals",
         **options.plan.as_dict(),
         "turns": problem.turns,
         "scatter": problem.scatter,
     }
-    done = None if options.again else record.read(path, configuration)
-    if done is not None:
-        return done
+    return record.once(configuration, lambda: _maps(problem, options), again=options.again).results
+
+
+def _maps(problem: Spirals, options: Options) -> dict[str, Any]:
     axis = torch.linspace(-REACH, REACH, POINTS, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     masks = places(problem, grid)
     results = run(problem, options.plan, grid, masks)
     maps = {"axis": rounded(axis), "density": rounded(problem.density(grid)), "data": masks["data"].int().tolist()}
-    return record.write(path, configuration, {**results, "maps": maps}, record.command_line(__spec__.name))
+    return {**results, "maps": maps}
 
 
 def main(arguments: list[str] | None = None) -> None:
