@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from whence_paper.cifar import table3
+from whence_paper.cifar import beyond, table3
 from whence_paper.images import figure4, grids, label_noise, lambda_sweep, table1, table2
 from whence_paper.records import Record
 
@@ -28,6 +28,7 @@ def folder(tmp_path_factory) -> Path:
         (label_noise, "label-noise", ["label-noise-quick.md", "label-noise-quick.png"]),
         (grids, "grids", ["grids-quick-mnist.png"]),
         (table3, "table3", ["table3-quick.md"]),
+        (beyond, "beyond", ["beyond-quick.md"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

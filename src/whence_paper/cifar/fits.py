@@ -18,6 +18,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "EKFAC, all layers": {"structure": whence.EKFAC()},
     "EKFAC, all layers, clipped": {"structure": whence.EKFAC(), "leverage": "clip", "loo": "output"},
     "dense, last layer": {"structure": whence.Exact(), "parameters": "last_layer"},
+    "dense, last layer, lambda by leave-one-out": {
+        "structure": whence.Exact(),
+        "parameters": "last_layer",
+        "ridge": "loo",
+    },
 }
 """Ways to fit. The second is the paper's letter: leverages clipped, outputs left out one by one."""
 
@@ -110,8 +115,8 @@ def fit(
     loader = list(zip(inputs.split(batch), targets.split(batch), strict=True))
     parts = list(tests.split(batch))
     began = _clock(inputs)
-    options = {**WAYS[way], **({} if likelihood == "gaussian" else {"loo": "example"})}
-    tracer = whence.fit(lens, loader, likelihood, ridge=share * len(inputs), progress=False, **options)
+    options = {"ridge": share * len(inputs), **WAYS[way], **({} if likelihood == "gaussian" else {"loo": "example"})}
+    tracer = whence.fit(lens, loader, likelihood, progress=False, **options)
     fitted = _clock(inputs)
     plain = tracer.predict(parts, covariance=False)
     predicted = _clock(inputs)
@@ -130,6 +135,7 @@ def fit(
         "degrees_of_freedom": float(tracer.degrees_of_freedom),
         "largest_leverage": float(tracer.leverage.max()),
         "n": len(inputs),
+        "ridge": float(tracer.ridge),
     }
     return found, facts
 

@@ -41,6 +41,21 @@ def of_both(found: Predicted, estimator: str) -> dict[str, Tensor]:
     }
 
 
+def of_probabilities(found: Predicted, estimator: str) -> dict[str, Tensor]:
+    """(m,) each, of the probability p of the largest logit against the second: its variance, and p less sure by it.
+
+    The first is the delta method's, (p (1 - p))^2 times the variance of the difference d of the two logits; the second
+    averages the logistic function over d, approximately: it is logistic(d / sqrt(1 + pi / 8 var d)).
+    """
+    top = found.outputs.double().topk(2, 1).values
+    gap, variance = top[:, 0] - top[:, 1], found.differences[estimator][:, 0].double()
+    p = gap.sigmoid()
+    return {
+        "probability's variance": (p * (1 - p)).square() * variance,
+        "averaged probability": -(gap / (1 + torch.pi / 8 * variance).sqrt()),
+    }
+
+
 def of_members(members: Tensor) -> dict[str, Tensor]:
     """(m,) each, from the outputs (e, m, k) of an ensemble: the sum of their variances, their mean's margin."""
     mean = members.double().mean(0)

@@ -1,0 +1,155 @@
+"""Beyond the paper: does a score from ONE network reach the ensemble in telling wrong predictions on CIFAR-10?
+
+From the predictions that `table3` has kept: scores that theory suggests are compared on one half of the test set, among
+them sums of margin and log-variance; the best one there, and each one beside it, is reported on the other half.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whence_paper.experiment import Experiment, Settings
+from whence_paper.records import Record, Run
+from whence_paper.scores import auroc
+from whence_paper.tables import Table, write_tables
+
+from . import cases, table3
+from .fits import ESTIMATORS, Predicted
+from .scores import of_both, of_members, of_outputs, of_probabilities, of_variances
+
+WEIGHTS = (-1.0, -0.5, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Of the standardised log-variance beside the standardised margin."""
+
+
+def standard(values: Tensor) -> Tensor:
+    """Mean zero, deviation one."""
+    return (values - values.mean()) / values.std()
+
+
+def candidates(found: Predicted) -> Iterator[tuple[str, Tensor]]:
+    """All scores, by name: (m,) each."""
+    plain = of_outputs(found.outputs)
+    yield from plain.items()
+    margin = standard(plain["margin"])
+    for estimator in ESTIMATORS:
+        alone = of_variances(found, estimator)
+        scores = {**alone, **of_both(found, estimator), **of_probabilities(found, estimator)}
+        yield from ((f"{estimator}: {name}", value) for name, value in scores.items())
+        for name, value in alone.items():
+            extra = standard(value.log())
+            yield from ((f"margin {weight:+g} log {estimator} {name}", margin + weight * extra) for weight in WEIGHTS)
+
+
+def halves(count: int) -> tuple[Tensor, Tensor]:
+    """(m,) masks of the half to choose on and of the half to report on."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    first = torch.zeros(count, dtype=torch.bool)
+    first[order[: count // 2]] = True
+    return first, ~first
+
+
+def judge(found: Predicted, members: Tensor | None, truth: Tensor) -> dict[str, Any]:
+    """Every score on both halves, the best of the first half, and the ensemble beside it."""
+    wrong = found.outputs.argmax(1) != truth
+    choose, report = halves(len(truth))
+
+    def areas(score: Tensor) -> list[float]:
+        return [auroc(score[half], wrong[half]) for half in (choose, report)]
+
+    scores = {name: areas(value) for name, value in candidates(found)}
+    best = max(scores, key=lambda name: scores[name][0])
+    results: dict[str, Any] = {"scores": scores, "best": best, "mistakes": int(wrong.sum())}
+    if members is not None:
+        together = of_members(members)
+        results["ensemble, for this network's mistakes"] = {name: areas(value) for name, value in together.items()}
+        mistakes = members.double().mean(0).argmax(1) != truth
+        results["ensemble, for its own mistakes"] = {
+            name: [auroc(value[half], mistakes[half]) for half in (choose, report)] for name, value in together.items()
+        }
+    return results
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Those of Table 3, from whose folder predictions are taken."""
+    table3.options(parser)
+
+
+def compute(settings: Settings, record: Record) -> None:
+    """Every fit that Table 3 has kept; where it is to be quick, Table 3 comes first."""
+    source = Record(table3.EXPERIMENT.file(settings), "table3", record.command)
+    if settings.quick:
+        table3.compute(settings, source)
+    runs = source.runs()
+    fits = [run for run in runs if run.configuration["kind"] == "fit"]
+    if not fits:
+        raise SystemExit(f"expected fits of table3 in {settings.out}, got none. Run: whence reproduce table3")
+    truth = None
+    for run in fits:
+        if record.find(run.configuration) is not None:
+            continue
+        truth = cases.read(settings).test_labels.cpu() if truth is None else truth
+        found = Predicted.load(table3.arrays(settings, run.configuration))
+        record.add(run.configuration, judge(found, _members(settings, run, runs), truth), 0.0)
+
+
+def _members(settings: Settings, fit: Run, runs: list[Run]) -> Tensor | None:
+    """Outputs (e, m, k) of the networks that were trained as the fit's was, if there are several."""
+    same = ("architecture", "loss", "epochs", "shift", "size", "rate")
+    wanted = {name: fit.configuration[name] for name in same}
+    alike = [
+        run.configuration
+        for run in runs
+        if run.configuration["kind"] == "network" and all(run.configuration[k] == v for k, v in wanted.items())
+    ]
+    if len(alike) < 2:
+        return None
+    return torch.stack([torch.from_numpy(np.load(table3.arrays(settings, one))["outputs"]) for one in alike])
+
+
+def show(settings: Settings, record: Record) -> list[Path]:
+    """On the second half, for each fit: the margin, HeC3, what was best on the first half, and the ensemble."""
+    tables = []
+    for architecture in ("resnet", "vit"):
+        runs = record.runs(architecture=architecture)
+        if not runs:
+            continue
+        columns = ("fit", "margin", "HeC3", "best of the first half", "AUROC", "ensemble variance", "ensemble margin")
+        table = Table(f"{runs[0].configuration['network']}: AUROC on the second half, one network's mistakes", columns)
+        for run in runs:
+            about = run.configuration
+            head = f"{about['seed']}, {about['loss']}, {about['way']}, lambda {about['ridge share']:g} n"
+            scores, best = run.results["scores"], run.results["best"]
+            together = run.results.get("ensemble, for this network's mistakes", {})
+            ensemble = [
+                f"{together[name][1]:.3f}" if name in together else ""
+                for name in ("ensemble variance", "ensemble margin")
+            ]
+            values = [f"{scores[name][1]:.3f}" for name in ("margin", "hec3: sum", best)]
+            table.add(head, values[0], values[1], best, values[2], *ensemble)
+        tables.append(table)
+    return write_tables(settings.out / f"{record.path.stem}.md", tables)
+
+
+def check(settings: Settings, record: Record) -> list[str]:
+    """What is chosen on one half is not worse on the other than the margin, up to chance."""
+    lost = []
+    for run in record.runs():
+        scores, best = run.results["scores"], run.results["best"]
+        if scores[best][1] < scores["margin"][1] - 0.03:
+            name = f"{run.configuration['architecture']} {run.configuration['seed']}"
+            lost.append(f"{name}: {best} {scores[best][1]:.3f} keeps up with the margin {scores['margin'][1]:.3f}")
+    return lost
+
+
+EXPERIMENT = Experiment("beyond", __doc__ or "", compute, show, check, options, runs=table3.EXPERIMENT.runs)
+main = EXPERIMENT.main
+
+if __name__ == "__main__":
+    main()
