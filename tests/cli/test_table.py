@@ -265,6 +265,7 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
 
 BROKEN: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
     ("no such column", houses(30), ("-t", "prise"), "Was 'price' meant?"),
+    ("no target", houses(30), (), "expected --target with the column to predict. Columns: "),
     ("no such column to ignore", houses(30), ("-t", "price", "-x", "twon"), "Was 'town' meant?"),
     ("text in the target", {**houses(30), "price": ["1.5"] * 10 + ["2"] * 18 + ["?", "tbd"]}, ("-t", "price"), "'tbd'"),
     ("one row", houses(1), ("-t", "price"), "at least 20 rows"),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whence.tabular.columns import Category, Column, Date, Number, from_json, to_json
-from whence.tabular.kinds import Left, encoded, settle
+from whence.tabular.columns import Category, Column, Date, Number, Scale, from_json, to_json
+from whence.tabular.kinds import Left, encoded, settle, styles
 from whence.tabular.texts import number_style
 
 
@@ -152,6 +152,22 @@ def test_day_or_month_first_is_noted_where_both_would_do() -> None:
 def test_columns_that_are_left_out(name: str, values: list[Any], reason: str, identifier: bool) -> None:
     left, _ = settled(name, cells(*values))
     assert left == Left(name, reason, identifier)
+
+
+def test_the_index_of_a_file_is_left_out_though_rows_of_it_are_held_out() -> None:
+    rows = np.sort(np.random.default_rng(0).permutation(200)[:150]) + 1
+    assert settle("", cells(*(rows - 1)), [], rows) == Left("", "numbers the rows", identifier=True)
+    assert isinstance(settle("depth", cells(*(2 * rows)), [], rows), Number)
+
+
+def test_many_columns_read_alike_are_told_in_one_line() -> None:
+    comma = [Number(name, "decimal comma", Scale.of(np.arange(9.0)), False) for name in "abcde"]
+    one = Number("paid", "thousands", Scale.of(np.arange(9.0)), False)
+    assert styles([*comma, one, Number("n", "plain", one.scale, False)]) == [
+        "5 columns were read with a decimal comma: 'a', 'b', 'c', ...",
+        "'paid' was read with a thousands separator",
+    ]
+    assert styles(comma[:2]) == ["2 columns were read with a decimal comma: 'a', 'b'"]
 
 
 def test_measurements_that_all_differ_are_not_left_out() -> None:

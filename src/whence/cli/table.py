@@ -25,7 +25,9 @@ from .table_results import suspicion, trace, write_csv, write_report
 @guarded
 def table(
     data: Annotated[Path, typer.Argument(help="A CSV or parquet file with names of columns; .gz, .bz2, .xz too.")],
-    target: Annotated[str, typer.Option("--target", "-t", help="The column to predict.")],
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="The column to predict; lists the columns when not given.")
+    ] = None,
     task: Annotated[
         shared.Task | None, typer.Option(help="Predict an amount or a class; found out when not given.")
     ] = None,
@@ -70,6 +72,8 @@ def table(
     _check_files(data, csv_path, report_path, save)
     progress, output = Progress(not quiet), Output(as_json)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=progress)
+    if target is None:
+        stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.columns))}.")
     chosen = Options(
         target=target,
         task=None if task is None else task.value,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy
@@ -26,13 +26,14 @@ class Left(NamedTuple):
     identifier: bool = False
 
 
-def settle(name: str, cells: Any, notes: list[str]) -> Column | Left:
+def settle(name: str, cells: Any, notes: list[str], rows: Any = None) -> Column | Left:
     """The kind of a column by the cells of the training rows.
 
     Args:
         name: of the column.
         cells: of the training rows, as text.
         notes: is told what was guessed.
+        rows: number of each row in the file, to notice columns that only repeat it.
     """
     gaps = missing(cells)
     filled = cells[~gaps]
@@ -46,6 +47,8 @@ def settle(name: str, cells: Any, notes: list[str]) -> Column | Left:
     style, values = number_style(filled)
     readable = numpy.isfinite(values)
     if readable.mean() >= MOSTLY:
+        if readable.all() and _counts_rows(name, values, None if rows is None else rows[~gaps]):
+            return Left(name, "numbers the rows", identifier=True)
         return _number(name, style, filled, values, readable, bool(gaps.any()), notes)
     format_ = date_format(filled)
     if format_ is not None:
@@ -64,30 +67,38 @@ def encoded(columns: list[Column], cells: Mapping[str, Any]) -> Any:
     return numpy.concatenate(parts, axis=1).astype(numpy.float32)
 
 
-def _number(
-    name: str, style: str, filled: Any, values: Any, readable: Any, gaps: bool, notes: list[str]
-) -> Column | Left:
+def styles(columns: Iterable[Column]) -> list[str]:
+    """How numbers were read that are not written as in Python, in one line for each way."""
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        if isinstance(column, Number) and column.style != "plain":
+            found.setdefault(column.style + " separator" * (column.style == "thousands"), []).append(repr(column.name))
+    return [
+        f"{names[0]} was read with a {style}"
+        if len(names) == 1
+        else f"{len(names)} columns were read with a {style}: {', '.join(names[:3])}" + ", ..." * (len(names) > 3)
+        for style, names in found.items()
+    ]
+
+
+def _number(name: str, style: str, filled: Any, values: Any, readable: Any, gaps: bool, notes: list[str]) -> Column:
     strange = filled[~readable]
     whole = values[readable]
-    distinct = len(numpy.unique(whole))
-    if distinct == len(whole) and not len(strange) and _counts_rows(name, whole):
-        return Left(name, "numbers the rows", identifier=True)
     if len(strange):
         notes.append(
             f"{name!r} holds text in {len(strange)} of {len(filled)} cells (such as {_examples(strange)}); "
             "taken as missing numbers"
         )
-    if style != "plain":
-        notes.append(f"{name!r} was read with a {style}" + " separator" * (style == "thousands"))
     return Number(name, style, Scale.of(whole), gaps or bool(len(strange)))
 
 
-def _counts_rows(name: str, values: Any) -> bool:
-    """Whether numbers, all different, only number the rows: by their name, or because they leave no gap."""
-    if not (values == numpy.round(values)).all() or len(values) < 5:
+def _counts_rows(name: str, values: Any, rows: Any) -> bool:
+    """Whether whole numbers, all different, only number the rows: by name, without a gap, or as the file does."""
+    if not (values == numpy.round(values)).all() or len(values) < 5 or len(numpy.unique(values)) < len(values):
         return False
     dense = values.max() - values.min() == len(values) - 1
-    return bool(dense or _IDENTIFIER.search(name))
+    in_order = rows is not None and numpy.ptp(values - rows) == 0
+    return bool(dense or in_order or _IDENTIFIER.search(name))
 
 
 def _date(name: str, format_: str, filled: Any, gaps: bool, notes: list[str]) -> Column:

@@ -15,7 +15,7 @@ from whence.errors import InputError
 from whence.memory import RESERVE, free_memory
 from whence.progress import Progress
 
-from .kinds import Left, settle
+from .kinds import Left, settle, styles
 from .model import TableModel
 from .network import choose_width, start
 from .reading import Table
@@ -140,11 +140,14 @@ def prepare(table: Table, options: Options) -> Prepared:
         known = values[parts.train]
         target = replace(target, shift=float(known.mean()), scale=float(known.std()) or 1.0)
     settled = [
-        Left(one, "as you asked") if one in ignored else settle(one, table.columns[one][parts.train], notes)
+        Left(one, "as you asked")
+        if one in ignored
+        else settle(one, table.columns[one][parts.train], notes, table.rows[parts.train])
         for one in names
         if one != name
     ]
     columns = tuple(one for one in settled if not isinstance(one, Left))
+    notes += styles(columns)
     left = tuple(one for one in settled if isinstance(one, Left))
     if not columns:
         reasons = "; ".join(f"{one.name!r}: {one.reason}" for one in left[:5]) or "it has no other column"
