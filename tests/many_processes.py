@@ -174,10 +174,11 @@ def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: S
 
 def suite(folder: Path) -> dict[str, Any]:
     """What the tests ask for, in one process."""
-    works = (predictions, saved, failures, resumed, wrapped, layers)
+    works = (predictions, saved, failures, resumed, wrapped, layers, unlike)
     found = {work.__name__: work(folder) for work in works}
-    found["compare"] = compare(folder, list(CASES), [2, 4], ["uneven"])
-    found["compare"] |= compare(folder, ["ekfac", "core"], [2], ["even", "first empty"])
+    found["compare"] = compare(folder, list(CASES), [2], ["uneven"])
+    found["compare"] |= compare(folder, ["ekfac", "core", "primal"], [4], ["uneven"])
+    found["compare"] |= compare(folder, ["ekfac", "core"], [2], ["first empty"])
     return found
 
 
@@ -195,6 +196,24 @@ def predictions(folder: Path) -> dict[str, Any]:
     said = forked(3, folder, work)
     gaps = [gap({"hec3": one["hec3"], "mean": one["mean"]}, {"hec3": wanted.hec3, "mean": wanted.mean}) for one in said]
     return {"gaps": gaps, "errors": [one["error"] for one in said]}
+
+
+def unlike(folder: Path) -> dict[str, Any]:
+    """Processes that do not want the same."""
+
+    def work(rank: int) -> Any:
+        model = network()
+        some = cut([12, 12], rank)
+        ridge = refused(lambda: fit("ekfac", some, ridge=0.5 + rank))
+        once = refused(lambda: fit("ekfac", some, checkpoint=folder / "once" if rank else None))
+        with torch.no_grad():
+            model[3].bias += rank
+        batches = batches_of(data(None), some)
+        weights = refused(lambda: whence.fit(model, batches, structure="diagonal", progress=False))
+        free = refused(lambda: whence.fit(model, batches, structure=whence.Exact("matrix_free"), progress=False))
+        return [ridge, once, weights, free]
+
+    return {"said": forked(2, folder, work)}
 
 
 def refused(work: Callable[[], Any]) -> str:
@@ -264,13 +283,14 @@ class Failing:
             yield batch
 
 
-def resumed(folder: Path) -> dict[str, Any]:
+def resumed(folder: Path, names: Sequence[str] = ("ekfac",)) -> dict[str, Any]:
     """A fit of three processes, of which one fails in its last pass, resumed by other numbers of processes."""
-    wanted = {name: answers(fit(name, slice(0, 24))) for name in ("ekfac", "core")}
+    wanted = {name: answers(fit(name, slice(0, 24))) for name in names}
+    last = {"ekfac": 4 + 4 + 1 + 4 + 4 + 2, "core": 4 + 4 + 1 + 4 + 2}
     found: dict[str, Any] = {}
-    for name, before in (("ekfac", 4 + 4 + 1 + 4 + 4 + 2), ("core", 4 + 4 + 1 + 4 + 2)):
+    for name in names:
 
-        def work(rank: int, name: str = name, before: int = before) -> Any:
+        def work(rank: int, name: str = name, before: int = last[name]) -> Any:
             loader: Any = batches_of(data(None), cut([8, 8, 8], rank), 2)
             if rank == 2:
                 loader = Failing(loader, "fails")

@@ -17,6 +17,7 @@ SCRIPTS = {
     "lightning_callback": (("lightning",), ("whence/degrees_of_freedom", "3 predictions, 1 output")),
     "hugging_face": (("transformers", "accelerate"), ("3 predictions, 2 outputs", "makes a verdict")),
     "skorch_net": (("skorch", "sklearn"), ("3 predictions:",)),
+    "distributed": ((), ("1 process, 301 examples, 9 predictions", "standard errors")),
     "plots": (("matplotlib", "sklearn"), ("plots-bands.png", "plots-gallery.png", "plots-regions-ratio.png")),
 }
 

@@ -19,6 +19,7 @@ from .memory import Budget
 from .persist.checkpoint import described, open_checkpoint
 from .processes import Processes
 from .tangents.batches import Batches
+from .tangents.borrow import fingerprint
 from .tangents.marks import mark
 from .tangents.shards import all_prints, roll_call
 
@@ -96,6 +97,8 @@ def begin(
     budget = Budget(batches.device, max_memory)
     if crew.alone and folder is None:
         return budget
+    told = {name: described(option) for name, option in options.items()}
+    _check_alike(crew, {**told, "checkpoint": folder is not None}, fingerprint(model))
     marks = roll_call(batches)
     if not passes.layers.alone and len(set(crew.tell("the data", mark(marks)))) > 1:
         raise LoaderError(
@@ -106,10 +109,22 @@ def begin(
     if folder is not None:
         passes.kept = True
         if crew.rank == 0:
-            told = {name: described(option) for name, option in options.items()}
             passes.keeper, limit = open_checkpoint(folder, float(every), told, model, marks, limit, batches.progress)
         limit = crew.tell("the checkpoint", limit)[0]
     return Budget(batches.device, limit)
+
+
+def _check_alike(crew: Processes, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
+    """Raise unless all processes fit the same network with the same options."""
+    first, *others = crew.tell("the options", (options, weights))
+    for rank, (given, marks) in enumerate(others, start=1):
+        for what, mine, theirs in (("option", first[0], given), ("weights of", first[1], marks)):
+            name = next((one for one in mine.keys() | theirs.keys() if mine.get(one) != theirs.get(one)), None)
+            if name is not None:
+                raise InputError(
+                    f"expected the same {what} {name} in all processes, got another in rank {rank} than in rank 0. "
+                    "Give all of them the same options, and the same trained weights."
+                )
 
 
 def _shared(limit: int, found: bool, batches: Batches, crew: Processes) -> int:

@@ -55,7 +55,7 @@ def check_gaps(gaps: dict[str, Any]) -> None:
 
 def test_shards_of_any_size_give_the_fit_of_one_process(told: dict[str, Any]) -> None:
     gaps = told["compare"]
-    assert len(gaps) == 2 * len(CASES) + 4
+    assert len(gaps) == len(CASES) + 3 + 2
     check_gaps(gaps)
 
 
@@ -91,8 +91,7 @@ def test_wrapped_models(kind: str, told: dict[str, Any]) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_layers_that_are_shared(world: int, told: dict[str, Any]) -> None:
     said = told["layers"][str(world)]
-    names = [name for name in said[0] if name in CASES and name != "core"]
-    assert len(names) == 5
+    names = ["ekfac", "ekfac, corner", "ekfac, two bases", "kfac", "diagonal"]
     for name in names:
         assert max(one[name][0] for one in said) <= 1e-12, name
         owned = [block for one in said for block in one[name][1]]
@@ -125,16 +124,30 @@ def test_a_process_that_does_not_answer(kind: str, told: dict[str, Any]) -> None
         assert seconds < 6.0
 
 
-@pytest.mark.parametrize("structure", ["ekfac", "core"])
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_a_fit_goes_on_with_another_number_of_processes(structure: str, world: int, told: dict[str, Any]) -> None:
-    gaps, said, files = told["resumed"][f"{structure} {world}"]
-    assert [words.split(":")[0] for words in said] == ["ProcessError", "ProcessError", "OSError"]
-    assert files == (["pass-01.whence", "pass-02.whence"] if structure == "ekfac" else ["pass-01.whence"]) + [
-        "start.whence"
-    ]
-    assert len(gaps) == world
-    assert all(isinstance(gap, float) and gap <= 1e-12 for gap in gaps), gaps
+def check_resumed(told: dict[str, Any], structure: str, passes: int) -> None:
+    for world in (1, 2, 4):
+        gaps, said, files = told[f"{structure} {world}"]
+        assert [words.split(":")[0] for words in said] == ["ProcessError", "ProcessError", "OSError"]
+        assert files == [*(f"pass-0{number}.whence" for number in range(1, passes + 1)), "start.whence"]
+        assert len(gaps) == world
+        assert all(isinstance(gap, float) and gap <= 1e-12 for gap in gaps), gaps
+
+
+def test_a_fit_goes_on_with_another_number_of_processes(told: dict[str, Any]) -> None:
+    check_resumed(told["resumed"], "ekfac", 2)
+
+
+@pytest.mark.slow
+def test_a_core_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    check_resumed(ask(tmp_path, "resumed", names=["core"]), "core", 1)
+
+
+def test_processes_that_do_not_want_the_same(told: dict[str, Any]) -> None:
+    for ridge, once, weights, free in told["unlike"]["said"]:
+        assert "the same option ridge" in ridge
+        assert "the same option checkpoint" in once
+        assert "the same weights of 3.bias" in weights
+        assert free.startswith("InputError: expected one process")
 
 
 def test_one_process_needs_nobody() -> None:

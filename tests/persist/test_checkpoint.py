@@ -87,7 +87,7 @@ def until_it_ends(
 @pytest.mark.parametrize("structure", RESUMABLE)
 def test_a_fit_that_is_cut_again_and_again(structure: str, tmp_path: Path) -> None:
     wanted = fit(batches(), structure, None)
-    found, attempts = until_it_ends(structure, tmp_path / "checkpoint", batches(), 3)
+    found, attempts = until_it_ends(structure, tmp_path / "checkpoint", batches(), 4)
     assert attempts > 1
     assert same(found, wanted) == []
     assert str(found.diagnostics) == str(wanted.diagnostics)

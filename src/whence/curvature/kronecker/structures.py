@@ -119,7 +119,7 @@ class KFAC(Structure):
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
-        bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts)
+        bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts, products=True)
         require_sums(stream, bases)
         noise = noise_covariance(problem)
         measured = gather_squares(stream, bases, noise)
@@ -187,6 +187,7 @@ def eigenbases(
     *,
     whole: bool = False,
     joint: bool = False,
+    products: bool = False,
 ) -> tuple[list[Basis], list[Tensor | None]]:
     """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in it.
 
@@ -198,6 +199,7 @@ def eigenbases(
         facts: is told what is worth telling.
         whole: sum gradients over positions before they are counted.
         joint: add the factors of the residual-weighted gradients, scaled to the same trace.
+        products: whether KFAC's eigenvalues are wanted; else there are none.
     """
     require_factors(stream, largest_exact, copies=2 if joint else 1)
     factors, weighted = gather_factors(stream, largest_exact, whole=whole, residual_weighted=joint)
@@ -209,10 +211,10 @@ def eigenbases(
             one.join(weighted[at])
         positions = one.positions / stream.problem.total_weight
         basis, product = cut(*one.basis(notes), positions, ridge, tolerance)
-        return basis.to(precision), product
+        return basis.to(precision), product if products else None
 
     found = decompose(factors, make, stream.problem.passes.crew, stream.problem.device, facts)
-    bases, products = [basis for basis, _ in found], [product for _, product in found]
+    bases = [basis for basis, _ in found]
     facts += describe_blocks(stream, largest_exact)
     if takes_one_output_each(stream, whole or joint):
         facts.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
@@ -223,7 +225,7 @@ def eigenbases(
             f"eigenvalues kept one by one for {kept} of {size} directions; outside, at most "
             f"{tolerance:g} of the homoscedastic variance, their mean serves"
         )
-    return bases, products
+    return bases, [product for _, product in found]
 
 
 def needs_ridge(ridge: float | None, name: str) -> float:
