@@ -136,6 +136,7 @@ def fit(
         "largest_leverage": float(tracer.leverage.max()),
         "n": len(inputs),
         "ridge": float(tracer.ridge),
+        "notes": [finding.value for finding in tracer.diagnostics if finding.name == "note"],
     }
     return found, facts
 

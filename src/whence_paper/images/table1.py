@@ -14,7 +14,7 @@ from typing import Any
 
 from whence_paper.data import Images
 from whence_paper.experiment import Experiment, Settings
-from whence_paper.records import Record
+from whence_paper.records import Record, Run
 from whence_paper.scores import auroc
 from whence_paper.tables import Table, mean_and_sd, write_tables
 
@@ -79,16 +79,13 @@ def compute(settings: Settings, record: Record) -> None:
 
 
 def show(settings: Settings, record: Record) -> list[Path]:
-    """A table a case and way to fit, with every draw."""
-    tables = []
-    groups: dict[tuple[str, ...], list[Any]] = {}
+    """Means beside the paper's, then a table a case and way to fit, with every draw."""
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for run in record.runs():
-        key = tuple(
-            str(run.configuration[name]) for name in ("case", "network", "optimiser", "schedule", "size", "fit")
-        )
-        groups.setdefault(key, []).append(run)
-    for (case, network, optimiser, schedule, size, how), runs in sorted(groups.items()):
-        title = f"{case}: {network}, {optimiser}, {schedule} rate, {size} images, {how}"
+        groups.setdefault(tuple(str(run.configuration[name]) for name in KEYS), []).append(run)
+    tables = [summary(case, groups) for case in sorted({key[0] for key in groups})]
+    for key, runs in sorted(groups.items()):
+        case, title = key[0], f"{key[0]}: {words(key)}"
         table = Table(title, ("test points of", "draw", *SCORES))
         for which in ("noisy", "missing"):
             for run in runs:
@@ -100,6 +97,27 @@ def show(settings: Settings, record: Record) -> list[Path]:
             table.add(which, "paper", *PAPER[case, which])
         tables.append(table)
     return write_tables(settings.out / f"{record.path.stem}.md", tables)
+
+
+def words(key: tuple[str, ...]) -> str:
+    """What a group of runs has in common, beside its case."""
+    _, network, optimiser, schedule, size, how = key
+    return f"{network}, {optimiser}, {schedule} rate, {size} images, {how}"
+
+
+def summary(case: str, groups: dict[tuple[str, ...], list[Run]]) -> Table:
+    """Means and deviations of all groups of a case, and every draw of HeC3/Ho."""
+    table = Table(f"{case}: AUROC", ("test points of", "by", "Ho", "HeC3", "HeC3/Ho", "HeC3/Ho of every draw"))
+    for which in ("noisy", "missing"):
+        table.add(which, "paper", *PAPER[case, which][:3], "")
+        for key, runs in sorted(groups.items()):
+            if key[0] != case:
+                continue
+            ordered = sorted(runs, key=lambda run: int(run.configuration["seed"]))
+            areas = [run.results[f"{which}_auroc"] for run in ordered]
+            means = (mean_and_sd([area[name] for area in areas]) for name in SCORES[:3])
+            table.add(which, words(key), *means, " ".join(f"{area['HeC3/Ho']:.2f}" for area in areas))
+    return table
 
 
 def check(settings: Settings, record: Record) -> list[str]:
