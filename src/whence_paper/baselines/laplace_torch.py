@@ -38,7 +38,8 @@ class LaplaceTorch(Baseline):
     @property
     def name(self) -> str:
         """For tables."""
-        return f"laplace-torch {self.structure}, {self.weights.replace('_', ' ')}"
+        told = "" if self.prior is None else f", prior {self.prior:g}"
+        return f"laplace-torch {self.structure}, {self.weights.replace('_', ' ')}{told}"
 
     def fit(self, recipe: Recipe) -> FittedLaplace:
         """Fit to a copy of the recipe's first network.

@@ -1,0 +1,75 @@
+"""Quality beside the peers: the same networks, the same data, one run.
+
+    python -m benchmarks.quality_peers --data DIR --out results/quality_peers.json
+
+UCI regression sets (published splits): negative log-likelihood, calibration, coverage and width of 95 % intervals.
+MNIST and Fashion-MNIST: AUROC for misclassified, noisy, missing and out-of-distribution points, negative log-likelihood
+and calibration error of the probabilities. Settings were chosen on splits and draws that are not published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from . import peers_images, peers_uci
+from .record import measured, save, say, surroundings
+
+PACKAGES = ("laplace-torch", "MAPIE", "scikit-learn")
+
+
+def merged(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several that were made side by side."""
+    together = {part: [run for record in records for run in record[part]] for part in ("uci", "images")}
+    seconds = round(sum(record["cpu_s"] for record in records), 1)
+    commands = [record["command"] for record in records]
+    return {**records[0], **together, "cpu_s": seconds, "commands": commands}
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with uci/, mnist/ and fashion-mnist/")
+    parser.add_argument("--parts", nargs="+", choices=("uci", "images"), default=["uci", "images"])
+    parser.add_argument("--sets", nargs="+", choices=peers_uci.SETS, default=list(peers_uci.SETS), help="of uci")
+    parser.add_argument("--splits", nargs="+", type=int, default=[0, 1, 2], help="of uci, published (default 0 1 2)")
+    parser.add_argument("--draws", nargs="+", type=int, default=[100, 101, 102], help="of images (default 100 101 102)")
+    parser.add_argument("--steps", type=int, default=1500, help="of training, on uci")
+    parser.add_argument("--n", type=int, default=2000, help="training images")
+    parser.add_argument("--out", type=Path, default=Path("out/quality_peers.json"))
+    parser.add_argument("--append", action="store_true", help="keep the runs that the record has")
+    parser.add_argument("--images", nargs="+", choices=peers_images.SETS, default=list(peers_images.SETS))
+    parser.add_argument("--merge", nargs="+", type=Path, help="make one record of several, and compute nothing")
+    given = parser.parse_args()
+    if given.merge:
+        save(given.out, merged([json.loads(path.read_text()) for path in given.merge]))
+        return
+    if given.data is None:
+        parser.error("expected --data DIR")
+    packages = {name: version(name) for name in PACKAGES}
+    old = {part: measured(given.out, part) if given.append else [] for part in ("uci", "images")}
+    record: dict[str, Any] = {**surroundings(), "packages": packages, **old}
+    start = time.process_time()
+
+    def keep(part: str, run: dict[str, Any], *same: str) -> None:
+        record[part] = [one for one in record[part] if any(one[key] != run[key] for key in same)] + [run]
+        record["cpu_s"] = round(time.process_time() - start, 1)
+        save(given.out, record)
+        say(part, *(run[key] for key in same), f"{record['cpu_s']:.0f} s")
+
+    if "uci" in given.parts:
+        for name in given.sets:
+            for split in given.splits:
+                keep("uci", peers_uci.run(given.data, name, split, given.steps), "set", "split")
+    if "images" in given.parts:
+        for name in given.images:
+            for draw in given.draws:
+                keep("images", peers_images.run(given.data, name, draw, given.n), "set", "draw")
+
+
+if __name__ == "__main__":
+    main()
