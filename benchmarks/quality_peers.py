@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/quality_peers.json"))
     parser.add_argument("--append", action="store_true", help="keep the runs that the record has")
     parser.add_argument("--images", nargs="+", choices=peers_images.SETS, default=list(peers_images.SETS))
+    parser.add_argument("--commit", help="of the sources, where git cannot tell")
     parser.add_argument("--merge", nargs="+", type=Path, help="make one record of several, and compute nothing")
     given = parser.parse_args()
     if given.merge:
@@ -52,7 +53,7 @@ def main() -> None:
         parser.error("expected --data DIR")
     packages = {name: version(name) for name in PACKAGES}
     old = {part: measured(given.out, part) if given.append else [] for part in ("uci", "images")}
-    record: dict[str, Any] = {**surroundings(), "packages": packages, **old}
+    record: dict[str, Any] = {**surroundings(given.commit), "packages": packages, **old}
     start = time.process_time()
 
     def keep(part: str, run: dict[str, Any], *same: str) -> None:
