@@ -93,10 +93,26 @@ def check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
             raise InputError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {given!r}.")
 
 
+HINTS = {
+    **dict.fromkeys(
+        ("classification", "crossentropy", "crossentropyloss", "softmax"), ' Cross-entropy is "categorical".'
+    ),
+    **dict.fromkeys(("bce", "binary", "bcewithlogitsloss", "sigmoid"), ' Binary cross-entropy is "bernoulli".'),
+    **dict.fromkeys(("regression", "mse", "mseloss", "squarederror", "normal"), ' Squared error is "gaussian".'),
+    **dict.fromkeys(("full", "dense"), ' Without approximation it is "exact".'),
+    **dict.fromkeys(("kron", "kronecker"), ' Kronecker factors are "kfac".'),
+    "diag": ' The diagonal is "diagonal".',
+}
+"""What people call things elsewhere, and what they are called here."""
+
+
 def named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
     """An object of a kind, given itself or by its name."""
     if isinstance(given, kind):
         return given
     if isinstance(given, str) and given in known:
         return known[given]()
-    raise InputError(f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.")
+    hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "")
+    raise InputError(
+        f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.{hint}"
+    )

@@ -207,3 +207,45 @@ def test_likelihoods_by_name_and_as_objects() -> None:
     torch.testing.assert_close(by_name.loo_residuals, by_object.loo_residuals)
     assert repr(by_name).startswith("Tracer(8 training examples, 3 outputs, 31 parameters; categorical")
     assert whence.Categorical(weight=torch.tensor([1.0, 2.0])) == whence.Categorical(weight=[1.0, 2.0])
+
+
+# --- What newcomers do -----------------------------------------------------------------------------------------------
+
+
+def test_a_softmax_at_the_end_of_the_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(1))
+    with pytest.raises(whence.InputError, match=r"expected logits as outputs, got probabilities in batch 0.*softmax"):
+        whence.fit(model, [(torch.randn(9, 4), labels(3, 9))], "categorical", progress=False)
+    logs = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LogSoftmax(1))  # as good as logits
+    assert whence.fit(logs, [(torch.randn(9, 4), labels(3, 9))], "categorical", progress=False).residuals.shape == (
+        9,
+        3,
+    )
+
+
+def test_a_sigmoid_at_the_end_of_the_model() -> None:
+    x = torch.linspace(-9, 9, 20).unsqueeze(1)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sigmoid())
+    model[0].weight.data.fill_(1.0)
+    with pytest.raises(whence.InputError, match=r"got numbers between .* which look like probabilities.*sigmoid"):
+        whence.fit(model, [(x, (x > 0).float())], "bernoulli", progress=False)
+    assert whence.fit(model[0], [(x, (x > 0).float())], "bernoulli", progress=False).residuals.shape == (20, 1)
+
+
+def test_class_labels_as_floats_for_squared_error() -> None:
+    with pytest.raises(whence.ShapeError, match=r"got \(5,\) in batch 0\. Class labels become whence\.one_hot"):
+        fit(labels(3, N).double(), "gaussian")
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (torch.nn.CrossEntropyLoss(), 'Cross-entropy is "categorical"'),
+        ("cross_entropy", 'Cross-entropy is "categorical"'),
+        ("regression", 'Squared error is "gaussian"'),
+        (torch.nn.BCEWithLogitsLoss(), 'Binary cross-entropy is "bernoulli"'),
+    ],
+)
+def test_names_that_losses_have_elsewhere(given: Any, hint: str) -> None:
+    with pytest.raises(whence.InputError, match=hint):
+        fit(labels(3, N), given)

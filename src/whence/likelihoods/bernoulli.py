@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.errors import ShapeError, TargetError
+from whence.errors import InputError, ShapeError, TargetError
 
 from .base import Likelihood, Noise
 from .categorical import class_weights
@@ -55,6 +55,7 @@ class Bernoulli(Likelihood):
                 f"expected one pos_weight, or one for each of the {outputs.shape[1]} outputs, got {len(weight)} in "
                 "Bernoulli(pos_weight=...)."
             )
+        _check_logits(outputs, where)
         flat = targets.unsqueeze(-1) if targets.ndim == 1 and outputs.shape[1] == 1 else targets
         if flat.shape != outputs.shape:
             advice = (
@@ -124,3 +125,16 @@ class Bernoulli(Likelihood):
     def _positive(self, outputs: Tensor) -> Tensor:
         given = (1.0,) if self.pos_weight is None else self.pos_weight
         return torch.as_tensor(given, dtype=outputs.dtype, device=outputs.device)
+
+
+def _check_logits(outputs: Tensor, where: str) -> None:
+    """Refuse a sigmoid at the end of the model: outputs that fill the room from zero to one, and never leave it."""
+    if len(outputs) < 10:
+        return
+    low, high = (float(end) for end in outputs.aminmax())
+    if 0 <= low < 0.1 and 0.9 < high <= 1:
+        raise InputError(
+            f"expected logits as outputs, got numbers between {low:.3g} and {high:.3g} in {where}, which look like "
+            "probabilities. Leave the sigmoid at the end of the model out, or wrap the model in a module that returns "
+            "torch.logit of them."
+        )

@@ -67,6 +67,7 @@ class Categorical(Likelihood):
                 f"expected at least two outputs for the categorical likelihood, got {k} in {where}. "
                 'For a single logit use likelihood="bernoulli".'
             )
+        _check_logits(outputs, where)
         if self.weight is not None and len(self.weight) != k:
             raise ShapeError(
                 f"expected one class weight for each of the {k} outputs, got {len(self.weight)} in "
@@ -197,6 +198,15 @@ def _check_indices(targets: Tensor, counts: Tensor, outputs: Tensor, where: str)
             f"expected class indices between 0 and {k - 1}, as the model has {k} outputs, got {int(targets[at])} in "
             f"{where} (example {at} of the batch). Count classes from 0; examples to leave out carry "
             "Categorical(ignore_index=...), -100 if not told."
+        )
+
+
+def _check_logits(outputs: Tensor, where: str) -> None:
+    """Refuse a softmax at the end of the model: the likelihood would take another one."""
+    if len(outputs) > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-3).all()):
+        raise InputError(
+            f"expected logits as outputs, got probabilities in {where}: each row is positive and sums to one. Leave "
+            "the softmax at the end of the model out, or wrap the model in a module that returns their logarithm."
         )
 
 

@@ -33,9 +33,15 @@ class Gaussian(Likelihood):
             )
         flat = targets.unsqueeze(-1) if targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1 else targets
         if flat.shape != outputs.shape:
+            advice = (
+                'Class labels become whence.one_hot(labels, classes), or go with likelihood="categorical" if the '
+                "network was trained with cross-entropy."
+                if targets.ndim == outputs.ndim - 1 and not bool((targets % 1).any())
+                else "Make the loader, or the model, give the other shape."
+            )
             raise ShapeError(
                 f"expected targets of shape {tuple(outputs.shape)}, as the model's outputs, "
-                f"got {tuple(targets.shape)} in {where}. Make the loader, or the model, give the other shape."
+                f"got {tuple(targets.shape)} in {where}. {advice}"
             )
         return flat.to(outputs.dtype)
 

@@ -206,7 +206,8 @@ def tidy(outputs: Any, n: int, where: str) -> Tensor:
     if len(found) != n:
         raise ShapeError(
             f"expected outputs of shape ({n}, k), one row for each of the {n} examples, got {tuple(found.shape)} in "
-            f"{where}. Wrap the model in a module that returns one row an example."
+            f"{where}. Wrap the model in a module that returns one row an example; a single example goes in as a batch "
+            "of one, x.unsqueeze(0)."
         )
     return found
 
