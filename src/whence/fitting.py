@@ -12,6 +12,7 @@ from torch import nn
 
 from .curvature import Bread, Groups, NewtonStep, Structure
 from .curvature.loo_losses import fit_at_best
+from .errors import TooLargeError
 from .estimators import LeftOut, Policy, Weighing
 from .likelihoods import Likelihood
 from .options import check_positions
@@ -123,8 +124,19 @@ def _within_memory(asked: Asked, problem: Linearization, marks: dict[str, int]) 
         try:
             return _fitted(asked, problem, marks)
         except torch.cuda.OutOfMemoryError as error:
+            if problem.passes.shared:  # the others go by the same plan
+                raise out_of_memory(error) from error
             full = first_line(error)
+        problem.passes.restart()
         problem = lessened(problem, full)  # what did not fit is gone by now, with the error that held it
+
+
+def out_of_memory(error: Exception) -> TooLargeError:
+    """The error for a device that is full where several processes share a fit."""
+    return TooLargeError(
+        f"expected this process's part of the fit to fit on its device, got out of memory ({first_line(error)}). "
+        "Give all processes a smaller max_memory or chunk_size, or use more of them with shard='layers'."
+    )
 
 
 def _fitted(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Tracer:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import whence
 from many_processes import CASES, SHARDS, batches_of, data, network
@@ -148,6 +150,18 @@ def test_processes_that_do_not_want_the_same(told: dict[str, Any]) -> None:
         assert "the same option checkpoint" in once
         assert "the same weights of 3.bias" in weights
         assert free.startswith("InputError: expected one process")
+
+
+def test_a_sampler_that_repeats_examples_is_refused() -> None:
+    dataset = TensorDataset(*data(None))
+    for parts, fine in ((5, False), (4, True)):
+        sampler: Any = DistributedSampler(dataset, num_replicas=parts, rank=0, shuffle=False)
+        loader = DataLoader(dataset, batch_size=3, sampler=sampler)
+        if fine:
+            assert whence.fit(network(), loader, structure="diagonal", progress=False).problem.n == 6
+            continue
+        with pytest.raises(whence.InputError, match="repeats 1 of 24"):
+            whence.fit(network(), loader, structure="diagonal", progress=False)
 
 
 def test_one_process_needs_nobody() -> None:

@@ -71,6 +71,10 @@ class Checkpoint:
         """All examples are in the state."""
         self._write(-1)
 
+    def restart(self) -> None:
+        """The next pass is the first one again."""
+        self._number = 0
+
     def close(self) -> None:
         """There are no more passes: let the last one's sums go."""
         self._state = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from whence.errors import InputError, LoaderError
 
@@ -14,6 +15,7 @@ from whence.errors import InputError, LoaderError
 def check_loader(loader: Any) -> None:
     """Refuse what is no loader, and what can be read once only."""
     if isinstance(loader, DataLoader):
+        _check_sampler(loader.sampler)
         return  # to ask it for two iterators would start its workers
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise InputError(
@@ -34,6 +36,19 @@ def check_loader(loader: Any) -> None:
         raise LoaderError(
             f"expected a loader that can be read several times, got a one-shot {type(loader).__name__}. "
             "Pass a DataLoader or a list of batches instead of an iterator or generator."
+        )
+
+
+def _check_sampler(sampler: Any) -> None:
+    """Refuse shards that were made even by repeating examples, which would count twice."""
+    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+        return
+    size, parts = length(sampler.dataset) or 0, sampler.num_replicas
+    if size % parts:
+        raise InputError(
+            f"expected every example once, got a DistributedSampler that repeats {-size % parts} of {size} to make "
+            f"{parts} shards even. Give each process a slice: Subset(dataset, range(n * rank // world, n * (rank + 1) "
+            "// world))."
         )
 
 

@@ -34,6 +34,9 @@ class Keeper(Protocol):
     def finish(self) -> None:
         """All examples are in the state."""
 
+    def restart(self) -> None:
+        """The next pass is the first one again."""
+
     def close(self) -> None:
         """There are no more passes."""
 
@@ -98,6 +101,16 @@ class Passes:
         self.crew.add(list(state.values()), label)
         if self.keeper is not None:
             self.keeper.finish()
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes share the fit."""
+        return not (self.crew.alone and self.layers.alone)
+
+    def restart(self) -> None:
+        """The passes are done again, from the first one on."""
+        if self.keeper is not None:
+            self.keeper.restart()
 
     def close(self) -> None:
         """The fit is done: later passes are nobody else's business."""

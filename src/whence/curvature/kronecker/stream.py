@@ -76,6 +76,21 @@ class LayerStream:
             )
         owners = shared_out([block_cost(block) for block in known.blocks], self._layers.size)
         self._mine = [at for at, owner in enumerate(owners) if owner == self._layers.rank]
+        self._watched = self._mine
+        if not self._layers.alone:
+            self._watch_only_mine()
+
+    def _watch_only_mine(self) -> None:
+        """Capture this process's layers alone, where that finds the same blocks: gradients of others are not kept."""
+        few = take((first := self.problem.batches.first()).inputs, slice(0, min(first.size, PROOF)))
+        names = {name for block in self.blocks for name in block.parameters}
+        selected = {name: one for name, one in self.problem.selection.parameters.items() if name in names}
+        with rounded_products(False):
+            found = Capture(self.problem.network, selected, example_inputs=few)
+        if found.blocks == self.blocks:
+            self._capture, self._watched = found, list(range(len(found.blocks)))
+        told = self._layers.tell("the layers", self._measure(few))  # pieces are of the same size everywhere
+        self.known = Known(self.known.blocks, *map(max, zip(*told, strict=True)))
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -155,7 +170,7 @@ class LayerStream:
             where = slice(start + part.start, start + part.stop)
             captured = capture.run(take(inputs, part))
             pulled = captured.tangents(cotangents(where, part.stop - part.start), last=True)
-            return where, [pulled[at] for at in self._mine], captured.outputs
+            return where, [pulled[at] for at in self._watched], captured.outputs
 
         for _, found in self._pieces.of(batch_size(inputs, "this batch"), self.piece(count), pull):
             yield found

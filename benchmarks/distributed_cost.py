@@ -1,0 +1,157 @@
+"""What a fit by several processes takes: memory, operations and traffic, counted from the sizes of the layers.
+
+For EKFAC with all eigenvalues (`tolerance=0`) on linear layers seen at several positions, as those of a transformer.
+`benchmarks.distributed` compares with measurements at small sizes, and tells what a large model would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whence.curvature.kronecker.factors import LARGEST_SIDE
+from whence.curvature.kronecker.needs import SUMS, WHOLE
+from whence.curvature.kronecker.stream import PIECE_BYTES
+from whence.processes import shared_out
+
+PIECES = 3.5
+"""A piece, and what is made of it."""
+
+ESTIMATORS = 3
+"""Heteroscedastic meats: HeC0, HeC2, HeC3."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer: outputs, inputs."""
+
+    o: int
+    i: int
+
+    @property
+    def weights(self) -> int:
+        return self.o * self.i
+
+    @property
+    def sides(self) -> list[int]:
+        """Those that have a factor."""
+        return [side for side in (self.o, self.i) if side <= LARGEST_SIDE]
+
+    @property
+    def factors(self) -> int:
+        """Numbers in its factors."""
+        return sum(side**2 for side in self.sides)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network and its data.
+
+    Attributes:
+        layers: linear layers, the small rest left out.
+        positions: tokens of an example.
+        examples: how many.
+        looks: outputs, or mixtures of outputs, that are pulled back in each example.
+        squared: squared error of several outputs, whose noise takes sums of its own.
+        weight_bytes: of the network's own weights.
+        working: bytes of the numbers in which gradients are handled.
+    """
+
+    layers: tuple[Layer, ...]
+    positions: int
+    examples: int
+    looks: int
+    squared: bool
+    weight_bytes: int = 4
+    working: int = 4
+
+    @property
+    def weights(self) -> int:
+        return sum(layer.weights for layer in self.layers)
+
+
+def owned(layers: Sequence[Layer], processes: int) -> list[list[Layer]]:
+    """Which layers each process has where they are shared."""
+    owners = shared_out([layer.weights * (layer.o + layer.i) for layer in layers], processes)
+    return [[layer for layer, owner in zip(layers, owners, strict=True) if owner == rank] for rank in range(processes)]
+
+
+def passing(task: Task, processes: int, shard: str, batch: int, device: str) -> float:
+    """Bytes of the layers' inputs and output gradients of one piece of a batch, and of what is made of them."""
+    share = owned(task.layers, processes) if shard == "layers" else [list(task.layers)]
+    widths = [sum(layer.i + task.looks * layer.o for layer in layers) for layers in share]
+    each = 4.0 * task.positions * max(widths)
+    return PIECES * max(each, min(batch * each, float(PIECE_BYTES[device])))
+
+
+def memory(task: Task, processes: int, shard: str) -> float:
+    """Bytes that the fullest process holds beside the network, the data and the pieces of batches that pass."""
+    each = owned(task.layers, processes) if shard == "layers" else [list(task.layers)]
+    found = []
+    for layers in each:
+        factors = sum(layer.factors for layer in layers)
+        largest = max(side**2 for layer in layers for side in layer.sides)
+        weights = sum(layer.weights for layer in layers)
+        decomposing = 8.0 * (2.0 * factors + 4.0 * largest)
+        extra = 6.0 * (task.working == 8)
+        summing = task.working * factors + 8.0 * ((SUMS + extra) * weights + WHOLE * weights)
+        found.append(max(decomposing, summing))
+    return max(found)
+
+
+def traffic(task: Task, processes: int, shard: str) -> dict[str, float]:
+    """Bytes that one process hands over to be added up or sent, by what they are."""
+    if processes == 1:
+        return {}
+    n, c = task.examples, task.looks
+    hats = 8.0 * n * (c * c + c)
+    if shard == "layers":
+        return {"leverages": hats}
+    factors = sum(layer.factors for layer in task.layers)
+    sums = (3 if task.squared and c > 1 else 2) + ESTIMATORS + 1
+    return {
+        "factors": 8.0 * factors,
+        "eigenvectors": float(task.working * factors),
+        "sums": 8.0 * sums * task.weights,
+        "leverages": hats,
+        "outputs": 8.0 * n * (1 + 2 * c + (0 if task.squared else c * c)),
+    }
+
+
+def operations(task: Task, processes: int, shard: str) -> dict[str, float]:
+    """Multiplications and additions of the busiest process, by what they are for."""
+    t, c, n = task.positions, task.looks, task.examples
+    network = 2.0 * t * task.weights * (4 + 3 * c) * n  # four times forward, three times back
+    share = owned(task.layers, processes) if shard == "layers" else [list(task.layers)]
+    parts = [n * sum(_curvature(layer, t, c) for layer in layers) for layers in share]
+    every = 1.0 if shard == "layers" else float(processes)
+    return {"network": network / every, "curvature": max(parts) / every}
+
+
+def eigen_sizes(task: Task, processes: int) -> list[int]:
+    """Sides of the factors that the busiest process decomposes."""
+    costs = [float(sum(side**3 for side in layer.sides)) for layer in task.layers]
+    owners = shared_out(costs, processes)
+    loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(processes)]
+    busiest = loads.index(max(loads))
+    return [s for layer, owner in zip(task.layers, owners, strict=True) if owner == busiest for s in layer.sides]
+
+
+def _curvature(layer: Layer, t: int, c: int) -> float:
+    """Of one example: factors, eigenvalues, leverages and meats."""
+    o, i = layer.o, layer.i
+    above, below = float(o <= LARGEST_SIDE), float(i <= LARGEST_SIDE)
+    factors = 2.0 * t * (below * i * i + above * c * o * o)
+    early = 2.0 * (below * t * i * i + above * c * t * o * o + c * t * o * i)
+    late = 2.0 * (c * t * o * i + c * (above * o * o * i + below * o * i * i))
+    turned = min(early, late) if above * below else early
+    squares = 4.0 * c * o * i
+    meats = 2.0 * t * o * c * ESTIMATORS + 2.0 * t * o * i * ESTIMATORS + 2.0 * o * i * ESTIMATORS
+    return factors + 2.0 * turned + squares + 2.0 * c * c * o * i + 2.0 * c * o * i + meats
+
+
+def transformer(width: int, hidden: int, depth: int, vocabulary: int) -> tuple[Layer, ...]:
+    """Attention with four square layers, a gated network of three, and the last layer over the vocabulary."""
+    square = [Layer(width, width)] * 4
+    gated = [Layer(hidden, width), Layer(hidden, width), Layer(width, hidden)]
+    return (*([*square, *gated] * depth), Layer(vocabulary, width))
