@@ -232,6 +232,11 @@ def test_a_sigmoid_at_the_end_of_the_model() -> None:
     assert whence.fit(model[0], [(x, (x > 0).float())], "bernoulli", progress=False).residuals.shape == (20, 1)
 
 
+def test_class_labels_with_the_likelihood_left_out() -> None:
+    with pytest.raises(whence.TargetError, match='cross-entropy pass likelihood="categorical"'):
+        whence.fit(network(3), [(inputs(N), labels(3, N))], progress=False)
+
+
 def test_class_labels_as_floats_for_squared_error() -> None:
     with pytest.raises(whence.ShapeError, match=r"got \(5,\) in batch 0\. Class labels become whence\.one_hot"):
         fit(labels(3, N).double(), "gaussian")

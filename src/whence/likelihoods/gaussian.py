@@ -28,8 +28,9 @@ class Gaussian(Likelihood):
         if not targets.is_floating_point():
             raise TargetError(
                 f"expected floating-point targets for the Gaussian likelihood, got {targets.dtype} in {where}. "
-                "If these are class labels, encode them as the network was trained (for example with "
-                "whence.one_hot(labels, classes), +1 and -1 as in the paper); if they are quantities, call .float()."
+                'For class labels and cross-entropy pass likelihood="categorical"; for class labels and squared error '
+                "encode them as the network was trained (for example with whence.one_hot(labels, classes), +1 and -1 as "
+                "in the paper); for quantities call .float()."
             )
         flat = targets.unsqueeze(-1) if targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1 else targets
         if flat.shape != outputs.shape:
