@@ -72,7 +72,7 @@ def picture(results: dict[str, Any], path: Path) -> Path:
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set(xlim=(-21, WIDTH + 2), ylim=(height, -1.6))
     axes.axis("off")
-    font = {"family": "monospace", "size": 10, "va": "center"}
+    font = {"family": "monospace", "size": 10.5, "va": "center"}
 
     def write(x: float, y: float, text: str, **more: Any) -> None:
         axes.text(x, y, text, **{**font, **more})

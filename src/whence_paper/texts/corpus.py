@@ -53,14 +53,13 @@ class Corpus:
 
 def descriptions(encode: Callable[[str], list[int]], words: Callable[[Sequence[int]], str], length: int) -> Corpus:
     """Scikit-learn's descriptions, without tables, code and references, cut after every so many tokens."""
-    sequences, source = [], []
-    for number, name in enumerate(DOCUMENTS):
-        found = cut(encode(prose((files("sklearn.datasets.descr") / f"{name}.rst").read_text("utf-8"))), length)
-        sequences += found
-        source += [number] * len(found)
-    names = {name: number for number, name in enumerate(DOCUMENTS)}
-    statements = [(names.get(name, -1), encode(text)) for name, text in STATEMENTS]
-    return Corpus(DOCUMENTS, sequences, source, statements, words)
+    texts = {name: (files("sklearn.datasets.descr") / f"{name}.rst").read_text("utf-8") for name in DOCUMENTS}
+    found = {name: cut(encode(prose(text)), length) for name, text in texts.items()}
+    names = tuple(name for name in DOCUMENTS if found[name])  # a short one may fill no sequence
+    sequences = [sequence for name in names for sequence in found[name]]
+    source = [number for number, name in enumerate(names) for _ in found[name]]
+    statements = [(names.index(name) if name in names else -1, encode(text)) for name, text in STATEMENTS]
+    return Corpus(names, sequences, source, statements, words)
 
 
 def prose(text: str) -> str:

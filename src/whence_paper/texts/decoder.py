@@ -46,7 +46,7 @@ def smollm2() -> tuple[Any, Any]:
     file = next(Path(spec.origin).parent.glob("*.gguf"))
     tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-    return model.float().eval(), tokenizer
+    return nn.Module.float(model).eval(), tokenizer  # its own method refuses a file that was quantized
 
 
 def small(vocabulary: int, seed: int) -> Any:
