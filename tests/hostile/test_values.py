@@ -71,7 +71,7 @@ def test_integer_targets(dtype: torch.dtype) -> None:
     x, y = inputs_and_targets()
     with pytest.raises(
         whence.TargetError,
-        match=rf"floating-point targets for the Gaussian likelihood, got {dtype} in batch 0\. For class labels.*one_hot",
+        match=rf"for the Gaussian likelihood, got {dtype} in batch 0\. For class labels.*one_hot",
     ):
         fit(mlp(), [(x, (y > 0).to(dtype))])
 

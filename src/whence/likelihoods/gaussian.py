@@ -29,8 +29,8 @@ class Gaussian(Likelihood):
             raise TargetError(
                 f"expected floating-point targets for the Gaussian likelihood, got {targets.dtype} in {where}. "
                 'For class labels and cross-entropy pass likelihood="categorical"; for class labels and squared error '
-                "encode them as the network was trained (for example with whence.one_hot(labels, classes), +1 and -1 as "
-                "in the paper); for quantities call .float()."
+                "encode them as the network was trained (for example with whence.one_hot(labels, classes), +1 and -1 "
+                "as in the paper); for quantities call .float()."
             )
         flat = targets.unsqueeze(-1) if targets.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1 else targets
         if flat.shape != outputs.shape:
