@@ -67,8 +67,9 @@ docs: setup ## build the documentation into site/; a broken link is an error
 science: setup ## the slow tests: simulations, retraining, coverage
 	$(PYTEST) -m slow
 
-bench: $(VENV)/.peers ## cost and quality beside the peers
+bench: $(VENV)/.peers ## cost and quality beside the peers; quality needs DATA=FOLDER with uci/, mnist/, fashion-mnist/
 	$(BIN)/python -m benchmarks.cost
+	$(if $(DATA),$(BIN)/python -m benchmarks.quality_peers --data $(DATA),@echo "quality was left out: make bench DATA=FOLDER")
 
 soak: setup ## a hundred thousand predictions in small batches, for every structure: memory and answers
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --out out/soak.json
