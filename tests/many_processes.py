@@ -346,7 +346,18 @@ def layers(folder: Path) -> dict[str, Any]:
         found["core"] = refused(lambda: fit("core", slice(0, 24), shard="layers"))
         return found
 
-    return {str(world): forked(world, folder, work) for world in (2, 3)}
+    def both(rank: int) -> Any:
+        found: dict[str, Any] = {}
+        for name in names:
+            tracer = fit(name, cut([15, 9], rank // 2), shard=2)
+            owned = [block.name for block in tracer.bread.stream.blocks]
+            found[name] = [gap(answers(tracer), answers(wanted[name])), owned]
+        found["other data"] = refused(lambda: fit("ekfac", cut([6, 6, 6, 6], rank), shard=2))
+        found["three"] = refused(lambda: fit("ekfac", cut([15, 9], rank // 2), shard=3))
+        return found
+
+    found = {str(world): forked(world, folder, work) for world in (2, 3)}
+    return {**found, "4 by 2": forked(4, folder, both)}
 
 
 def wrapped(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from .fitting import Asked, run
 from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from .options import check_apart, check_choices, check_columns, check_groups, check_ridge, check_sizes, named
 from .processes import Distributed, opened
-from .starting import EVERY, check_checkpoint, check_shard, labels_of
+from .starting import EVERY, check_checkpoint, check_sharing, divided, labels_of
+from .tangents.passes import Passes
 from .tangents.select import Choice
 from .tracer import Tracer
 
@@ -46,7 +47,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     every: float = EVERY,
     distributed: Distributed = "auto",
-    shard: Literal["data", "layers"] = "data",
+    shard: Literal["data", "layers"] | int = "data",
 ) -> Tracer:
     """Fit the uncertainty of a trained network, after the fact.
 
@@ -93,8 +94,10 @@ def fit(
         distributed: let all processes of `torch.distributed` work together, each with its own shard of the data in
             `train_loader` and of the labels in `groups`: "auto" where there are several, or a number of seconds they
             wait for one another; `False` for a fit of this process alone. See `docs/distributed.md`.
-        shard: what processes share: "data", or the "layers" of a network that is too large for one of them; then each
-            reads all data, keeps the curvature of some layers, and they predict together. EKFAC, KFAC and diagonal.
+        shard: what processes share: the "data"; or the "layers" of a network that is too large for one of them: then
+            each reads all data and keeps the curvature of some layers, and they predict together (EKFAC, KFAC and
+            diagonal). A number: so many processes, of ranks next to each other, share the layers, and such groups of
+            them the data.
 
     Returns:
         A `Tracer`.
@@ -107,8 +110,8 @@ def fit(
         >>> tracer.predict(x[:3]).hec3.shape
         torch.Size([3, 1])
     """
-    crew = opened(distributed)
-    with crew.working(stay=shard == "layers"):
+    data, layers = divided(shard, opened(distributed))
+    with data.working(), layers.working(stay=True):
         lam = check_ridge(ridge)
         loss: Likelihood = named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
         chosen: Structure = named(structure, STRUCTURES, Structure, "structure")
@@ -127,7 +130,7 @@ def fit(
             recenter=recenter,
             noise=noise,
             loo=loo,
-            groups=labels_of(groups, crew) if shard == "data" else groups,
+            groups=labels_of(groups, data),
             policy=chosen.policy if leverage == "auto" else leverage,
             chunk_size=chunk_size,
             max_memory=max_memory,
@@ -136,6 +139,6 @@ def fit(
             columns=check_columns(outputs),
             seed=0 if generator is None else int(torch.randint(2**31, (1,), generator=generator)),
         )
-        check_shard(shard, chosen, crew)
-        folder = check_checkpoint(checkpoint, every, chosen, shard == "layers" and not crew.alone)
-        return run(asked, model, train_loader, crew, shard, folder, every, progress)
+        check_sharing(chosen, data, layers)
+        folder = check_checkpoint(checkpoint, every, chosen, layers)
+        return run(asked, model, train_loader, Passes(data, layers=layers), folder, every, progress)

@@ -16,7 +16,6 @@ from .errors import TooLargeError
 from .estimators import LeftOut, Policy, Weighing
 from .likelihoods import Likelihood
 from .options import check_positions
-from .processes import Processes
 from .progress import Progress
 from .results import Diagnostics, Finding
 from .starting import begin, digest_of, end
@@ -73,8 +72,7 @@ def run(
     asked: Asked,
     model: nn.Module,
     loader: Iterable[Any],
-    crew: Processes,
-    shard: str,
+    passes: Passes,
     folder: Path | None,
     every: float,
     progress: bool,
@@ -85,8 +83,7 @@ def run(
         asked: the options.
         model: trained network.
         loader: of its training data, or of this process's shard of them.
-        crew: the processes that share the fit.
-        shard: whether each has a part of the data, or a part of the layers.
+        passes: how the passes of the fit go, and which processes share them.
         folder: of the checkpoint, if there is to be one.
         every: seconds between two looks at the sums of a pass.
         progress: show how far it is.
@@ -96,8 +93,7 @@ def run(
     marks = fingerprint(model)
     with borrowed(model):
         network = Network(model)
-        bar = Progress(progress and crew.rank == 0)
-        passes = Passes(crew) if shard == "data" else Passes(layers=crew)
+        bar = Progress(progress and passes.crew.rank == passes.layers.rank == 0)
         batches = Batches(loader, network.device, bar, passes=passes)
         selection = _first_look(network, batches, asked.likelihood, asked.parameters)
         budget = begin(batches, model, asked.max_memory, folder, every, asked.facts(selection))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,16 +36,26 @@ class Processes:
     and through the default group (NCCL) from a GPU.
 
     Args:
+        ranks: in the whole job.
         group: of gloo; `None` for a process alone.
-        timeout: seconds, for messages.
+        wide: a group for numbers from a GPU; `None` for the default one.
+        timeout: seconds to wait for one another.
+        neighbours: how many processes of the job are on this machine.
     """
 
-    def __init__(self, group: Any = None, timeout: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int] = (0,),
+        group: Any = None,
+        wide: Any = None,
+        timeout: float = PATIENCE,
+        neighbours: int = 1,
+    ) -> None:
         """Remember who is there."""
-        self._group = group
-        self._timeout = timeout
-        self.rank: int = 0 if group is None else dist.get_rank()
-        self.size: int = 1 if group is None else dist.get_world_size()
+        self._ranks, self._group, self._wide, self._timeout = list(ranks), group, wide, timeout
+        self.neighbours = neighbours
+        self.rank: int = 0 if group is None else self._ranks.index(dist.get_rank())
+        self.size: int = len(self._ranks)
 
     @property
     def alone(self) -> bool:
@@ -94,7 +105,7 @@ class Processes:
         for one in () if self.alone else tensors:
             whole = one.contiguous()
             with self._watched(what):
-                dist.broadcast(whole, src=owner, group=self._road(one))
+                dist.broadcast(whole, src=self._ranks[owner], group=self._road(one))
             if whole is not one:
                 one.copy_(whole)
 
@@ -148,6 +159,31 @@ class Processes:
             if not stay:
                 self.part()
 
+    def split(self, together: int) -> tuple[Processes, Processes]:
+        """Those who have other data than this process, and those who have other layers.
+
+        Args:
+            together: so many processes, of ranks next to each other, share the layers; those of equal places among
+                them share the data.
+        """
+        places = [range(at, self.size, together) for at in range(together)]
+        rows = [range(low, low + together) for low in range(0, self.size, together)]
+        own = [[one for ranks in each if (one := self._some(ranks)) is not None] for each in (places, rows)]
+        self.part()
+        return own[0][0], own[1][0]
+
+    def _some(self, ranks: Sequence[int]) -> Processes | None:
+        """A few of the processes, if this one is among them; all must ask for it."""
+        found: Processes | None = ALONE if self.rank in ranks else None
+        if len(ranks) > 1:
+            wanted = [self._ranks[rank] for rank in ranks]
+            limit = timedelta(seconds=self._timeout)
+            group = dist.new_group(wanted, backend="gloo", timeout=limit)
+            wide = dist.new_group(wanted, timeout=limit) if dist.get_backend() == "nccl" else group
+            if found is not None:
+                found = Processes(wanted, group, wide, self._timeout, self.neighbours)
+        return found
+
     def part(self) -> None:
         """From now on everybody is alone."""
         with suppress(Exception):
@@ -161,7 +197,7 @@ class Processes:
             tensor.copy_(whole)
 
     def _road(self, tensor: Tensor) -> Any:
-        return self._group if tensor.device.type == "cpu" else None
+        return self._group if tensor.device.type == "cpu" else self._wide
 
     @contextmanager
     def _watched(self, what: str) -> Iterator[None]:
@@ -203,7 +239,10 @@ def opened(asked: Distributed) -> Processes:
         )
     if asked is False or not ready or dist.get_world_size() == 1:
         return ALONE
-    return Processes(dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds)), seconds)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+    found = Processes(range(dist.get_world_size()), group, None, seconds)
+    found.neighbours = found.tell("the fit", platform.node()).count(platform.node())
+    return found
 
 
 def shared_out(costs: Sequence[float], size: int) -> list[int]:

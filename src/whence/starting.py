@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import platform
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
@@ -17,7 +16,7 @@ from .curvature import Structure
 from .errors import InputError, LoaderError
 from .memory import Budget
 from .persist.checkpoint import described, open_checkpoint
-from .processes import Processes
+from .processes import ALONE, Processes
 from .tangents.batches import Batches
 from .tangents.borrow import fingerprint
 from .tangents.marks import mark
@@ -27,29 +26,39 @@ EVERY = 60.0
 """Seconds between two looks at the sums of a pass, unless told otherwise."""
 
 
-def check_shard(shard: Any, structure: Structure, crew: Processes) -> None:
-    """Raise where processes cannot share a fit in this way."""
-    if shard not in ("data", "layers"):
-        raise InputError(f'expected shard to be "data" or "layers", got {shard!r}.')
-    if crew.alone:
-        return
-    if shard == "layers" and not structure.by_layers:
+def divided(shard: Any, crew: Processes) -> tuple[Processes, Processes]:
+    """Those who share the data with this process, and those who share the layers."""
+    if isinstance(shard, str) and shard in ("data", "layers"):
+        return (crew, ALONE) if shard == "data" else (ALONE, crew)
+    if type(shard) is not int or shard < 1:
+        raise InputError(f'expected shard to be "data", "layers" or a number of processes, got {shard!r}.')
+    if crew.size % shard:
         raise InputError(
-            f"expected structure 'ekfac', 'kfac' or 'diagonal', whose layers are apart, with shard='layers', got "
+            f"expected shard to be the number of processes that share the layers, of which {crew.size} processes make "
+            f"several whole groups, got {shard}."
+        )
+    return (crew, ALONE) if shard == 1 else crew.split(shard) if shard < crew.size else (ALONE, crew)
+
+
+def check_sharing(structure: Structure, data: Processes, layers: Processes) -> None:
+    """Raise where processes cannot share a fit in this way."""
+    if not layers.alone and not structure.by_layers:
+        raise InputError(
+            f"expected structure 'ekfac', 'kfac' or 'diagonal', whose layers are apart, where layers are shared, got "
             f"{structure!r}. Use shard='data'."
         )
-    if not structure.in_parts:
+    if not data.alone and not structure.in_parts:
         raise InputError(_whole("one process, or distributed=False,", structure))
 
 
-def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, together: bool) -> Path | None:
+def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, layers: Processes) -> Path | None:
     """The folder of the checkpoint, if there is to be one; an error where that makes no sense.
 
     Args:
         checkpoint: as given.
         every: as given.
         structure: of the curvature.
-        together: whether several processes share the layers.
+        layers: the processes that share the layers.
     """
     if not isinstance(every, Real) or not 0 <= float(every) < math.inf:
         raise InputError(f"expected every as a number of seconds, not below zero, got {every!r}.")
@@ -59,7 +68,7 @@ def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, together
         raise InputError(f"expected checkpoint to be the name of a folder, got {checkpoint!r}.")
     if not structure.in_parts:
         raise InputError(_whole("no checkpoint", structure))
-    if together:
+    if not layers.alone:
         raise InputError("expected no checkpoint where processes share the layers, got one. Use shard='data'.")
     return Path(checkpoint)
 
@@ -93,19 +102,23 @@ def begin(
         The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
     """
     passes = batches.passes
-    crew = passes.crew if passes.layers.alone else passes.layers
-    budget = Budget(batches.device, max_memory)
-    if crew.alone and folder is None:
-        return budget
+    crew = passes.crew
+    limit = Budget(batches.device, max_memory).limit
+    if not passes.shared and folder is None:
+        return Budget(batches.device, limit)
     told = {name: described(option) for name, option in options.items()}
-    _check_alike(crew, {**told, "checkpoint": folder is not None}, fingerprint(model))
+    for some in (crew, passes.layers):
+        _check_alike(some, {**told, "checkpoint": folder is not None}, fingerprint(model))
     marks = roll_call(batches)
-    if not passes.layers.alone and len(set(crew.tell("the data", mark(marks)))) > 1:
+    if len(set(passes.layers.tell("the data", (mark(marks), passes.offset, passes.here)))) > 1:
         raise LoaderError(
-            "expected all processes to read the same data, all of them, with shard='layers', got different data. Use "
+            "expected processes that share the layers to read the same data, all of them, got different data. Use "
             "shard='data' where each has its own."
         )
-    limit = _shared(budget.limit, max_memory is None, batches, crew)
+    if max_memory is None and batches.device.type == "cpu":  # what was found free is for all on this machine
+        limit = limit // max(crew.neighbours, passes.layers.neighbours)
+    for some in (crew, passes.layers):
+        limit = min(some.tell("the memory", limit))
     if folder is not None:
         passes.kept = True
         if crew.rank == 0:
@@ -125,13 +138,6 @@ def _check_alike(crew: Processes, options: Mapping[str, Any], weights: Mapping[s
                     f"expected the same {what} {name} in all processes, got another in rank {rank} than in rank 0. "
                     "Give all of them the same options, and the same trained weights."
                 )
-
-
-def _shared(limit: int, found: bool, batches: Batches, crew: Processes) -> int:
-    """What every process can plan with, where those of one machine share what was found free there."""
-    here = platform.node() if batches.device.type == "cpu" else f"{platform.node()} {batches.device}"
-    told = crew.tell("the memory", (limit, here if found else f"{here} {crew.rank}"))
-    return int(min(limit / sum(place == other for _, other in told) for limit, place in told))
 
 
 def labels_of(groups: Any, crew: Processes) -> Any:

@@ -101,10 +101,24 @@ def test_layers_that_are_shared(world: int, told: dict[str, Any]) -> None:
     assert max(one["share"] for one in said) <= 1e-10
 
 
+def test_layers_and_data_that_are_shared(told: dict[str, Any]) -> None:
+    """Ranks 0 and 1 share the layers on the first part of the data, ranks 2 and 3 on the second."""
+    said = told["layers"]["4 by 2"]
+    for name in ("ekfac", "ekfac, corner", "ekfac, two bases", "kfac", "diagonal"):
+        assert max(one[name][0] for one in said) <= 1e-12, name
+        first, second, third, fourth = (one[name][1] for one in said)
+        assert first == third
+        assert second == fourth
+        assert len({*first, *second}) == len(first) + len(second) == 3
+    for one in said:
+        assert "LoaderError" in one["other data"] or "ProcessError" in one["other data"]
+        assert "several whole groups" in one["three"]
+
+
 def test_what_cannot_be_done_with_layers_apart(told: dict[str, Any]) -> None:
     for one in told["layers"]["2"]:
         assert one["save"].startswith("InputError: expected a whole fit to save")
-        assert one["other data"].startswith("LoaderError: expected all processes to read the same data")
+        assert one["other data"].startswith("LoaderError: expected processes that share the layers to read the same")
         assert one["core"].startswith("InputError: expected structure 'ekfac', 'kfac' or 'diagonal'")
 
 
