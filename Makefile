@@ -15,8 +15,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 # What a user may install beside the package itself.
 EXTRAS := report cli table integrations
 # Tests that need no more than that: not those of other peoples' curvatures, of the browser and of the documentation.
-LOWEST := tests/cli tests/integrations tests/persist tests/plots tests/tabular tests/tracing \
-  tests/report/test_report.py tests/report/test_tables.py tests/test_display.py tests/test_results.py tests/test_sklearn.py
+LOWEST := tests/cli tests/integrations tests/plots tests/tabular tests/tracing/test_attribution.py tests/test_display.py \
+  tests/persist/test_old_formats.py tests/persist/test_refusals.py tests/persist/test_round_trip.py \
+  tests/report/test_report.py tests/report/test_tables.py tests/test_results.py tests/test_sklearn.py
 comma := ,
 space := $() $()
 
@@ -55,7 +56,7 @@ lowest: setup ## tests with the lowest versions that pyproject.toml allows, besi
 	build/lowest/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)
 	build/lowest/bin/python -m pip --disable-pip-version-check install --quiet -c build/lowest/constraints.txt \
 	  -e '.[$(subst $(space),$(comma),$(EXTRAS))]' hypothesis pytest pytest-xdist scipy statsmodels
-	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n $(JOBS) $(LOWEST)
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n $(JOBS) -W ignore::DeprecationWarning $(LOWEST)
 
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix
@@ -74,13 +75,15 @@ bench: $(VENV)/.peers ## cost and quality beside the peers; quality needs DATA=F
 soak: setup ## a hundred thousand predictions in small batches, for every structure: memory and answers
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --out out/soak.json
 
-wheel: setup ## build wheel and sdist into dist/, and try the wheel in an environment of its own
+wheel: setup ## build wheel and sdist into dist/, and try both in an environment of their own
 	rm -rf dist build/smoke
 	$(PIP) build
 	$(BIN)/python -m build --outdir dist
 	$(PYTHON) -m venv build/smoke
 	build/smoke/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)
 	build/smoke/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt "$$(ls dist/*.whl)[report,cli]"
+	cd build && smoke/bin/python ../tests/packaging/smoke.py && smoke/bin/whence --version
+	build/smoke/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall dist/*.tar.gz
 	cd build && smoke/bin/python ../tests/packaging/smoke.py && smoke/bin/whence --version
 
 clean: ## remove caches and outputs; the virtual environment stays

@@ -43,5 +43,18 @@ def test_every_extra_has_lower_bounds_and_no_upper_ones() -> None:
         assert "<" not in line, line
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+def test_the_source_distribution_holds_what_the_tests_read() -> None:
+    import tomllib  # new in Python 3.11
+
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    shipped = {line.removeprefix("/") for line in tool["hatch"]["build"]["targets"]["sdist"]["include"]}
+    assert not [name for name in shipped if not (ROOT / name).exists()]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    read = set(re.findall(r'ROOT / "([A-Za-z][^"]+)"', sources)) - {"pyproject.toml"}  # which is always there
+    assert {"docs", "tools", "README.md"} <= read
+    assert not read - shipped
+
+
 def test_types_are_shipped() -> None:
     assert (Path(whence.__file__).parent / "py.typed").exists()
