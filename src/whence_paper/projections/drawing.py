@@ -22,7 +22,7 @@ def draw(run: Run, path: Path) -> Path:
 
     found, name = run.results, run.configuration["case"]
     invented = run.configuration["data"] == "invented"
-    figure = new_figure(10.5, 3.5)
+    figure = new_figure(10.5, 3.6)
     left, middle, right = figure.subplots(1, 3)
     _classes(left, found["train"], _names(name, invented))
     test = found["test"]
@@ -36,7 +36,8 @@ def draw(run: Run, path: Path) -> Path:
     shown = _dots(right, test, level, sorted(range(len(level)), key=lambda point: level[point]), cmap="cividis")
     figure.colorbar(shown, ax=right, label="rank of HeC3", shrink=0.85)
     title = TITLES.get(name, "CIFAR-10, ResNet-18") + (" (invented or 8 x 8 digits)" if invented else "")
-    for ax, words in ((left, f"{title}: training points"), (middle, "test points"), (right, "test points")):
+    figure.suptitle(title, fontsize="medium")
+    for ax, words in ((left, "training points"), (middle, "test points"), (right, "test points")):
         ax.set_title(words, fontsize="medium")
         ax.set(xticks=[], yticks=[])
     return save(figure, path)

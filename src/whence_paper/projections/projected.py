@@ -121,7 +121,9 @@ def show(settings: Settings, record: Record) -> list[Path]:
 
 
 def _file(record: Record, run: Run) -> str:
-    return f"{record.path.stem}-{run.configuration['case']}-{run.configuration['seed']}.png"
+    what = run.configuration
+    how = "" if what["projection"] == "umap" else f"-{what['projection']}"
+    return f"{record.path.stem}{how}-{what['case']}-{what['seed']}.png"
 
 
 def check(settings: Settings, record: Record) -> list[str]:
