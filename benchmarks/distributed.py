@@ -25,9 +25,12 @@ from torch import Tensor, nn
 import whence
 from whence.curvature.kronecker.factors import LARGEST_SIDE
 
-from .distributed_cost import Layer, Task, eigen_sizes, memory, operations, passing, traffic, transformer
+from .distributed_cost import Crew, Layer, Task, eigen_sizes, memory, operations, passing, traffic, transformer
 from .memory import METHOD, extra_bytes
 from .record import save, say, surroundings
+
+EFFICIENCY = 0.5
+"""Share of the speed of plain products of matrices that fits reach, as measured at a width of 192 in one process."""
 
 POSITIONS, LOOKS, EXAMPLES, BATCH = 48, 8, 32, 4
 LARGE = Task(transformer(4096, 11008, 32, 32000), 2048, 10_000, 17, squared=False, weight_bytes=2)
@@ -78,7 +81,7 @@ class Counted:
         return counted
 
 
-def one(width: int, rank: int, processes: int, shard: str, store: str, device: torch.device) -> dict[str, Any]:
+def one(width: int, rank: int, crew: Crew, store: str, device: torch.device) -> dict[str, Any]:
     """What one process takes for its part of a fit."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -86,15 +89,16 @@ def one(width: int, rank: int, processes: int, shard: str, store: str, device: t
     few = Tokens(16).eval().to(device)
     whence.fit(few, batches(16, 0, 1, device), structure="ekfac", progress=False, distributed=False)  # warm up
     counted = Counted()
+    processes = crew.data * crew.layers
     if processes > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
-    mine = batches(width, 0, 1, device) if shard == "layers" else batches(width, rank, processes, device)
+    mine = batches(width, rank // crew.layers, crew.data, device)
     structure, room = whence.EKFAC(tolerance=0.0), 2**34 if device.type == "cpu" else None
     spent: list[float] = []
 
     def fit() -> None:
         start, clock = time.process_time(), time.perf_counter()
-        whence.fit(network, mine, structure=structure, ridge=1.0, progress=False, shard=shard, max_memory=room)
+        whence.fit(network, mine, structure=structure, ridge=1.0, progress=False, shard=crew.layers, max_memory=room)
         if device.type == "cuda":
             torch.cuda.synchronize()
         spent.extend([time.process_time() - start, time.perf_counter() - clock])
@@ -108,11 +112,13 @@ def one(width: int, rank: int, processes: int, shard: str, store: str, device: t
     return {"seconds": spent[0], "bytes": extra, "traffic": counted.bytes}
 
 
-def run(width: int, processes: int, shard: str, device: str) -> list[dict[str, Any]]:
+def run(width: int, crew: Crew, device: str) -> list[dict[str, Any]]:
     """All processes of one fit."""
+    processes = crew.data * crew.layers
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-W", "ignore", "-m", "benchmarks.distributed", "--one", str(width)]
-        words += ["--processes", str(processes), "--shard", shard, "--store", f"{folder}/store", "--device", device]
+        words += ["--data", str(crew.data), "--layers", str(crew.layers)]
+        words += ["--store", f"{folder}/store", "--device", device]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         started = [
             subprocess.Popen([*words, "--rank", str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
@@ -147,32 +153,26 @@ def _seconds(work: Any, device: torch.device, times: int = 5) -> float:
     return min(found)
 
 
-def predicted(
-    what: Task, processes: int, shard: str, speed: dict[str, float], batch: int, device: str
-) -> dict[str, float]:
+def predicted(what: Task, crew: Crew, speed: dict[str, float], batch: int, device: str) -> dict[str, float]:
     """Seconds, bytes and traffic by the model."""
-    work = operations(what, processes, shard)
-    eigen = speed["eigen"] * sum(float(side) ** 3 for side in eigen_sizes(what, processes))
-    seconds = sum(work.values()) / speed["products"] + eigen
-    sent = sum(traffic(what, processes, shard).values())
-    held = memory(what, processes, shard) + passing(what, processes, shard, batch, device)
-    return {"seconds": seconds, "bytes": held, "traffic": sent}
+    eigen = speed["eigen"] * sum(float(side) ** 3 for side in eigen_sizes(what, crew))
+    seconds = sum(operations(what, crew).values()) / speed["products"] / EFFICIENCY + eigen
+    held = memory(what, crew) + passing(what, crew, batch, device)
+    return {"seconds": seconds, "bytes": held, "traffic": sum(traffic(what, crew).values())}
 
 
 def measure(widths: list[int], device: str) -> list[dict[str, Any]]:
     """Rows of measurements beside predictions."""
     rows = []
-    several = [(1, "data"), (2, "data"), (4, "data"), (2, "layers"), (4, "layers")]
+    several = [Crew(1, 1), Crew(2, 1), Crew(4, 1), Crew(1, 2), Crew(1, 4), Crew(2, 2)]
     for width in widths:
         speed = rates(width, torch.device(device))
-        for processes, shard in several if device == "cpu" else several[:1]:
-            found = run(width, processes, shard, device)
+        for crew in several if device == "cpu" else several[:1]:
+            found = run(width, crew, device)
             worst = {name: max(one[name] for one in found) for name in found[0]}
-            told = predicted(task(width), processes, shard, speed, BATCH, device)
-            weights = task(width).weights
-            rows.append(
-                {"width": width, "weights": weights, "processes": processes, "shard": shard, **_pairs(worst, told)}
-            )
+            told = predicted(task(width), crew, speed, BATCH, device)
+            row = {"width": width, "weights": task(width).weights, "data": crew.data, "layers": crew.layers}
+            rows.append({**row, **_pairs(worst, told)})
             say(rows[-1])
     return rows
 
@@ -184,19 +184,19 @@ def _pairs(found: dict[str, float], told: dict[str, float]) -> dict[str, Any]:
 def large(products: float, eigen: float, bandwidth: float) -> list[dict[str, Any]]:
     """What seven billion weights would take on machines of such a speed."""
     rows = []
-    for processes, shard in [(8, "data"), (8, "layers"), (16, "layers"), (32, "layers")]:
-        told = predicted(LARGE, processes, shard, {"products": products, "eigen": eigen}, 8, "cuda")
-        parts = {"operations": operations(LARGE, processes, shard), "traffic": traffic(LARGE, processes, shard)}
-        network = float(LARGE.weights * LARGE.weight_bytes)
+    for crew in (Crew(8, 1), Crew(1, 8), Crew(1, 32), Crew(8, 32)):
+        told = predicted(LARGE, crew, {"products": products, "eigen": eigen}, 8, "cuda")
         seconds = {"computing": told["seconds"], "sending": 2.0 * told["traffic"] / bandwidth}
         rows.append(
             {
-                "processes": processes,
-                "shard": shard,
-                "network_bytes": network,
-                "bytes": told["bytes"],
+                "data": crew.data,
+                "layers": crew.layers,
+                "network_bytes": float(LARGE.weights * LARGE.weight_bytes),
+                "held_bytes": memory(LARGE, crew),
+                "passing_bytes": passing(LARGE, crew, 8, "cuda"),
                 "seconds": seconds,
-                **parts,
+                "operations": operations(LARGE, crew),
+                "traffic": traffic(LARGE, crew),
             }
         )
     return rows
@@ -214,12 +214,12 @@ def main() -> None:
         "--eigen", type=float, default=3e-11, help="seconds of an eigendecomposition over its side's cube"
     )
     parser.add_argument("--bandwidth", type=float, default=5e10, help="bytes a second between devices")
-    for name, kind in (("one", int), ("rank", int), ("processes", int), ("shard", str), ("store", str)):
+    for name, kind in (("one", int), ("rank", int), ("data", int), ("layers", int), ("store", str)):
         parser.add_argument(f"--{name}", type=kind)
     given = parser.parse_args()
     if given.one:
         device = torch.device(given.device)
-        print(json.dumps(one(given.one, given.rank, given.processes, given.shard, given.store, device)))
+        print(json.dumps(one(given.one, given.rank, Crew(given.data, given.layers), given.store, device)))
         return
     rows = measure(given.widths, given.device)
     assumed = {"products": given.products, "eigen": given.eigen, "bandwidth": given.bandwidth}

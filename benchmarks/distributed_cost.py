@@ -6,7 +6,6 @@ For EKFAC with all eigenvalues (`tolerance=0`) on linear layers seen at several 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whence.curvature.kronecker.factors import LARGEST_SIDE
@@ -70,25 +69,32 @@ class Task:
         return sum(layer.weights for layer in self.layers)
 
 
-def owned(layers: Sequence[Layer], processes: int) -> list[list[Layer]]:
-    """Which layers each process has where they are shared."""
-    owners = shared_out([layer.weights * (layer.o + layer.i) for layer in layers], processes)
-    return [[layer for layer, owner in zip(layers, owners, strict=True) if owner == rank] for rank in range(processes)]
+@dataclass(frozen=True)
+class Crew:
+    """How many processes share the data, and how many the layers: as many as the product of both in all."""
+
+    data: int = 1
+    layers: int = 1
 
 
-def passing(task: Task, processes: int, shard: str, batch: int, device: str) -> float:
+def owned(task: Task, crew: Crew) -> list[list[Layer]]:
+    """Which layers each of those who share them has."""
+    owners = shared_out([layer.weights * (layer.o + layer.i) for layer in task.layers], crew.layers)
+    pairs = list(zip(task.layers, owners, strict=True))
+    return [[layer for layer, owner in pairs if owner == rank] for rank in range(crew.layers)]
+
+
+def passing(task: Task, crew: Crew, batch: int, device: str) -> float:
     """Bytes of the layers' inputs and output gradients of one piece of a batch, and of what is made of them."""
-    share = owned(task.layers, processes) if shard == "layers" else [list(task.layers)]
-    widths = [sum(layer.i + task.looks * layer.o for layer in layers) for layers in share]
+    widths = [sum(layer.i + task.looks * layer.o for layer in layers) for layers in owned(task, crew)]
     each = 4.0 * task.positions * max(widths)
     return PIECES * max(each, min(batch * each, float(PIECE_BYTES[device])))
 
 
-def memory(task: Task, processes: int, shard: str) -> float:
+def memory(task: Task, crew: Crew) -> float:
     """Bytes that the fullest process holds beside the network, the data and the pieces of batches that pass."""
-    each = owned(task.layers, processes) if shard == "layers" else [list(task.layers)]
     found = []
-    for layers in each:
+    for layers in owned(task, crew):
         factors = sum(layer.factors for layer in layers)
         largest = max(side**2 for layer in layers for side in layer.sides)
         weights = sum(layer.weights for layer in layers)
@@ -99,42 +105,43 @@ def memory(task: Task, processes: int, shard: str) -> float:
     return max(found)
 
 
-def traffic(task: Task, processes: int, shard: str) -> dict[str, float]:
-    """Bytes that one process hands over to be added up or sent, by what they are."""
-    if processes == 1:
-        return {}
+def traffic(task: Task, crew: Crew) -> dict[str, float]:
+    """Bytes that the busiest process hands over to be added up or sent, by what they are."""
     n, c = task.examples, task.looks
     hats = 8.0 * n * (c * c + c)
-    if shard == "layers":
-        return {"leverages": hats}
-    factors = sum(layer.factors for layer in task.layers)
+    found = {"leverages of layers": hats / crew.data} if crew.layers > 1 else {}
+    if crew.data == 1:
+        return found
+    most = owned(task, crew)
+    factors = max(sum(layer.factors for layer in layers) for layers in most)
+    weights = max(sum(layer.weights for layer in layers) for layers in most)
     sums = (3 if task.squared and c > 1 else 2) + ESTIMATORS + 1
     return {
+        **found,
         "factors": 8.0 * factors,
         "eigenvectors": float(task.working * factors),
-        "sums": 8.0 * sums * task.weights,
+        "sums": 8.0 * sums * weights,
         "leverages": hats,
         "outputs": 8.0 * n * (1 + 2 * c + (0 if task.squared else c * c)),
     }
 
 
-def operations(task: Task, processes: int, shard: str) -> dict[str, float]:
+def operations(task: Task, crew: Crew) -> dict[str, float]:
     """Multiplications and additions of the busiest process, by what they are for."""
     t, c, n = task.positions, task.looks, task.examples
     network = 2.0 * t * task.weights * (4 + 3 * c) * n  # four times forward, three times back
-    share = owned(task.layers, processes) if shard == "layers" else [list(task.layers)]
-    parts = [n * sum(_curvature(layer, t, c) for layer in layers) for layers in share]
-    every = 1.0 if shard == "layers" else float(processes)
-    return {"network": network / every, "curvature": max(parts) / every}
+    parts = [n * sum(_curvature(layer, t, c) for layer in layers) for layers in owned(task, crew)]
+    return {"network": network / crew.data, "curvature": max(parts) / crew.data}
 
 
-def eigen_sizes(task: Task, processes: int) -> list[int]:
+def eigen_sizes(task: Task, crew: Crew) -> list[int]:
     """Sides of the factors that the busiest process decomposes."""
-    costs = [float(sum(side**3 for side in layer.sides)) for layer in task.layers]
-    owners = shared_out(costs, processes)
-    loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(processes)]
-    busiest = loads.index(max(loads))
-    return [s for layer, owner in zip(task.layers, owners, strict=True) if owner == busiest for s in layer.sides]
+    found: list[list[int]] = []
+    for layers in owned(task, crew):
+        owners = shared_out([float(sum(side**3 for side in layer.sides)) for layer in layers], crew.data)
+        pairs = list(zip(layers, owners, strict=True))
+        found += [[s for layer, owner in pairs if owner == rank for s in layer.sides] for rank in range(crew.data)]
+    return max(found, key=lambda sides: sum(side**3 for side in sides))
 
 
 def _curvature(layer: Layer, t: int, c: int) -> float:
