@@ -158,15 +158,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of all experiments on these tasks."""
     add = parser.add_argument
     add("--cases", nargs="+", choices=("mnist", "fashion-mnist"), default=["mnist", "fashion-mnist"])
-    add(
-        "--optimiser",
-        choices=("adam", "adamw"),
-        default="adamw",
-        help="default adamw: weight decay apart from the loss",
-    )
-    add(
-        "--schedule", choices=("constant", "cosine"), default="constant", help="of the learning rate (default constant)"
-    )
+    add("--optimiser", choices=("adam", "adamw"), default="adam", help="default adam: its decay is part of the loss")
+    add("--schedule", choices=("constant", "cosine"), default="constant", help="of the rate (default constant)")
     add("--epochs", type=int, help="passes over the training set (default 20)")
     add("--size", type=int, help="training images before a class is taken out (default all)")
     add("--pooling", choices=POOLINGS, default="max", help="between the CNN's convolutions (default max)")

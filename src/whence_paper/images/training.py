@@ -18,8 +18,8 @@ class Recipe:
 
     Attributes:
         epochs: passes over the data.
-        optimiser: "adamw" decouples the weight decay; "adam" adds its penalty to the loss. The paper says "Adam" with a
-            weight decay.
+        optimiser: "adam" adds the penalty of its weight decay to the loss, which is what the paper says; "adamw" keeps it
+            apart.
         rate: learning rate.
         weight_decay: of the optimiser.
         batch: examples a step.
@@ -27,7 +27,7 @@ class Recipe:
     """
 
     epochs: int = 20
-    optimiser: Literal["adam", "adamw"] = "adamw"
+    optimiser: Literal["adam", "adamw"] = "adam"
     rate: float = 1e-3
     weight_decay: float = 1e-2
     batch: int = 128
