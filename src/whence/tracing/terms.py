@@ -73,16 +73,22 @@ def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: i
     pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
     noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
     for where, aligned in chunks:  # (m, k, n, k)
-        size[:, where] = aligned.square().sum((1, 3)).sqrt()
-        shared = noise[0] if len(noise) == 1 else None
-        spread = aligned @ shared if shared is not None else _weighted(aligned, noise[where])
-        ho[:, where] = spread.square().sum((1, 3))
-        moved = _weighted(aligned, left_out[where])
-        hec3[:, where] = moved.square().sum((1, 3))
-        pull[:, where] = moved.sum(3).transpose(1, 2)
+        size[:, where] = _moved(aligned, None).square().sum((1, 3)).sqrt().T
+        ho[:, where] = _moved(aligned, noise if len(noise) == 1 else noise[where]).square().sum((1, 3)).T
+        moved = _moved(aligned, left_out[where])
+        hec3[:, where] = moved.square().sum((1, 3)).T
+        pull[:, where] = moved.sum(1).transpose(0, 1)
     return Terms(ho, hec3, size, pull)
 
 
-def _weighted(aligned: Tensor, roots: Tensor) -> Tensor:
-    """a_i W_i: (m, k, n, k) with (n, k, q) to (m, k, n, q)."""
-    return torch.einsum("mkni,niq->mknq", aligned, roots)
+def _moved(aligned: Tensor, roots: Tensor | None) -> Tensor:
+    """a_i W_i: (m, k, n, c) with (n or 1, c, q) to (n, q, m, k), by products that leave the numbers where they lie."""
+    m, k, n, _ = aligned.shape
+    lying = aligned.permute(2, 3, 0, 1)
+    if roots is None:
+        return lying
+    if lying.is_contiguous():
+        return (roots.transpose(1, 2) @ lying.flatten(2)).reshape(n, -1, m, k)
+    if len(roots) == 1:
+        return (aligned.reshape(m * k * n, -1) @ roots[0]).reshape(m, k, n, -1).permute(2, 3, 0, 1)
+    return torch.einsum("mkni,niq->nqmk", aligned, roots)

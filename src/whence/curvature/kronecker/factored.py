@@ -7,7 +7,8 @@ factors vg, ua, vg', ua' that is
 
 and B serves all outputs of both examples: a product over the layer for each pair of examples, not for each output.
 Outside a corner of the basis all is divided by one number, so that inner products of the factors say the rest: with the
-parts h and b of g and a that the corner does not span, (h h' a a' + vg vg' b b') / (s_outside + lambda).
+parts h and b of g and a that the corner does not span, (h h' a a' + vg vg' b b') / (s_outside + lambda): one number is
+added to B, and h follows vg with weights of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from .moments import Squares
 HELD = {"cpu": 2**18, "cuda": 2**26}
 """Numbers that are multiplied one by one in one go: on a CPU as many as stay in its cache."""
 
+LARGEST = 2048
+"""Outputs of a layer of which the complement of a corner is worked out, which takes their cube."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -36,7 +40,7 @@ class Parts:
         inputs_inside: ua (n, x).
         inputs_beyond: b (n, i), without columns where the basis spans all.
         grads_inside: vg (n, c, y).
-        grads_beyond: h (n, c, o), likewise.
+        grads_beyond: h, likewise: (n, c, o - y) in a basis of what the corner does not span, or (n, c, o).
     """
 
     inputs: Tensor
@@ -46,14 +50,20 @@ class Parts:
     grads_beyond: Tensor
 
     @classmethod
-    def of(cls, tangent: Kronecker, basis: Basis, dtype: torch.dtype) -> Parts:
-        """Split what was captured."""
+    def of(cls, tangent: Kronecker, basis: Basis, dtype: torch.dtype, complement: Tensor | None = None) -> Parts:
+        """Split what was captured; a basis of the output directions outside the corner makes h shorter."""
         a, g = tangent.inputs()[:, 0, 0].to(dtype), tangent.grads()[:, :, 0, 0].to(dtype)
         into, out = (None if one is None else one[0].to(dtype) for one in (basis.inputs, basis.outputs))
         inside, turned = a if into is None else a @ into, g if out is None else g @ out
         if not basis.outside or into is None or out is None:
             return cls(a, inside, a[:, :0], turned, g[:, :, :0])
-        return cls(a, inside, a - inside @ into.T, turned, g - turned @ out.T)
+        beyond = g - turned @ out.T if complement is None else g @ complement
+        return cls(a, inside, a - inside @ into.T, turned, beyond)
+
+    @property
+    def grads(self) -> Tensor:
+        """Both parts of the output gradients, one after the other."""
+        return torch.cat([self.grads_inside, self.grads_beyond], 2)
 
     @classmethod
     def join(cls, pieces: Sequence[Parts]) -> Parts:
@@ -68,47 +78,66 @@ class Factored:
     Attributes:
         basis: of the block.
         parts: the factors of the gradients themselves.
+        complement: (o, o - y) output directions that the corner does not span, where they were worked out.
         inside: (m, y, x) turned inputs, divided by s + lambda.
         weight: 1 / (s_outside + lambda), zero where the basis spans all.
     """
 
     basis: Basis
     parts: Parts
+    complement: Tensor | None
     inside: Tensor
     weight: float
 
     @classmethod
-    def of(cls, pieces: Sequence[Parts], basis: Basis, squares: Squares, ridge: float) -> Factored:
+    def of(
+        cls, pieces: Sequence[Parts], basis: Basis, squares: Squares, ridge: float, complement: Tensor | None
+    ) -> Factored:
         """Divide by the curvature."""
         parts = Parts.join(pieces)
         inside = parts.inputs_inside.unsqueeze(1) / (squares.inside[0] + ridge).to(parts.inputs.dtype)
-        return cls(basis, parts, inside, 1.0 / (squares.outside + ridge) if basis.outside else 0.0)
+        return cls(basis, parts, complement, inside, 1.0 / (squares.outside + ridge) if basis.outside else 0.0)
 
     def align(self, tangent: Tangent) -> Tensor:
         """Inner products with the gradients of n examples for c cotangents, (n, c, m k)."""
         assert isinstance(tangent, Kronecker)
-        ours, others = self.parts, Parts.of(tangent, self.basis, self.inside.dtype)
-        n, c, y = others.grads_inside.shape
-        m, k = ours.grads_inside.shape[:2]
-        found = self.inside.new_empty(n, c, m, k)
-        step = max(1, HELD["cuda" if self.inside.is_cuda else "cpu"] // (c * y))
-        for low in range(0, n, step):
-            some = slice(low, min(low + step, n))
-            grads = others.grads_inside[some]
-            for at in range(m):
-                weights = others.inputs_inside[some] @ self.inside[at].T  # B, (n, y)
-                found[some, :, at] = (grads * weights.unsqueeze(1)) @ ours.grads_inside[at].T
-        if self.weight:
-            self._add_outside(found, others)
-        return found.reshape(n, c, m * k)
+        others = Parts.of(tangent, self.basis, self.inside.dtype, self.complement)
+        theirs, ours = others.grads, self.parts.grads
+        n, c, y = theirs.shape
+        m, k = ours.shape[:2]
+        found = self.inside.new_empty(n, c, m * k)
+        held = HELD["cuda" if self.inside.is_cuda else "cpu"]
+        many, few = max(1, 16 * held // (m * y)), max(1, held // (m * k * y))
+        for low in range(0, n, many):
+            weights = self._weights(others, slice(low, min(low + many, n)))  # (some, m, y)
+            for first in range(0, len(weights), few):
+                here = weights[first : first + few]
+                where = slice(low + first, low + first + len(here))
+                scaled = (here.unsqueeze(2) * ours).reshape(len(here), m * k, y)
+                torch.bmm(theirs[where], scaled.transpose(1, 2), out=found[where])
+        return found
 
-    def _add_outside(self, found: Tensor, others: Parts) -> None:
-        n, _, m, _ = found.shape
-        for grads, inputs in (("grads_beyond", "inputs"), ("grads_inside", "inputs_beyond")):
-            left, right = getattr(others, grads), getattr(self.parts, grads)
-            products = (left.flatten(0, 1) @ right.flatten(0, 1).T).reshape(found.shape)
-            near = getattr(others, inputs) @ getattr(self.parts, inputs).T * self.weight  # (n, m)
-            found.addcmul_(products, near.reshape(n, 1, m, 1))
+    def _weights(self, others: Parts, some: slice) -> Tensor:
+        """B of every pair of examples, and what all directions outside weigh: one weight a coordinate of `grads`."""
+        m, y = self.inside.shape[:2]
+        weights = (others.inputs_inside[some] @ self.inside.flatten(0, 1).T).reshape(-1, m, y)
+        if not self.weight:
+            return weights
+        beyond, alike = (
+            self.weight * getattr(others, name)[some] @ getattr(self.parts, name).T
+            for name in ("inputs_beyond", "inputs")
+        )
+        rest = alike.unsqueeze(2).expand(-1, -1, self.parts.grads_beyond.shape[2])
+        return torch.cat([weights + beyond.unsqueeze(2), rest], 2)
+
+
+def complement_of(basis: Basis, dtype: torch.dtype) -> Tensor | None:
+    """Orthonormal output directions (o, o - y) that a corner does not span; nothing where that would take long."""
+    if not basis.outside or basis.inputs is None or basis.outputs is None or basis.outputs.shape[1] > LARGEST:
+        return None
+    kept = basis.outputs[0].double()
+    whole: Tensor = torch.linalg.qr(kept, mode="complete").Q
+    return whole[:, kept.shape[1] :].to(dtype)
 
 
 def seen_once(tangent: Tangent) -> Kronecker | None:

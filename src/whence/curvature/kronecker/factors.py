@@ -26,8 +26,8 @@ LARGEST_CLASSES = 256
 MANY_EXAMPLES = 20_000
 """From so many examples on, the factors of layer outputs are taken from one output of each, in turn."""
 
-EXAMPLES_PER_SIDE = 50
-"""And from so many for each output of the widest layer: small eigenvalues are then off by about a fiftieth at most."""
+EXAMPLES_PER_SIDE = 40
+"""And from so many for each output of the widest layer: small eigenvalues are then off by a fortieth or so at most."""
 
 LONGEST_SUM = 8192
 """Rows whose products are summed in their own precision."""

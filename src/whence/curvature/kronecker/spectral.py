@@ -16,7 +16,7 @@ from whence.tangents.forms import Tangent
 
 from .align import align
 from .basis import Basis
-from .factored import Factored, Parts, seen_once
+from .factored import Factored, Parts, complement_of, seen_once
 from .moments import MeatSums, Spectrum, Squares, centre, gather_meats, states
 from .stream import LayerStream, working_precision
 from .view import View, views
@@ -144,6 +144,7 @@ class SpectralBread(Bread):
         row = k * problem.selection.size * torch.finfo(precision).bits // 8
         most = max(1, int(0.05 * problem.budget.limit) // row)  # the gradients, and what is solved on the way
         size = batch_size(inputs, "this batch")
+        outside = [complement_of(basis, precision) for basis in self.bases]
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
             pieces: list[list[Tensor]] = [[] for _ in self.bases]
@@ -152,13 +153,13 @@ class SpectralBread(Bread):
                 for at, (tangent, basis) in enumerate(zip(tangents, self.bases, strict=True)):
                     once = seen_once(tangent)
                     if once is not None:
-                        factored[at].append(Parts.of(once, basis, precision))
+                        factored[at].append(Parts.of(once, basis, precision, outside[at]))
                     else:
                         pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
             solved: list[Tensor | Factored] = [
-                Factored.of(parts, basis, squares, self.ridge) if parts else torch.cat(piece)
-                for piece, parts, basis, squares in zip(
-                    pieces, factored, self.bases, self.spectrum.curvature, strict=True
+                Factored.of(parts, basis, squares, self.ridge, beyond) if parts else torch.cat(piece)
+                for piece, parts, basis, squares, beyond in zip(
+                    pieces, factored, self.bases, self.spectrum.curvature, outside, strict=True
                 )
             ]
             yield where, solved
