@@ -54,6 +54,7 @@ class Case:
         make: the untrained network, from the number of outputs.
         recipe: how it is trained.
         size: training examples before a class is taken out; `None` for all.
+        tested: how many of the test images, the first ones; `None` for all.
     """
 
     name: str
@@ -62,10 +63,14 @@ class Case:
     make: Callable[[int], nn.Module]
     recipe: Recipe
     size: int | None = None
+    tested: int | None = None
 
     def read(self, settings: Settings) -> Images:
         """The images, on the device."""
-        return read_images(self.source, settings.data).to(settings.device)
+        found = read_images(self.source, settings.data)
+        tests = slice(self.tested)
+        found = replace(found, test_inputs=found.test_inputs[tests], test_labels=found.test_labels[tests])
+        return found.to(settings.device)
 
     def task(self, images: Images, seed: int, noise: float = 1.0) -> Task:
         """One draw of noisy and missing classes."""
@@ -75,6 +80,10 @@ class Case:
         """What decides a trained network, beside its task and seed."""
         size = self.size or "all"
         return {"case": self.name, "data": self.source, "network": self.describe, "size": size, **self.recipe.as_dict()}
+
+    def judged(self) -> dict[str, Any]:
+        """The same with what else decides numbers: how many images are tested."""
+        return {**self.configuration(), **({"tested": self.tested} if self.tested else {})}
 
     def trained(self, task: Task, settings: Settings) -> nn.Module:
         """A network trained on a task; kept beside the record, so that other experiments need not train it again."""
@@ -162,6 +171,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--schedule", choices=("constant", "cosine"), default="constant", help="of the rate (default constant)")
     add("--epochs", type=int, help="passes over the training set (default 20)")
     add("--size", type=int, help="training images before a class is taken out (default all)")
+    add("--tested", type=int, help="test images, the first ones (default all)")
     add("--pooling", choices=POOLINGS, default="max", help="between the CNN's convolutions (default max)")
     add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01, the weight decay)")
 
@@ -174,5 +184,5 @@ def cases(settings: Settings) -> list[Case]:
         case = made[name]
         recipe = replace(case.recipe, optimiser=settings.optimiser, schedule=settings.schedule)
         recipe = replace(recipe, epochs=settings.epochs or recipe.epochs)
-        found.append(replace(case, recipe=recipe, size=settings.size or case.size))
+        found.append(replace(case, recipe=recipe, size=settings.size or case.size, tested=settings.tested))
     return found

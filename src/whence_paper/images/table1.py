@@ -61,7 +61,7 @@ def judge(case: Case, settings: Settings, read: Callable[[], Images], seed: int,
 
 def configuration(case: Case, seed: int, how: str, share: float) -> dict[str, Any]:
     """Of one run."""
-    return {**case.configuration(), "seed": seed, "fit": how, "ridge share": share}
+    return {**case.judged(), "seed": seed, "fit": how, "ridge share": share}
 
 
 def compute(settings: Settings, record: Record) -> None:

@@ -68,7 +68,7 @@ def compute(settings: Settings, record: Record) -> None:
         read = cache(partial(case.read, settings))  # when a run is missing
         for seed in settings.seeds:
             wanted = {
-                **case.configuration(),
+                **case.judged(),
                 "seed": seed,
                 "fit": settings.fit,
                 "ridge share": settings.ridge_share,
