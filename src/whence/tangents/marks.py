@@ -52,15 +52,20 @@ def row_marks(tensor: Tensor) -> Tensor:
     if found.is_complex():
         found = torch.view_as_real(found.resolve_conj())
     n = len(found)
-    words = found.resolve_neg().reshape(n, -1).contiguous()
+    words = found.resolve_neg().reshape(n, -1) if n else found
     if not words.numel():
         return torch.zeros(n, dtype=torch.int64, device=found.device)
     table = _table(found.device)
-    joined = words.view(_WORDS[words.element_size()]).long()
+    return torch.cat([_row_sums(part, table) for part in words.split(max(1, PIECE // words.shape[1]))])
+
+
+def _row_sums(rows: Tensor, table: Tensor) -> Tensor:
+    """Weighted sums (n,) of the words in each row (n, m)."""
+    joined = rows.contiguous().view(_WORDS[rows.element_size()]).long()
     while joined.shape[1] > 1:
         spans = -(-joined.shape[1] // SPAN)
         padded = torch.nn.functional.pad(joined, (0, spans * SPAN - joined.shape[1]))
-        joined = (padded.reshape(n, spans, SPAN) * table).sum(2)
+        joined = (padded.reshape(len(rows), spans, SPAN) * table).sum(2)
     return joined.squeeze(1)
 
 
