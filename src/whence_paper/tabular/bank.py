@@ -41,7 +41,7 @@ SHOWN = 6
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Those of tables, with 50 epochs."""
-    add_options(parser, epochs=50, structure="core")
+    add_options(parser, epochs=50, structure="core-1024")
 
 
 def judge(settings: Settings, seed: int) -> dict[str, Any]:

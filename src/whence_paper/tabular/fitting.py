@@ -17,7 +17,12 @@ from whence_paper.images.training import Recipe, initialised, train
 
 from .problems import Problem
 
-STRUCTURES = {"exact": whence.Exact(), "core": whence.Core(), "ekfac": whence.EKFAC()}
+STRUCTURES = {
+    "exact": whence.Exact(),
+    "core": whence.Core(),
+    "core-1024": whence.Core(size=1024),
+    "ekfac": whence.EKFAC(),
+}
 
 
 def add_options(parser: argparse.ArgumentParser, epochs: int, structure: str) -> None:
@@ -25,8 +30,14 @@ def add_options(parser: argparse.ArgumentParser, epochs: int, structure: str) ->
     add = parser.add_argument
     add("--epochs", type=int, help=f"passes over the training set (default {epochs}, the paper's; quick 40)")
     add("--width", type=int, default=100, help="hidden units (default 100, the paper's)")
+    add(
+        "--optimiser",
+        choices=("adam", "adamw"),
+        default="adamw",
+        help="default adamw: weight decay apart from the loss",
+    )
     add("--rate", type=float, default=1e-3, help="learning rate (default 0.001; the paper says none for tables)")
-    add("--weight-decay", type=float, default=1e-2, help="of AdamW (default 0.01; the paper says none for tables)")
+    add("--weight-decay", type=float, default=1e-2, help="default 0.01; the paper says none for tables")
     add("--structure", choices=sorted(STRUCTURES), default=structure, help=f"default {structure}")
     add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01)")
     add("--share", type=float, default=0.1, help="of the test points that count as uncertain (default 0.1)")
@@ -38,7 +49,7 @@ def recipe_of(settings: Settings) -> Recipe:
     """How the network is trained."""
     epochs = settings.epochs or (40 if settings.quick else settings.usual_epochs)
     rate = 1e-2 if settings.quick and settings.rate == 1e-3 else settings.rate
-    return Recipe(epochs=epochs, rate=rate, weight_decay=settings.weight_decay)
+    return Recipe(epochs, settings.optimiser, rate, settings.weight_decay)
 
 
 def configuration(settings: Settings, seed: int) -> dict[str, Any]:
