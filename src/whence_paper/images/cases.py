@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,18 +113,16 @@ def mnist(quick: bool) -> Case:
     return Case("mnist", "mnist", "MLP 784-1024-1024", lambda k: networks.mlp(784, 1024, 1024, k), Recipe())
 
 
-def fashion(quick: bool, pooling: str) -> Case:
+def fashion(quick: bool, pooling: str, channels: Sequence[int] | None = None) -> Case:
     """The paper's CNN of 32, 64, 128, 256 channels; quick, of 8 and 16 on 8 x 8 digits."""
-    if quick:
-        recipe = Recipe(epochs=30, optimiser="adamw", rate=3e-3, batch=64)
-        return Case("fashion-mnist", "digits", f"CNN 8-16 {pooling}", lambda k: conv_net(k, (8, 16), pooling), recipe)
-    channels = (32, 64, 128, 256)
+    sizes = tuple(channels or ((8, 16) if quick else (32, 64, 128, 256)))
+    recipe = Recipe(epochs=30, optimiser="adamw", rate=3e-3, batch=64) if quick else Recipe()
     return Case(
         "fashion-mnist",
-        "fashion-mnist",
-        f"CNN 32-64-128-256 {pooling}",
-        lambda k: conv_net(k, channels, pooling),
-        Recipe(),
+        "digits" if quick else "fashion-mnist",
+        f"CNN {'-'.join(map(str, sizes))} {pooling}",
+        lambda k: conv_net(k, sizes, pooling),
+        recipe,
     )
 
 
@@ -173,12 +171,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--size", type=int, help="training images before a class is taken out (default all)")
     add("--tested", type=int, help="test images, the first ones (default all)")
     add("--pooling", choices=POOLINGS, default="max", help="between the CNN's convolutions (default max)")
+    add("--channels", type=int, nargs="+", help="of the CNN's convolutions (default 32 64 128 256)")
     add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01, the weight decay)")
 
 
 def cases(settings: Settings) -> list[Case]:
     """Those asked for."""
-    made = {"mnist": mnist(settings.quick), "fashion-mnist": fashion(settings.quick, settings.pooling)}
+    made = {
+        "mnist": mnist(settings.quick),
+        "fashion-mnist": fashion(settings.quick, settings.pooling, settings.channels),
+    }
     found = []
     for name in settings.cases:
         case = made[name]

@@ -21,7 +21,7 @@ from whence_paper.tables import Table, mean_and_sd, write_tables
 from .cases import FITS, Case, add_options, answers, cases, fitted
 
 SCORES = ("Ho", "HeC3", "HeC3/Ho", "margin")
-KEYS = ("case", "network", "optimiser", "schedule", "size", "fit")
+KEYS = ("case", "network", "optimiser", "schedule", "epochs", "size", "fit")
 PAPER = {
     ("mnist", "noisy"): ("0.84±0.03", "0.92±0.02", "0.97±0.01", ""),
     ("mnist", "missing"): ("0.80±0.10", "0.79±0.07", "0.69±0.09", ""),
@@ -101,8 +101,8 @@ def show(settings: Settings, record: Record) -> list[Path]:
 
 def words(key: tuple[str, ...]) -> str:
     """What a group of runs has in common, beside its case."""
-    _, network, optimiser, schedule, size, how = key
-    return f"{network}, {optimiser}, {schedule} rate, {size} images, {how}"
+    _, network, optimiser, schedule, epochs, size, how = key
+    return f"{network}, {optimiser}, {schedule} rate, {epochs} epochs, {size} images, {how}"
 
 
 def summary(case: str, groups: dict[tuple[str, ...], list[Run]]) -> Table:
