@@ -177,10 +177,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def cases(settings: Settings) -> list[Case]:
     """Those asked for."""
-    made = {
-        "mnist": mnist(settings.quick),
-        "fashion-mnist": fashion(settings.quick, settings.pooling, settings.channels),
-    }
+    second = fashion(settings.quick, settings.pooling, settings.channels)
+    made = {"mnist": mnist(settings.quick), "fashion-mnist": second}
     found = []
     for name in settings.cases:
         case = made[name]
