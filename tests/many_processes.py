@@ -255,7 +255,7 @@ def saved(folder: Path) -> dict[str, Any]:
     }
 
 
-def failures(folder: Path, seconds: float = 3.0) -> dict[str, Any]:
+def failures(folder: Path, seconds: float = 5.0) -> dict[str, Any]:
     """One process fails, dies or hangs in the middle of a fit: what the others say, and after how long."""
     found = {}
     for kind in ("fails", "dies", "hangs"):
@@ -266,7 +266,13 @@ def failures(folder: Path, seconds: float = 3.0) -> dict[str, Any]:
             loader = Failing(batches_of(tensors, cut([8, 8, 8], rank), 2), kind) if rank == 1 else None
             plain = batches_of(tensors, cut([8, 8, 8], rank), 2)
             try:
-                whence.fit(network(), loader or plain, structure="ekfac", progress=False, distributed=seconds)
+                whence.fit(
+                    network(),
+                    loader or plain,
+                    structure="ekfac",
+                    progress=False,
+                    distributed=seconds if kind == "hangs" else LIMIT,
+                )
             except BaseException as error:
                 return [type(error).__name__, str(error), time.monotonic() - start]
             return ["no error", "", 0.0]
@@ -288,7 +294,7 @@ class Failing:
                 if self.kind == "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if self.kind == "hangs":
-                    time.sleep(6)
+                    time.sleep(12)
                 raise OSError("the disk is gone")
             yield batch
 
