@@ -129,11 +129,15 @@ def fashion(quick: bool, pooling: str, channels: Sequence[int] | None = None) ->
 FITS: dict[str, dict[str, Any]] = {
     "ekfac": {"structure": whence.EKFAC()},
     "two-bases": {"structure": whence.EKFAC(meat="two_bases")},
+    "two-bases-whole": {"structure": whence.EKFAC(meat="two_bases", basis="gradients")},
     "core": {"structure": whence.Core(size=1024)},
     "paper": {"structure": whence.EKFAC(meat="two_bases", corner=None), "leverage": "clip", "loo": "output"},
     "exact": {"structure": whence.Exact()},
 }
-"""Ways to fit, by name. "paper" is its letter: two full bases, leverages clipped, outputs left out one by one."""
+"""Ways to fit, by name. "two-bases-whole" decomposes convolutions by gradients summed over positions, the others by
+positions one by one; for an MLP that is the same. "paper" is its letter: two full bases, leverages clipped, outputs left
+out one by one.
+"""
 
 
 def fitted(network: nn.Module, data: tuple[Tensor, Tensor], how: str, share: float, batch: int = 1000) -> whence.Tracer:

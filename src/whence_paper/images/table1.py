@@ -33,7 +33,7 @@ PAPER = {
 def options(parser: argparse.ArgumentParser) -> None:
     """Those of the tasks, and the ways to fit."""
     add_options(parser)
-    said = "default ekfac, two-bases and core; quick, two-bases"
+    said = "default ekfac, two-bases-whole and core; quick, two-bases"
     parser.add_argument("--fits", nargs="+", choices=sorted(FITS), help=said)
 
 
@@ -69,7 +69,7 @@ def compute(settings: Settings, record: Record) -> None:
     for case in cases(settings):
         read = cache(partial(case.read, settings))  # when a run is missing
         for seed in settings.seeds:
-            for how in settings.fits or (["two-bases"] if settings.quick else ["ekfac", "two-bases", "core"]):
+            for how in settings.fits or (["two-bases"] if settings.quick else ["ekfac", "two-bases-whole", "core"]):
                 wanted = configuration(case, seed, how, settings.ridge_share)
                 run = record.once(wanted, partial(judge, case, settings, read, seed, how))
                 noisy = run.results["noisy_auroc"]
