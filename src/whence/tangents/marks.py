@@ -14,6 +14,16 @@ PIECE = 2**22
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
+def _real(tensor: Tensor) -> Tensor:
+    """The numbers in memory as they are meant: dense, real, no sign or conjugate pending."""
+    found = tensor.detach()
+    if found.layout != torch.strided:
+        found = found.to_dense()
+    if found.is_complex():
+        found = torch.view_as_real(found.resolve_conj())
+    return found.resolve_neg()
+
+
 def mark(tensor: Tensor) -> int:
     """A number that changes when a bit of the tensor does, or when two elements change places.
 
@@ -24,12 +34,7 @@ def mark(tensor: Tensor) -> int:
         >>> a == b, a == mark(torch.tensor([1.0, 2.0]))
         (False, True)
     """
-    found = tensor.detach()
-    if found.layout != torch.strided:
-        found = found.to_dense()
-    if found.is_complex():
-        found = torch.view_as_real(found.resolve_conj())
-    flat = found.resolve_neg().reshape(-1)
+    flat = _real(tensor).reshape(-1)
     table = _table(flat.device)
     sums = [_sums(piece, table) for piece in flat.split(PIECE)]
     joined = torch.cat(sums)
@@ -46,13 +51,9 @@ def row_marks(tensor: Tensor) -> Tensor:
         >>> one == two, [one] == row_marks(torch.tensor([[1.0, 2.0]])).tolist()
         (False, True)
     """
-    found = tensor.detach()
-    if found.layout != torch.strided:
-        found = found.to_dense()
-    if found.is_complex():
-        found = torch.view_as_real(found.resolve_conj())
+    found = _real(tensor)
     n = len(found)
-    words = found.resolve_neg().reshape(n, -1) if n else found
+    words = found.reshape(n, -1) if n else found
     if not words.numel():
         return torch.zeros(n, dtype=torch.int64, device=found.device)
     table = _table(found.device)
