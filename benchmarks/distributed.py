@@ -27,7 +27,7 @@ from whence.curvature.kronecker.factors import LARGEST_SIDE
 
 from .distributed_cost import Crew, Layer, Task, eigen_sizes, memory, operations, passing, traffic, transformer
 from .memory import METHOD, extra_bytes
-from .record import save, say, surroundings
+from .record import measured, save, say, surroundings
 
 EFFICIENCY = 0.5
 """Share of the speed of plain products of matrices that fits reach, as measured at a width of 192 in one process."""
@@ -221,11 +221,14 @@ def main() -> None:
         device = torch.device(given.device)
         print(json.dumps(one(given.one, given.rank, Crew(given.data, given.layers), given.store, device)))
         return
-    rows = measure(given.widths, given.device)
+    rows = measured(given.out, "rows", device=given.device)  # of an earlier run, where it was done in parts
+    known = {row["width"] for row in rows}
+    rows += measure([width for width in given.widths if width not in known], given.device)
     assumed = {"products": given.products, "eigen": given.eigen, "bandwidth": given.bandwidth}
     content = {
         "surroundings": surroundings(),
         "memory": METHOD,
+        "device": given.device,
         "rows": rows,
         "assumed": assumed,
         "large": large(**assumed),

@@ -10,7 +10,6 @@ out-of-sample probabilities from five-fold cross-validation (five more networks)
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from . import networks
 from .data import Split, batches
 from .record import save, say
 from .scores import auroc
-from .studied import UNSEEN, WEIGHT_DECAY, Study, open_record, options, put, read
+from .studied import UNSEEN, WEIGHT_DECAY, Study, adjusted, arguments, open_record, options, put, read
 from .trained import LOSSES, trained
 
 LATER = tuple(seed + 100 for seed in UNSEEN)
@@ -199,27 +198,12 @@ def run_draw(name: str, study: Study, split: Split, loss: str, seed: int, folder
 
 def main() -> None:
     """Run the cases, losses and draws that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with mnist/ and fashion-mnist/")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser = arguments(__doc__, CASES, "label_errors", LATER)
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
-    parser.add_argument("--structures", nargs="+", help="in place of each case's")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(LATER))
-    parser.add_argument("--n", type=int, help="training examples, in place of each case's")
-    parser.add_argument("--epochs", type=int, help="in place of each case's")
-    parser.add_argument("--keep", type=Path, default=Path("out/networks"), help="where trained networks are kept")
-    parser.add_argument("--out", type=Path, default=Path("out/label_errors.json"))
-    parser.add_argument("--append", action="store_true", help="add draws to a record, in place of those it has")
     given = parser.parse_args()
     record = open_record(given.out, given.append, cleanlab=cleanlab_version, flipped=FLIPPED, folds=FOLDS)
     for name in given.cases:
-        study = CASES[name]
-        study = replace(
-            study,
-            n=given.n or study.n,
-            epochs=given.epochs or study.epochs,
-            structures=tuple(given.structures or study.structures),
-        )
+        study = adjusted(CASES[name], given)
         split = read(name.partition(",")[0], given.data)
         for loss in given.losses:
             for seed in given.seeds:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,17 @@ def merged(records: list[dict[str, Any]]) -> dict[str, Any]:
     seconds = round(sum(record["cpu_s"] for record in records), 1)
     commands = [record["command"] for record in records]
     return {**records[0], **together, "cpu_s": seconds, "commands": commands}
+
+
+def runs(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], tuple[str, str]]]:
+    """In whole rounds, a split of every set and a draw of the images in each: one that is stopped has a bit of all."""
+    for turn in range(max(len(given.splits), len(given.draws))):
+        for name in given.sets if "uci" in given.parts else ():
+            for split in given.splits[turn : turn + 1]:
+                yield "uci", peers_uci.run(given.data, name, split, given.steps), ("set", "split")
+        for name in given.images if "images" in given.parts else ():
+            for draw in given.draws[turn : turn + 1]:
+                yield "images", peers_images.run(given.data, name, draw, given.n), ("set", "draw")
 
 
 def main() -> None:
@@ -62,14 +74,8 @@ def main() -> None:
         save(given.out, record)
         say(part, *(run[key] for key in same), f"{record['cpu_s']:.0f} s")
 
-    if "uci" in given.parts:
-        for name in given.sets:
-            for split in given.splits:
-                keep("uci", peers_uci.run(given.data, name, split, given.steps), "set", "split")
-    if "images" in given.parts:
-        for name in given.images:
-            for draw in given.draws:
-                keep("images", peers_images.run(given.data, name, draw, given.n), "set", "draw")
+    for part, run, same in runs(given):
+        keep(part, run, *same)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,42 @@ class Study:
     describe: str
     epochs: int
     structures: tuple[str, ...]
+
+
+def arguments(
+    about: str | None, cases: Iterable[str], record: str, seeds: Sequence[int] = UNSEEN
+) -> argparse.ArgumentParser:
+    """The options that all studies have.
+
+    Args:
+        about: what the study is, for its help.
+        cases: names of its data sets.
+        record: name of its record.
+        seeds: draws it takes if not told.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with mnist/ and fashion-mnist/")
+    parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
+    parser.add_argument("--structures", nargs="+", help="in place of each case's")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(seeds))
+    parser.add_argument("--n", type=int, help="training examples, in place of each case's")
+    parser.add_argument("--test", type=int, help="test points, in place of each case's")
+    parser.add_argument("--epochs", type=int, help="in place of each case's")
+    parser.add_argument("--keep", type=Path, default=Path("out/networks"), help="where trained networks are kept")
+    parser.add_argument("--out", type=Path, default=Path(f"out/{record}.json"))
+    parser.add_argument("--append", action="store_true", help="add draws to a record, in place of those it has")
+    return parser
+
+
+def adjusted(study: Study, given: argparse.Namespace) -> Study:
+    """A case as it was asked for."""
+    return replace(
+        study,
+        n=given.n or study.n,
+        test=given.test or study.test,
+        epochs=given.epochs or study.epochs,
+        structures=tuple(given.structures or study.structures),
+    )
 
 
 def read(name: str, folder: Path | None) -> Split:

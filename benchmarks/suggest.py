@@ -14,10 +14,9 @@ Errors on the test set: root mean squared error over the standard deviation of t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ from torch.nn import functional as F
 import whence
 
 from .data import read_housing
+from .draws import run_draws
 from .optimum import approach
-from .record import measured, save, say, surroundings
 from .studied import UNSEEN, eight_by_eight
 
 STRATEGIES = ("suggest", "random", "largest Ho", "largest HeC3", "smallest margin")
@@ -212,35 +211,19 @@ def measure(case: Case, rounds: int, seed: int) -> dict[str, Any]:
     return {"labels_to_buy": errors, "labels_to_check": checked, "seconds": round(time.perf_counter() - start, 1)}
 
 
+def tell(found: dict[str, Any]) -> Iterator[str]:
+    """Lines about what was measured."""
+    for strategy, errors in found["labels_to_buy"].items():
+        yield f"{strategy}: " + " ".join(f"{error:.3f}" for error in errors)
+    for row in found["labels_to_check"]:
+        each = (f"{one} {row[one]['error']:.3f} ({row[one]['found']} of {row['wrong']})" for one in CHECKS)
+        ends = f"nothing {row['nothing']:.3f}, everything {row['everything']:.3f}"
+        yield f"check {row['budget']}: {ends}, {', '.join(each)}"
+
+
 def main() -> None:
     """All cases and seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(UNSEEN))
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after these; run again")
-    asked = parser.parse_args()
-    rows, start = measured(asked.out, "runs", rounds=asked.rounds), time.perf_counter()
-    done = {(row["case"], row["seed"]) for row in rows}
-    for name in asked.cases:
-        for seed in asked.seeds:
-            if (name, seed) in done or time.perf_counter() - start > 60 * asked.minutes:
-                continue
-            found = measure(CASES[name](seed, asked.data), asked.rounds, seed)
-            rows.append({"case": name, "seed": seed, "about": CASES[name].__doc__, **found})
-            say(f"{name}, seed {seed}, {found['seconds']} s")
-            for strategy, errors in found["labels_to_buy"].items():
-                say(f"  {strategy}: " + " ".join(f"{error:.3f}" for error in errors))
-            for row in found["labels_to_check"]:
-                say(
-                    f"  check {row['budget']}: nothing {row['nothing']:.3f}, everything {row['everything']:.3f}, "
-                    + ", ".join(
-                        f"{one} {row[one]['error']:.3f} ({row[one]['found']} of {row['wrong']})" for one in CHECKS
-                    )
-                )
-            save(asked.out, {"surroundings": surroundings(), "rounds": asked.rounds, "runs": rows})
+    run_draws(__doc__, CASES, UNSEEN, ("rounds", 4, "in which labels are bought"), measure, tell)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ called confident, and among all of them (AUROC); and how well each question is a
 
 from __future__ import annotations
 
-import argparse
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from . import networks
 from .data import Split, Task, batches, corrupt
 from .record import save, say
 from .scores import auroc
-from .studied import UNSEEN, WEIGHT_DECAY, Study, open_record, options, put, read
+from .studied import WEIGHT_DECAY, Study, adjusted, arguments, open_record, options, put, read
 from .trained import trained
 from .training import accuracy
 
@@ -122,27 +120,12 @@ def run_draw(name: str, study: Study, split: Split, optimiser: str, seed: int, k
 
 def main() -> None:
     """Run the cases, optimisers and draws that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with mnist/ and fashion-mnist/")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser = arguments(__doc__, CASES, "verdicts")
     parser.add_argument("--optimisers", nargs="+", choices=OPTIMISERS, default=list(OPTIMISERS))
-    parser.add_argument("--structures", nargs="+", help="in place of each case's")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(UNSEEN))
-    parser.add_argument("--n", type=int, help="training examples, in place of each case's")
-    parser.add_argument("--epochs", type=int, help="in place of each case's")
-    parser.add_argument("--keep", type=Path, default=Path("out/networks"), help="where trained networks are kept")
-    parser.add_argument("--out", type=Path, default=Path("out/verdicts.json"))
-    parser.add_argument("--append", action="store_true", help="add draws to a record, in place of those it has")
     given = parser.parse_args()
     record = open_record(given.out, given.append, level=LEVEL, verdicts=VERDICTS)
     for name in given.cases:
-        study = CASES[name]
-        study = replace(
-            study,
-            n=given.n or study.n,
-            epochs=given.epochs or study.epochs,
-            structures=tuple(given.structures or study.structures),
-        )
+        study = adjusted(CASES[name], given)
         split = read(name, given.data)
         for optimiser in given.optimisers:
             for seed in given.seeds:

@@ -9,10 +9,9 @@ and true change of Ho and HeC3 (true: a new fit to the retrained network, with t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from torch import Tensor, nn
 
 import whence
 
+from .draws import run_draws
 from .optimum import converge
-from .record import measured, save, say, surroundings
 from .scores import spearman
 from .studied import eight_by_eight
 
@@ -129,7 +128,7 @@ def changed(case: Case, change: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return case.x[rows], y[rows]
 
 
-def measure(case: Case, seed: int, count: int) -> dict[str, Any]:
+def measure(case: Case, count: int, seed: int) -> dict[str, Any]:
     """Train, ask, retrain, compare."""
     start = time.perf_counter()
     left = converge(case.network, case.x, case.y, case.ridge)
@@ -170,28 +169,16 @@ def _agreement(pairs: dict[str, list[tuple[Tensor, Tensor]]]) -> dict[str, float
     return found
 
 
+def tell(found: dict[str, Any]) -> Iterator[str]:
+    """Lines about what was measured."""
+    yield f"gradient left {found['gradient_left']:.1e}"
+    for kind, row in found["kinds"].items():
+        yield f"{kind}: " + ", ".join(f"{key} {value:.3f}" for key, value in row.items())
+
+
 def main() -> None:
     """All cases and seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(UNSEEN))
-    parser.add_argument("--count", type=int, default=5, help="changes of each kind")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after these; run again")
-    asked = parser.parse_args()
-    rows, start = measured(asked.out, "runs", count=asked.count), time.perf_counter()
-    done = {(row["case"], row["seed"]) for row in rows}
-    for name in asked.cases:
-        for seed in asked.seeds:
-            if (name, seed) in done or time.perf_counter() - start > 60 * asked.minutes:
-                continue
-            found = measure(CASES[name](seed, asked.data), seed, asked.count)
-            rows.append({"case": name, "seed": seed, "about": CASES[name].__doc__, **found})
-            say(f"{name}, seed {seed}, {found['seconds']} s, gradient left {found['gradient_left']:.1e}")
-            for kind, row in found["kinds"].items():
-                say(f"  {kind}: " + ", ".join(f"{key} {value:.3f}" for key, value in row.items()))
-            save(asked.out, {"surroundings": surroundings(), "count": asked.count, "runs": rows})
+    run_draws(__doc__, CASES, UNSEEN, ("count", 5, "changes of each kind"), measure, tell)
 
 
 if __name__ == "__main__":

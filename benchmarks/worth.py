@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from . import networks
 from .data import Split, Task, batches, corrupt
 from .record import save, say
 from .scores import auroc
-from .studied import UNSEEN, WEIGHT_DECAY, Study, open_record, options, put, read
+from .studied import WEIGHT_DECAY, Study, adjusted, arguments, open_record, options, put, read
 from .trained import LOSSES, trained
 from .training import accuracy
 from .worth_scores import Scores, laplace, ours, plain
@@ -34,9 +32,15 @@ from .worth_scores import Scores, laplace, ours, plain
 CASES: dict[str, Study] = {
     "digits": Study(1000, 497, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 60, ("exact", "core:size=512", "ekfac")),
     "mnist": Study(
-        6000, 2000, lambda k: networks.mlp(784, 256, 256, k), "MLP 784-256-256", 20, ("core:size=2048", "ekfac")
+        3000, 1000, lambda k: networks.mlp(784, 128, 128, k), "MLP 784-128-128", 15, ("core:size=1024", "ekfac")
     ),
     "fashion-mnist": Study(
+        3000, 1000, lambda k: networks.cnn(k, (8, 16, 32)), "CNN of 8, 16, 32 channels", 15, ("core:size=1024", "ekfac")
+    ),
+    "mnist, large": Study(
+        6000, 2000, lambda k: networks.mlp(784, 256, 256, k), "MLP 784-256-256", 20, ("core:size=2048", "ekfac")
+    ),
+    "fashion-mnist, large": Study(
         6000, 2000, networks.cnn, "CNN of 32, 64, 128, 256 channels", 20, ("core:size=2048", "ekfac")
     ),
 }
@@ -171,35 +175,18 @@ def peer() -> str | None:
 
 def main() -> None:
     """Run the cases, tasks, losses and draws that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with mnist/ and fashion-mnist/")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser = arguments(__doc__, CASES, "worth")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
-    parser.add_argument("--structures", nargs="+", help="in place of each case's")
     parser.add_argument("--laplace", nargs="*", choices=SUBSETS, default=list(SUBSETS), help="weights it looks at")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(UNSEEN))
-    parser.add_argument("--n", type=int, help="training examples, in place of each case's")
-    parser.add_argument("--test", type=int, help="test points, in place of each case's")
-    parser.add_argument("--epochs", type=int, help="in place of each case's")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--commit", help="where git is not at hand")
-    parser.add_argument("--keep", type=Path, default=Path("out/networks"), help="where trained networks are kept")
-    parser.add_argument("--out", type=Path, default=Path("out/worth.json"))
-    parser.add_argument("--append", action="store_true", help="add draws to a record, in place of those it has")
     given = parser.parse_args()
     known = {"commit": given.commit} if given.commit else {}
     record = open_record(given.out, given.append, laplace=peer(), **known)
     for name in given.cases:
-        study = CASES[name]
-        study = replace(
-            study,
-            n=given.n or study.n,
-            test=given.test or study.test,
-            epochs=given.epochs or study.epochs,
-            structures=tuple(given.structures or study.structures),
-        )
-        split = read(name, given.data)
+        study = adjusted(CASES[name], given)
+        split = read(name.partition(",")[0], given.data)
         for kind in given.tasks:
             for loss in given.losses:
                 for seed in given.seeds:

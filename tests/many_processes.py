@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 import whence
 
@@ -44,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sketch": {"structure": whence.Sketch(size=30), "likelihood": "categorical", "outputs": 1},
     "primal": {"structure": whence.Exact("primal"), "loo": "output"},
     "primal, little memory": {"structure": whence.Exact("primal"), "max_memory": 140_000, "likelihood": "categorical"},
+    "positions": {"structure": "ekfac", "loo": "position", "dense": True},
+    "positions, classes": {"structure": "core", "dense": True, "likelihood": whence.Categorical(ignore_index=-1)},
     "single precision": {"structure": "core", "likelihood": "categorical", "single": True},
     "single precision, ekfac": {"structure": whence.EKFAC(tolerance=0.0), "single": True},
     "dual": {"structure": whence.Exact("dual"), "likelihood": "categorical", "recenter": True},
@@ -83,6 +84,14 @@ def fit(name: str, where: slice, sizes: Sequence[int] = (), **more: Any) -> when
     if options.pop("weighted", False):
         tensors.append(torch.arange(24, dtype=torch.float64) % 4)
     model = network()
+    if options.pop("dense", False):  # three positions an example, some of which may not count
+        model, x = nn.Sequential(model), tensors[0]
+        tensors = [
+            x.unsqueeze(1) * torch.tensor([0.5, 1.0, 2.0]).double().reshape(3, 1),
+            x[:, :1, None] * torch.ones(3, 2),
+        ]
+        if "likelihood" in options:
+            tensors[1] = torch.arange(72).reshape(24, 3) % 3 - 1
     if options.pop("single", False):
         model = model.float()
         tensors = [one.float() if one.is_floating_point() else one for one in tensors]
@@ -97,7 +106,8 @@ def fit(name: str, where: slice, sizes: Sequence[int] = (), **more: Any) -> when
 
 def answers(tracer: whence.Tracer) -> dict[str, Tensor]:
     precision = next(tracer.problem.network.model.parameters()).dtype
-    found = tracer.predict(test_inputs().to(precision), covariance=True)
+    inputs = test_inputs().to(precision)
+    found = tracer.predict(inputs.unsqueeze(1).expand(-1, 3, -1) if tracer.problem.dense else inputs, covariance=True)
     parts = (
         {name: found.covariance(name) for name in found.estimators} if found.chosen is None else {"hec3": found.hec3}
     )
@@ -245,7 +255,7 @@ def saved(folder: Path) -> dict[str, Any]:
     }
 
 
-def failures(folder: Path, seconds: float = 3.0) -> dict[str, Any]:
+def failures(folder: Path, seconds: float = 5.0) -> dict[str, Any]:
     """One process fails, dies or hangs in the middle of a fit: what the others say, and after how long."""
     found = {}
     for kind in ("fails", "dies", "hangs"):
@@ -256,7 +266,13 @@ def failures(folder: Path, seconds: float = 3.0) -> dict[str, Any]:
             loader = Failing(batches_of(tensors, cut([8, 8, 8], rank), 2), kind) if rank == 1 else None
             plain = batches_of(tensors, cut([8, 8, 8], rank), 2)
             try:
-                whence.fit(network(), loader or plain, structure="ekfac", progress=False, distributed=seconds)
+                whence.fit(
+                    network(),
+                    loader or plain,
+                    structure="ekfac",
+                    progress=False,
+                    distributed=seconds if kind == "hangs" else LIMIT,
+                )
             except BaseException as error:
                 return [type(error).__name__, str(error), time.monotonic() - start]
             return ["no error", "", 0.0]
@@ -278,7 +294,7 @@ class Failing:
                 if self.kind == "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if self.kind == "hangs":
-                    time.sleep(6)
+                    time.sleep(12)
                 raise OSError("the disk is gone")
             yield batch
 
@@ -362,6 +378,10 @@ def layers(folder: Path) -> dict[str, Any]:
 
 def wrapped(folder: Path) -> dict[str, Any]:
     """Models as `DistributedDataParallel` and `fully_shard` leave them."""
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # of older versions
+        from torch.distributed._composable.fsdp import fully_shard
     wanted = answers(fit("ekfac", slice(0, 24)))
 
     def work(rank: int) -> Any:

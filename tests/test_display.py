@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import whence
+from whence import display
 from whence.display import WIDTH, Column, Shown, Table, cut
 from whence.tracing import Calibration
 
@@ -203,3 +204,19 @@ def test_long_last_cells_go_on_below_and_long_lines_are_cut() -> None:
 def test_bars_stay_in_their_cells() -> None:
     page = Table("t", (Column("", ("a", "b", "c"), bars=(-1.0, 0.25, 7.0)),)).html()
     assert [f" {share}%,transparent" in page for share in (0, 25, 100)] == [True] * 3
+
+
+def test_large_amounts_are_written_in_full() -> None:
+    shown = {
+        999.4: "999",
+        999.6: "1,000",
+        1234.5: "1,234",
+        5e5: "500,000",
+        -5e5: "-500,000",
+        123456789.0: "123,456,789",
+    }
+    assert {value: display.number(value) for value in shown} == shown
+    assert [display.number(value) for value in (2e9, 1e-5, float("inf"))] == ["2e+09", "1e-05", "inf"]
+    house = whence.Uncertainty(torch.tensor([[5e5]]), {name: torch.tensor([[[1e8]]]) for name in ("ho", "hec3")})
+    assert "500,000" in str(house)
+    assert "e+0" not in str(house)

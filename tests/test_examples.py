@@ -18,6 +18,7 @@ SCRIPTS = {
     "hugging_face": (("transformers", "accelerate"), ("3 predictions, 2 outputs", "makes a verdict")),
     "skorch_net": (("skorch", "sklearn"), ("3 predictions:",)),
     "distributed": ((), ("1 process, 301 examples, 9 predictions", "standard errors")),
+    "idea": (("matplotlib", "sklearn"), ("drawn: idea-left-out.png idea-many-sets.png idea-two-doubts.png",)),
     "plots": (("matplotlib", "sklearn"), ("plots-bands.png", "plots-gallery.png", "plots-regions-ratio.png")),
 }
 
@@ -33,8 +34,8 @@ def test_every_script_is_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SCRIPTS)
 
 
-# Four trainings and eight pictures take too long for every run; the plots have tests of their own.
-SLOW = {"plots"}
+# Trainings and pictures that take too long for every run; the plots have tests of their own.
+SLOW = {"idea", "plots"}
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from pathlib import Path
 
 import pytest
+import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+from pages import ROOT, blocks, same_words
+
+README = ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
 
 
 def test_code_prints_what_is_shown() -> None:
-    code = re.search(r"```python\n(.*?)```\n\n((?: {4}[^\n]*\n)+)", TEXT, re.DOTALL)
-    assert code is not None
+    [(code, shown)] = [(found["code"], found["shown"]) for found in blocks(README)]
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code[1], "README.md", "exec"), {})
-    found, shown = ([line.split() for line in text.splitlines()] for text in (printed.getvalue(), code[2]))
-    assert found[0] == shown[0]
-    for got, expected in zip(found[1:], shown[1:], strict=True):
-        assert [float(value) for value in got] == pytest.approx([float(value) for value in expected], rel=0.1, abs=2e-4)
+    with contextlib.redirect_stdout(printed), torch.random.fork_rng(devices=[]):
+        exec(compile(code, "README.md", "exec"), {})
+    same_words(printed.getvalue(), shown)
+
+
+def test_it_fits_on_two_screens() -> None:
+    assert len(TEXT.splitlines()) <= 120
 
 
 def test_links_lead_somewhere() -> None:

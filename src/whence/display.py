@@ -22,6 +22,9 @@ BAR = "rgba(58,143,196,.28)"
 LINE = "1px solid rgba(128,128,128,.35)"
 CELL = "padding:2px 8px;border:none;background:none"
 
+LARGE, HUGE = 999.5, 1e9
+"""Amounts between these are written in full."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -119,14 +122,14 @@ class Shown:
         return self._table().html()
 
 
-def number(value: float) -> str:
-    """Three digits, as short as may be.
+def number(value: float, digits: int = 3) -> str:
+    """A few digits, as short as may be; large amounts in full, for they are read as amounts.
 
     Examples:
-        >>> number(0.00123456), number(1234.5), number(1.0), number(0.0)
-        ('0.00123', '1.23e+03', '1', '0')
+        >>> number(0.00123456), number(1234.5), number(5e5), number(1.0), number(0.0), number(2e12)
+        ('0.00123', '1,234', '500,000', '1', '0', '2e+12')
     """
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if LARGE <= abs(value) < HUGE else f"{value:.{digits}g}"
 
 
 def numbers(values: Iterable[float]) -> tuple[str, ...]:

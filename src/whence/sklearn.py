@@ -12,10 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from . import api
@@ -25,6 +21,15 @@ from .integrations.perceptron import Scaled, layers, train
 from .results import Uncertainty
 from .tracer import Tracer
 from .tracing import Explanation
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ModuleNotFoundError as error:
+    words = "expected scikit-learn for whence.sklearn. Install it: pip install 'scikit-learn>=1.6'."
+    raise ModuleNotFoundError(words, name=error.name) from error
 
 Array = NDArray[Any]
 

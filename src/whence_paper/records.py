@@ -95,14 +95,25 @@ class Record:
         key = hashlib.sha256(json.dumps(around, sort_keys=True).encode()).hexdigest()[:8]
         made = {"when": _now(), "seconds": round(seconds, 2), "with": key}
         run = Run(_plain(configuration), _plain(results), made)
+        self._put([run.as_dict()], {key: around})
+        return run
+
+    def merge(self, other: Path) -> None:
+        """Add all runs of another file of the same experiment, made on another machine say, with what made them."""
+        content = _read(other)
+        if content.get("experiment") != self.experiment:
+            found = content.get("experiment", "no file")
+            raise SystemExit(f"expected a record of {self.experiment} at {other}, got {found}.")
+        self._put(content["runs"], content["surroundings"])
+
+    def _put(self, new: list[dict[str, Any]], around: dict[str, Any]) -> None:
         with _locked(self.path):
             content = _read(self.path)
-            kept = [one for one in content.get("runs", []) if one["configuration"] != run.configuration]
-            runs = [*kept, run.as_dict()]
-            known = {**content.get("surroundings", {}), key: around}
+            made = [one["configuration"] for one in new]
+            runs = [*(one for one in content.get("runs", []) if one["configuration"] not in made), *new]
+            known = {**content.get("surroundings", {}), **around}
             used = {name: value for name, value in known.items() if any(one["made"]["with"] == name for one in runs)}
             _write(self.path, {"experiment": self.experiment, "surroundings": used, "runs": runs})
-        return run
 
 
 def surroundings(command: str = "") -> dict[str, Any]:

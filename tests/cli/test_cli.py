@@ -60,8 +60,13 @@ def test_folder_that_does_not_exist_is_told_before_any_work(tmp_path) -> None:
 def test_missing_command_line_extra_is_told_in_a_sentence(module: str) -> None:
     process = without(module, "from whence.cli import main; main(['--version'])")
     assert process.returncode == 3
-    assert f"needs {module}. Install it with: pip install 'whence[cli]'" in process.stderr
+    assert f"needs {module}. Install it with: pip install 'whence[table]'" in process.stderr
     assert "Traceback" not in process.stderr
+
+
+def test_missing_scikit_learn_is_told_by_the_name_to_install() -> None:
+    process = without("sklearn", "import whence.sklearn")
+    assert "expected scikit-learn for whence.sklearn. Install it: pip install 'scikit-learn" in process.stderr
 
 
 def test_missing_extra_of_the_demo_is_told_in_a_sentence() -> None:

@@ -128,16 +128,16 @@ def test_an_error_is_told_to_the_others(told: dict[str, Any]) -> None:
     for name, words, seconds in (first, last):
         assert name == "ProcessError"
         assert "rank 1: OSError: the disk is gone." in words
-        assert seconds < 3.0
+        assert seconds < 30.0  # they wait up to a minute for one that says nothing
 
 
-@pytest.mark.parametrize("kind", ["dies", "hangs"])
-def test_a_process_that_does_not_answer(kind: str, told: dict[str, Any]) -> None:
-    first, _, last = told["failures"][kind]
+@pytest.mark.parametrize(("kind", "limit"), [("dies", 60), ("hangs", 5)])
+def test_a_process_that_does_not_answer(kind: str, limit: int, told: dict[str, Any]) -> None:
+    first, own, last = told["failures"][kind]
     for name, words, seconds in (first, last):
         assert name == "ProcessError"
-        assert re.search(r"go on to \w+ within 3 s, got no answer from one of them \(\w", words), words
-        assert seconds < 6.0
+        assert re.search(rf"go on to \w+ within {limit} s, got no answer from one of them \(\w", words), words
+        assert seconds < (30.0 if kind == "dies" else own[2])  # at once; or before the sleeper awakes
 
 
 def check_resumed(told: dict[str, Any], structure: str, passes: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import whence
 from pages import DOCS, PAGES, ROOT, blocks, printed, same_words
 from whence.tangents.rules import READERS
 
@@ -55,3 +56,10 @@ def test_a_wrong_number_is_noticed() -> None:
 def test_every_page_has_its_place_in_the_site() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     assert [page.name for page in PAGES if str(page.relative_to(DOCS)) not in nav] == []
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    shown = set(re.findall(r"^::: whence\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"errors", "plots"} <= shown  # whole modules
+    errors = {name for name in whence.__all__ if getattr(whence, name).__class__ is type and name.endswith("Error")}
+    assert set(whence.__all__) - shown - errors == {"__version__"}

@@ -57,6 +57,20 @@ def test_a_run_made_again_takes_the_place_of_the_old_one(tmp_path):
     assert [run.results["value"] for run in record.runs(seed=0)] == [2]
 
 
+def test_runs_of_another_machine_are_put_beside_with_what_made_them(tmp_path, monkeypatch):
+    here, there = (Record(tmp_path / name / "one.json", "one") for name in ("here", "there"))
+    for record, commit in ((here, "aaa"), (there, "bbb")):
+        monkeypatch.setenv("WHENCE_COMMIT", commit)
+        record.add({"seed": 0}, {"value": commit}, 0.1)
+    there.add({"seed": 1}, {"value": "other"}, 0.1)
+    here.merge(there.path)
+    assert [run.results["value"] for run in here.runs()] == ["bbb", "other"]
+    content = json.loads(here.path.read_text())
+    assert [around["commit"] for around in content["surroundings"].values()] == ["bbb"]
+    with pytest.raises(SystemExit, match="expected a record of two"):
+        Record(tmp_path / "two.json", "two").merge(there.path)
+
+
 def test_numbers_that_are_none_are_no_results(tmp_path):
     with pytest.raises(ValueError, match="Out of range float"):
         Record(tmp_path / "one.json", "one").add({"seed": 0}, {"value": float("nan")}, 0.1)

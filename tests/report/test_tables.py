@@ -29,6 +29,11 @@ def test_words_and_answers_are_shown_as_such() -> None:
     assert join([table, table]).row(3)[1:] == ["no", "4"]
 
 
+def test_amounts_are_written_in_full_and_years_as_years() -> None:
+    table = columns_of(pd.DataFrame({"price": [512_345.5, 5e5], "built": [1978.0, 2024.0], "rate": [1e-6, 1e12]}))
+    assert [table.row(0), table.row(1)] == [["512,346", "1978", "1e-06"], ["500,000", "2024", "1e+12"]]
+
+
 def test_unusual_values_are_named_rarest_first() -> None:
     train = columns_of({"age": np.arange(100.0), "town": ["Ulm"] * 99 + ["Bonn"], "flag": [0, 1] * 50})
     test = columns_of({"age": [98.0, 50.0], "town": ["Rome", "Bonn"], "flag": [7, 1]})

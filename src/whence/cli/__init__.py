@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = (error.name or "").split(".")[0]
         if missing not in ("typer", "rich"):
             raise
-        print(f"The command line needs {missing}. Install it with: pip install 'whence[cli]'", file=sys.stderr)
+        print(f"The command line needs {missing}. Install it with: pip install 'whence[table]'", file=sys.stderr)
         sys.exit(3)
     except KeyboardInterrupt:  # loading torch takes seconds
         sys.exit(130)

@@ -14,6 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from whence.display import number
+
 
 class Output:
     """Prints for people, or gathers for scripts.
@@ -87,11 +89,7 @@ def figure(value: float) -> str:
         >>> figure(0.81234), figure(48123.4), figure(3.0), figure(0.000123)
         ('0.8123', '48,123', '3', '0.000123')
     """
-    if not math.isfinite(value):
-        return "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return number(value, 4) if math.isfinite(value) else "-"
 
 
 def percent(share: float) -> str:

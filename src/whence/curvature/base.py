@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from whence.display import Column, Shown, Table, count, number, numbers
+from whence.display import Column, Shown, Table, count
 from whence.errors import InputError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
@@ -44,7 +44,7 @@ class RidgePath(Shown):
 
     def __repr__(self) -> str:
         """Size and best."""
-        return f"RidgePath({count(len(self.ridges), 'ridge')}; smallest leave-one-out error at {number(self.best)})"
+        return f"RidgePath({count(len(self.ridges), 'ridge')}; smallest leave-one-out error at {self.best:.3g})"
 
     def _table(self) -> Table:
         least = int(self.errors.argmin())
@@ -52,7 +52,7 @@ class RidgePath(Shown):
         here = slice(low, low + 2 * AROUND + 1)
         ridges, errors = self.ridges[here].tolist(), self.errors[here].tolist()
         columns = (
-            Column("ridge", numbers(ridges)),
+            Column("ridge", tuple(f"{ridge:.3g}" for ridge in ridges)),
             Column("error", tuple(f"{error:.5g}" for error in errors)),
             Column("", tuple("<- smallest" if low + row == least else "" for row in range(len(ridges))), left=True),
         )

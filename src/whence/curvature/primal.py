@@ -210,7 +210,7 @@ class PrimalBread(Bread):
         problem = self.problem
         hats = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         change = torch.zeros_like(problem.outputs)
-        freedom = torch.zeros(1, dtype=torch.float64)
+        freedom = torch.zeros(1, dtype=torch.float64, device="cpu")
         state = {"hats": hats, "change": change, "freedom": freedom}
         for where, rows in self.rows.read("leverage", state, [self.scale, self.inverse, self.step]):
             white = self.whiten(rows)

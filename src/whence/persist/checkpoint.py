@@ -68,8 +68,9 @@ class Checkpoint:
             self._write(done)
 
     def finish(self) -> None:
-        """All examples are in the state."""
+        """All examples are in the state, which is then let go."""
         self._write(-1)
+        self._state = {}
 
     def restart(self) -> None:
         """The next pass is the first one again."""
@@ -203,19 +204,26 @@ def _others(got: str) -> LoaderError:
     )
 
 
-def described(thing: Any) -> Any:
-    """An option as JSON knows it: the same words for the same option."""
+def described(thing: Any, depth: int = 3) -> Any:
+    """An option as JSON knows it: the same words for the same option, as far as so many objects inside each other go.
+
+    Examples:
+        >>> described(torch.float64), described(0.5), described(len)
+        ('torch.float64', 0.5, 'builtins.len')
+    """
     if thing is None or isinstance(thing, (bool, int, str)):
         return thing
     if isinstance(thing, float):
         return plain(thing)
     if isinstance(thing, Tensor):
         return f"a tensor of mark {mark(thing)}"
+    if callable(thing) and hasattr(thing, "__qualname__"):
+        return f"{thing.__module__}.{thing.__qualname__}"
     inner = getattr(thing, "__dict__", None)
-    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
-    if inner is None or isinstance(thing, torch.dtype):
+    if inner is None or isinstance(thing, torch.dtype) or depth == 0:
         return ADDRESS.sub("0x", repr(thing))
-    return {"kind": kind, **{name: described(value) for name, value in sorted(inner.items())}}
+    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    return {"kind": kind, **{name: described(value, depth - 1) for name, value in sorted(inner.items())}}
 
 
 _PLAIN = Target(torch.device("cpu"), torch.float64, torch.float64, (torch.float64, torch.float64), empty=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whence.errors import InputError, ShapeError
 
-from .words import percent
+from .words import number, percent
 
 MISSING = {"None", "nan", "<NA>", "NaT"}
 """How absent values of any library print themselves."""
@@ -136,6 +136,9 @@ def _text(value: Any) -> str:
     if isinstance(value, (int, np.integer)):
         return str(int(value))
     if isinstance(value, (float, np.floating)):
-        return "missing" if np.isnan(value) else f"{float(value):.5g}"
+        amount = float(value)
+        if np.isnan(amount):
+            return "missing"
+        return f"{amount:.5g}" if abs(amount) < 1e5 else number(amount, 5)  # 2024 may be a year
     text = str(value)
     return "missing" if text in MISSING else text

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
+from whence import display
+
 
 def number(value: float, digits: int = 3) -> str:
     """A number with a few digits.
 
     Examples:
-        >>> number(1234567.0), number(0.001234), number(12.0), number(float("nan"))
-        ('1.23e+06', '0.00123', '12', 'unknown')
+        >>> number(500000.0), number(0.001234), number(12.0), number(float("nan"))
+        ('500,000', '0.00123', '12', 'unknown')
     """
-    return "unknown" if math.isnan(value) else f"{value:.{digits}g}"
+    return "unknown" if math.isnan(value) else display.number(value, digits)
 
 
 def percent(share: float) -> str:

@@ -9,6 +9,7 @@ import numpy
 import torch
 
 from whence import Uncertainty
+from whence.display import number
 
 from .targets import Target
 
@@ -100,7 +101,7 @@ def _regression(predicted: Predicted, values: Any) -> list[Score]:
     covered = float(((values >= predicted.low) & (values <= predicted.high)).mean())
     return [
         Score("R2", 1 - squares / spread if spread > 0 else float("nan"), "1 is perfect, 0 no better than the mean"),
-        Score("RMSE", squares**0.5, f"typical error; always saying the mean would give {_short(spread**0.5)}"),
+        Score("RMSE", squares**0.5, f"typical error; always saying the mean would give {number(spread**0.5, 4)}"),
         Score("MAE", float(numpy.abs(errors).mean()), "mean absolute error"),
         Score("coverage", covered, f"share of rows inside their {100 * LEVEL:.0f} % interval"),
     ]
@@ -120,10 +121,6 @@ def _classes(target: Target, predicted: Predicted, values: Any) -> list[Score]:
         area = auroc(predicted.probabilities[:, 1], places == 1)
         found.insert(1, Score("AUROC", area, f"how well {target.classes[1]!r} is ranked above {target.classes[0]!r}"))
     return found
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def auroc(values: Any, positive: Any) -> float:

@@ -14,6 +14,16 @@ PIECE = 2**22
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
+def _real(tensor: Tensor) -> Tensor:
+    """The numbers in memory as they are meant: dense, real, no sign or conjugate pending."""
+    found = tensor.detach()
+    if found.layout != torch.strided:
+        found = found.to_dense()
+    if found.is_complex():
+        found = torch.view_as_real(found.resolve_conj())
+    return found.resolve_neg()
+
+
 def mark(tensor: Tensor) -> int:
     """A number that changes when a bit of the tensor does, or when two elements change places.
 
@@ -24,12 +34,7 @@ def mark(tensor: Tensor) -> int:
         >>> a == b, a == mark(torch.tensor([1.0, 2.0]))
         (False, True)
     """
-    found = tensor.detach()
-    if found.layout != torch.strided:
-        found = found.to_dense()
-    if found.is_complex():
-        found = torch.view_as_real(found.resolve_conj())
-    flat = found.resolve_neg().reshape(-1)
+    flat = _real(tensor).reshape(-1)
     table = _table(flat.device)
     sums = [_sums(piece, table) for piece in flat.split(PIECE)]
     joined = torch.cat(sums)
@@ -46,21 +51,22 @@ def row_marks(tensor: Tensor) -> Tensor:
         >>> one == two, [one] == row_marks(torch.tensor([[1.0, 2.0]])).tolist()
         (False, True)
     """
-    found = tensor.detach()
-    if found.layout != torch.strided:
-        found = found.to_dense()
-    if found.is_complex():
-        found = torch.view_as_real(found.resolve_conj())
+    found = _real(tensor)
     n = len(found)
-    words = found.resolve_neg().reshape(n, -1).contiguous()
+    words = found.reshape(n, -1) if n else found
     if not words.numel():
         return torch.zeros(n, dtype=torch.int64, device=found.device)
     table = _table(found.device)
-    joined = words.view(_WORDS[words.element_size()]).long()
+    return torch.cat([_row_sums(part, table) for part in words.split(max(1, PIECE // words.shape[1]))])
+
+
+def _row_sums(rows: Tensor, table: Tensor) -> Tensor:
+    """Weighted sums (n,) of the words in each row (n, m)."""
+    joined = rows.contiguous().view(_WORDS[rows.element_size()]).long()
     while joined.shape[1] > 1:
         spans = -(-joined.shape[1] // SPAN)
         padded = torch.nn.functional.pad(joined, (0, spans * SPAN - joined.shape[1]))
-        joined = (padded.reshape(n, spans, SPAN) * table).sum(2)
+        joined = (padded.reshape(len(rows), spans, SPAN) * table).sum(2)
     return joined.squeeze(1)
 
 

@@ -9,6 +9,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from whence.errors import InputError
 
+FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
+"""Where its classes are, today and in older versions of torch."""
+
 
 def bare(model: Any) -> Any:
     """The network inside `DistributedDataParallel`; of one sharded by FSDP2, a copy with whole weights.
@@ -74,4 +77,4 @@ def whole_copy(model: nn.Module) -> nn.Module:
 def _of_fsdp(thing: Any) -> bool:
     """Whether a class, or the class of a thing, was made by torch's FSDP2."""
     kind = thing if isinstance(thing, type) else type(thing)
-    return any(one.__module__.startswith("torch.distributed.fsdp") for one in kind.__mro__ if one is not object)
+    return any(one.__module__.startswith(FSDP) for one in kind.__mro__ if one is not object)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,7 @@ class Case:
         make: the untrained network, from the number of outputs.
         recipe: how it is trained.
         size: training examples before a class is taken out; `None` for all.
+        tested: how many of the test images, the first ones; `None` for all.
     """
 
     name: str
@@ -62,10 +63,14 @@ class Case:
     make: Callable[[int], nn.Module]
     recipe: Recipe
     size: int | None = None
+    tested: int | None = None
 
     def read(self, settings: Settings) -> Images:
         """The images, on the device."""
-        return read_images(self.source, settings.data).to(settings.device)
+        found = read_images(self.source, settings.data)
+        tests = slice(self.tested)
+        found = replace(found, test_inputs=found.test_inputs[tests], test_labels=found.test_labels[tests])
+        return found.to(settings.device)
 
     def task(self, images: Images, seed: int, noise: float = 1.0) -> Task:
         """One draw of noisy and missing classes."""
@@ -75,6 +80,10 @@ class Case:
         """What decides a trained network, beside its task and seed."""
         size = self.size or "all"
         return {"case": self.name, "data": self.source, "network": self.describe, "size": size, **self.recipe.as_dict()}
+
+    def judged(self) -> dict[str, Any]:
+        """The same with what else decides numbers: how many images are tested."""
+        return {**self.configuration(), **({"tested": self.tested} if self.tested else {})}
 
     def trained(self, task: Task, settings: Settings) -> nn.Module:
         """A network trained on a task; kept beside the record, so that other experiments need not train it again."""
@@ -99,34 +108,36 @@ class Case:
 def mnist(quick: bool) -> Case:
     """The paper's MLP: two hidden layers of 1,024; quick, one of 64 on 8 x 8 digits."""
     if quick:
-        recipe = Recipe(epochs=50, rate=3e-3)
+        recipe = Recipe(epochs=50, optimiser="adamw", rate=3e-3)
         return Case("mnist", "digits", "MLP 64-64", lambda k: networks.mlp(64, 64, k), recipe)
     return Case("mnist", "mnist", "MLP 784-1024-1024", lambda k: networks.mlp(784, 1024, 1024, k), Recipe())
 
 
-def fashion(quick: bool, pooling: str) -> Case:
+def fashion(quick: bool, pooling: str, channels: Sequence[int] | None = None) -> Case:
     """The paper's CNN of 32, 64, 128, 256 channels; quick, of 8 and 16 on 8 x 8 digits."""
-    if quick:
-        recipe = Recipe(epochs=30, rate=3e-3, batch=64)
-        return Case("fashion-mnist", "digits", f"CNN 8-16 {pooling}", lambda k: conv_net(k, (8, 16), pooling), recipe)
-    channels = (32, 64, 128, 256)
+    sizes = tuple(channels or ((8, 16) if quick else (32, 64, 128, 256)))
+    recipe = Recipe(epochs=30, optimiser="adamw", rate=3e-3, batch=64) if quick else Recipe()
     return Case(
         "fashion-mnist",
-        "fashion-mnist",
-        f"CNN 32-64-128-256 {pooling}",
-        lambda k: conv_net(k, channels, pooling),
-        Recipe(),
+        "digits" if quick else "fashion-mnist",
+        f"CNN {'-'.join(map(str, sizes))} {pooling}",
+        lambda k: conv_net(k, sizes, pooling),
+        recipe,
     )
 
 
 FITS: dict[str, dict[str, Any]] = {
     "ekfac": {"structure": whence.EKFAC()},
     "two-bases": {"structure": whence.EKFAC(meat="two_bases")},
+    "two-bases-whole": {"structure": whence.EKFAC(meat="two_bases", basis="gradients")},
     "core": {"structure": whence.Core(size=1024)},
     "paper": {"structure": whence.EKFAC(meat="two_bases", corner=None), "leverage": "clip", "loo": "output"},
     "exact": {"structure": whence.Exact()},
 }
-"""Ways to fit, by name. "paper" is its letter: two full bases, leverages clipped, outputs left out one by one."""
+"""Ways to fit, by name. "two-bases-whole" decomposes convolutions by gradients summed over positions, the others by
+positions one by one; for an MLP that is the same. "paper" is its letter: two full bases, leverages clipped, outputs left
+out one by one.
+"""
 
 
 def fitted(network: nn.Module, data: tuple[Tensor, Tensor], how: str, share: float, batch: int = 1000) -> whence.Tracer:
@@ -158,21 +169,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of all experiments on these tasks."""
     add = parser.add_argument
     add("--cases", nargs="+", choices=("mnist", "fashion-mnist"), default=["mnist", "fashion-mnist"])
-    add("--optimiser", choices=("adam", "adamw"), default="adam", help="default adam: its decay is part of the loss")
+    add("--optimiser", choices=("adam", "adamw"), help="default adam, its decay in the loss; quick, adamw")
     add("--schedule", choices=("constant", "cosine"), default="constant", help="of the rate (default constant)")
     add("--epochs", type=int, help="passes over the training set (default 20)")
     add("--size", type=int, help="training images before a class is taken out (default all)")
+    add("--tested", type=int, help="test images, the first ones (default all)")
     add("--pooling", choices=POOLINGS, default="max", help="between the CNN's convolutions (default max)")
+    add("--channels", type=int, nargs="+", help="of the CNN's convolutions (default 32 64 128 256)")
     add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01, the weight decay)")
 
 
 def cases(settings: Settings) -> list[Case]:
     """Those asked for."""
-    made = {"mnist": mnist(settings.quick), "fashion-mnist": fashion(settings.quick, settings.pooling)}
+    second = fashion(settings.quick, settings.pooling, settings.channels)
+    made = {"mnist": mnist(settings.quick), "fashion-mnist": second}
     found = []
     for name in settings.cases:
         case = made[name]
-        recipe = replace(case.recipe, optimiser=settings.optimiser, schedule=settings.schedule)
+        recipe = replace(case.recipe, optimiser=settings.optimiser or case.recipe.optimiser, schedule=settings.schedule)
         recipe = replace(recipe, epochs=settings.epochs or recipe.epochs)
-        found.append(replace(case, recipe=recipe, size=settings.size or case.size))
+        found.append(replace(case, recipe=recipe, size=settings.size or case.size, tested=settings.tested))
     return found

@@ -41,7 +41,7 @@ def compute(settings: Settings, record: Record) -> None:
     """One draw a case."""
     for case in cases(settings):
         for seed in settings.seeds:
-            wanted = {**case.configuration(), "seed": seed, "fit": settings.fit, "ridge share": settings.ridge_share}
+            wanted = {**case.judged(), "seed": seed, "fit": settings.fit, "ridge share": settings.ridge_share}
             record.once(wanted, partial(judge, case, settings, seed))
 
 

@@ -60,7 +60,7 @@ def compute(settings: Settings, record: Record) -> None:
         for seed in settings.seeds:
             for level in settings.levels or (QUICK if settings.quick else LEVELS):
                 wanted = {
-                    **case.configuration(),
+                    **case.judged(),
                     "seed": seed,
                     "fit": settings.fit,
                     "ridge share": settings.ridge_share,

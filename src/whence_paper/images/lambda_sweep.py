@@ -54,7 +54,7 @@ def compute(settings: Settings, record: Record) -> None:
         read = cache(partial(case.read, settings))  # when a run is missing
         for seed in settings.seeds:
             for share in settings.shares or (QUICK if settings.quick else SHARES):
-                wanted = {**case.configuration(), "seed": seed, "fit": settings.fit, "ridge share": share}
+                wanted = {**case.judged(), "seed": seed, "fit": settings.fit, "ridge share": share}
                 record.once(wanted, partial(judge, case, settings, read, seed, share))
 
 

@@ -21,7 +21,7 @@ from whence_paper.tables import Table, mean_and_sd, write_tables
 from .cases import FITS, Case, add_options, answers, cases, fitted
 
 SCORES = ("Ho", "HeC3", "HeC3/Ho", "margin")
-KEYS = ("case", "network", "optimiser", "schedule", "size", "fit")
+KEYS = ("case", "network", "optimiser", "schedule", "epochs", "size", "fit")
 PAPER = {
     ("mnist", "noisy"): ("0.84±0.03", "0.92±0.02", "0.97±0.01", ""),
     ("mnist", "missing"): ("0.80±0.10", "0.79±0.07", "0.69±0.09", ""),
@@ -33,7 +33,7 @@ PAPER = {
 def options(parser: argparse.ArgumentParser) -> None:
     """Those of the tasks, and the ways to fit."""
     add_options(parser)
-    said = "default ekfac, two-bases and core; quick, two-bases"
+    said = "default ekfac, two-bases-whole and core; quick, two-bases"
     parser.add_argument("--fits", nargs="+", choices=sorted(FITS), help=said)
 
 
@@ -61,7 +61,7 @@ def judge(case: Case, settings: Settings, read: Callable[[], Images], seed: int,
 
 def configuration(case: Case, seed: int, how: str, share: float) -> dict[str, Any]:
     """Of one run."""
-    return {**case.configuration(), "seed": seed, "fit": how, "ridge share": share}
+    return {**case.judged(), "seed": seed, "fit": how, "ridge share": share}
 
 
 def compute(settings: Settings, record: Record) -> None:
@@ -69,7 +69,7 @@ def compute(settings: Settings, record: Record) -> None:
     for case in cases(settings):
         read = cache(partial(case.read, settings))  # when a run is missing
         for seed in settings.seeds:
-            for how in settings.fits or (["two-bases"] if settings.quick else ["ekfac", "two-bases", "core"]):
+            for how in settings.fits or (["two-bases"] if settings.quick else ["ekfac", "two-bases-whole", "core"]):
                 wanted = configuration(case, seed, how, settings.ridge_share)
                 run = record.once(wanted, partial(judge, case, settings, read, seed, how))
                 noisy = run.results["noisy_auroc"]
@@ -101,8 +101,8 @@ def show(settings: Settings, record: Record) -> list[Path]:
 
 def words(key: tuple[str, ...]) -> str:
     """What a group of runs has in common, beside its case."""
-    _, network, optimiser, schedule, size, how = key
-    return f"{network}, {optimiser}, {schedule} rate, {size} images, {how}"
+    _, network, optimiser, schedule, epochs, size, how = key
+    return f"{network}, {optimiser}, {schedule} rate, {epochs} epochs, {size} images, {how}"
 
 
 def summary(case: str, groups: dict[tuple[str, ...], list[Run]]) -> Table:

@@ -21,7 +21,7 @@ from whence_paper.scores import auroc
 from whence_paper.tables import Table, mean_and_sd, write_tables
 
 from .cases import FITS, Case, add_options, answers, cases, fitted
-from .table1 import KEYS, SCORES
+from .table1 import KEYS, SCORES, words
 from .training import outputs, retrain
 
 REPAIRS = {"clean": {"clean": True}, "add": {"complete": True}}
@@ -68,7 +68,7 @@ def compute(settings: Settings, record: Record) -> None:
         read = cache(partial(case.read, settings))  # when a run is missing
         for seed in settings.seeds:
             wanted = {
-                **case.configuration(),
+                **case.judged(),
                 "seed": seed,
                 "fit": settings.fit,
                 "ridge share": settings.ridge_share,
@@ -83,8 +83,8 @@ def show(settings: Settings, record: Record) -> list[Path]:
     groups: dict[tuple[str, ...], list[Any]] = {}
     for run in record.runs():
         groups.setdefault(tuple(str(run.configuration[name]) for name in KEYS), []).append(run)
-    for (case, network, optimiser, schedule, size, how), runs in sorted(groups.items()):
-        title = f"{case}: {network}, {optimiser}, {schedule} rate, {size} images, {how}"
+    for key, runs in sorted(groups.items()):
+        case, title = key[0], f"{key[0]}: {words(key)}"
         table = Table(title, ("repair", "draw", "became right", *SCORES))
         for which in REPAIRS:
             for run in runs:

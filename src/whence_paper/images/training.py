@@ -18,8 +18,7 @@ class Recipe:
 
     Attributes:
         epochs: passes over the data.
-        optimiser: "adam" adds the penalty of its weight decay to the loss, which is what the paper says; "adamw" keeps it
-            apart.
+        optimiser: "adam" adds the penalty of its weight decay to the loss, as the paper says; "adamw" keeps it apart.
         rate: learning rate.
         weight_decay: of the optimiser.
         batch: examples a step.

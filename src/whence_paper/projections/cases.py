@@ -35,6 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--points", type=int, help="training points, and as many test points, that are shown (default 2000; quick 300)")
     add("--epochs", type=int, help="passes over the training set (default the paper's; 15 for CIFAR-10)")
     add("--size", type=int, help="training images (default all)")
+    add("--width", type=int, default=64, help="channels of the ResNet-18's first layers (default 64)")
     add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01)")
 
 
@@ -55,6 +56,7 @@ def configuration(name: str, settings: Settings, seed: int) -> dict[str, Any]:
         "points": points(settings),
         "epochs": settings.epochs or "usual",
         "size": settings.size or "all",
+        **({"width": settings.width} if name == "cifar-10" else {}),
     }
 
 
@@ -76,7 +78,7 @@ def embedded(name: str, settings: Settings, seed: int) -> Embedded:
 def _bank(settings: Settings, seed: int) -> Embedded:
     problem = of_bank(bank(settings), seed)
     epochs = settings.epochs or (40 if settings.quick else 50)
-    recipe = Recipe(epochs, rate=1e-2 if settings.quick else 1e-3)
+    recipe = Recipe(epochs, "adamw", 1e-2 if settings.quick else 1e-3)
     network = initialised(lambda: networks.tabular(problem.inputs.shape[1]), seed, torch.device("cpu"))
     train(network, problem.inputs, problem.targets, recipe, seed)
     sides = [(problem.inputs, problem.targets), (problem.test_inputs, problem.test_targets)]
@@ -98,7 +100,7 @@ def _images(name: str, settings: Settings, seed: int) -> Embedded:
 def _trained(name: str, images: Images, inputs: Tensor, labels: Tensor, settings: Settings, seed: int) -> nn.Module:
     quick = settings.quick and settings.data is None
     if name == "cifar-10":
-        colours, width = images.inputs.shape[1], 4 if quick else 64
+        colours, width = images.inputs.shape[1], 4 if quick else settings.width
         network = initialised(lambda: networks.resnet18(CLASSES, width, colours), seed, settings.device)
         recipe = of_cifar.Recipe(settings.epochs or (25 if quick else 15), shift=1 if quick else 4, mirror=not quick)
         return of_cifar.train(network, inputs, labels, CLASSES, recipe, seed)

@@ -20,10 +20,10 @@ import whence
 from whence.plots import source_map
 from whence_paper.experiment import Experiment, Settings
 from whence_paper.pictures import new_figure, save
-from whence_paper.records import Record
+from whence_paper.records import Record, Run
 from whence_paper.tables import Table, mean_and_sd, write_tables
 
-from .fitting import GROUPS, KINDS, add_options, configuration, fitted, kinds_of, neighbours, trained
+from .fitting import GROUPS, KINDS, add_options, by_setting, configuration, fitted, kinds_of, neighbours, trained
 from .problems import housing, of_housing
 
 KILOMETRES = 111.2
@@ -34,7 +34,8 @@ MEASURES = {
     "km to the 20th nearest district": 1,
     "deviation of the 20 nearest values, 100,000 $": 2,
     "mean value, 100,000 $": 2,
-    "median income": 2,
+    "of the poorest fifth": 2,
+    "of the richest fifth": 2,
     "HeC3 / Ho": 2,
 }
 """What is said about each group, and with how many digits."""
@@ -62,12 +63,15 @@ def judge(settings: Settings, seed: int) -> dict[str, Any]:
     kinds = kinds_of(found, settings.share)
     near, which = neighbours(kilometres(data.places[problem.rows]), kilometres(data.places[problem.train_rows]))
     values = data.targets[problem.train_rows][which]  # (m, 20)
+    income = data.inputs[problem.rows, 0]
+    fifths = torch.quantile(income, torch.tensor([0.2, 0.8], dtype=income.dtype))
     columns = {
         "mean error, 100,000 $": error,
         "km to the 20th nearest district": near[:, -1],
         "deviation of the 20 nearest values, 100,000 $": values.std(1),
         "mean value, 100,000 $": data.targets[problem.rows],
-        "median income": data.inputs[problem.rows, 0],
+        "of the poorest fifth": (income <= fifths[0]).double(),
+        "of the richest fifth": (income > fifths[1]).double(),
         "HeC3 / Ho": found.ratio,
     }
     groups = {
@@ -83,7 +87,7 @@ def judge(settings: Settings, seed: int) -> dict[str, Any]:
         "degrees_of_freedom": float(tracer.degrees_of_freedom),
         "newton_change": float(tracer.diagnostics["Newton change"]),
         "groups": groups,
-        **(_points(data.places[problem.rows], error, kinds) if seed == settings.seeds[0] else {}),
+        **(_points(data.places[problem.rows], error, kinds) if seed == 0 else {}),
     }
 
 
@@ -102,17 +106,23 @@ def compute(settings: Settings, record: Record) -> None:
 
 def show(settings: Settings, record: Record) -> list[Path]:
     """The map of the first split, and a table of all."""
-    runs = record.runs()
-    table = Table("Test districts, mean ± sd over splits", ("", *KINDS))
-    for name, digits in MEASURES.items():
-        table.add(name, *(mean_and_sd([run.results["groups"][kind][name] for run in runs], digits) for kind in KINDS))
-    each = Table("Every split", ("split", "error", *(f"{kind}: {name}" for name in LOOKED_AT for kind in KINDS[1:])))
-    for run in runs:
-        groups = run.results["groups"]
-        cells = [f"{groups[kind][name]:.2f}" for name in LOOKED_AT for kind in KINDS[1:]]
-        each.add(str(run.configuration["seed"]), f"{run.results['test_rmse']:.3f}", *cells)
-    written = write_tables(settings.out / f"{record.path.stem}.md", [table, each])
-    drawn = next(run.results for run in runs if "kinds" in run.results)
+    tables = []
+    for words, runs in by_setting(record.runs()).items():
+        table = Table(f"{words}: mean ± sd over splits {_seeds(runs)}", ("test districts", *KINDS))
+        for name, digits in MEASURES.items():
+            values = [[run.results["groups"][kind][name] for run in runs] for kind in KINDS]
+            table.add(name, *(mean_and_sd(one, digits) for one in values))
+        tables.append(table)
+    each = Table(
+        "Every run", ("setting", "split", "error", *(f"{kind}: {name}" for name in LOOKED_AT for kind in KINDS[1:]))
+    )
+    for words, runs in by_setting(record.runs()).items():
+        for run in runs:
+            groups = run.results["groups"]
+            cells = [f"{groups[kind][name]:.2f}" for name in LOOKED_AT for kind in KINDS[1:]]
+            each.add(words, str(run.configuration["seed"]), f"{run.results['test_rmse']:.3f}", *cells)
+    written = write_tables(settings.out / f"{record.path.stem}.md", [*tables, each])
+    drawn = next(run.results for run in record.runs() if "kinds" in run.results)
     tones = list(GROUPS.values())
     figure = new_figure(6.4, 6.6)
     ax = source_map(
@@ -125,6 +135,10 @@ def show(settings: Settings, record: Record) -> list[Path]:
     )
     ax.set_title("Test districts; errors of the median house value in 100,000 $", fontsize="medium")
     return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
+
+
+def _seeds(runs: list[Run]) -> str:
+    return ", ".join(str(run.configuration["seed"]) for run in runs)
 
 
 LOOKED_AT = ("km to the 20th nearest district", "deviation of the 20 nearest values, 100,000 $", "HeC3 / Ho")

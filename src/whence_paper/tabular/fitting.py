@@ -14,10 +14,16 @@ from whence.report import Group
 from whence_paper import networks
 from whence_paper.experiment import Settings
 from whence_paper.images.training import Recipe, initialised, train
+from whence_paper.records import Run
 
 from .problems import Problem
 
-STRUCTURES = {"exact": whence.Exact(), "core": whence.Core(), "ekfac": whence.EKFAC()}
+STRUCTURES = {
+    "exact": whence.Exact(),
+    "core": whence.Core(),
+    "core-1024": whence.Core(size=1024),
+    "ekfac": whence.EKFAC(),
+}
 
 
 def add_options(parser: argparse.ArgumentParser, epochs: int, structure: str) -> None:
@@ -25,8 +31,15 @@ def add_options(parser: argparse.ArgumentParser, epochs: int, structure: str) ->
     add = parser.add_argument
     add("--epochs", type=int, help=f"passes over the training set (default {epochs}, the paper's; quick 40)")
     add("--width", type=int, default=100, help="hidden units (default 100, the paper's)")
+    add(
+        "--optimiser",
+        choices=("adam", "adamw"),
+        default="adamw",
+        help="default adamw: weight decay apart from the loss",
+    )
     add("--rate", type=float, default=1e-3, help="learning rate (default 0.001; the paper says none for tables)")
-    add("--weight-decay", type=float, default=1e-2, help="of AdamW (default 0.01; the paper says none for tables)")
+    add("--weight-decay", type=float, default=1e-2, help="default 0.01; the paper says none for tables")
+    add("--schedule", choices=("constant", "cosine"), default="constant", help="of the rate (default constant)")
     add("--structure", choices=sorted(STRUCTURES), default=structure, help=f"default {structure}")
     add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01)")
     add("--share", type=float, default=0.1, help="of the test points that count as uncertain (default 0.1)")
@@ -38,7 +51,7 @@ def recipe_of(settings: Settings) -> Recipe:
     """How the network is trained."""
     epochs = settings.epochs or (40 if settings.quick else settings.usual_epochs)
     rate = 1e-2 if settings.quick and settings.rate == 1e-3 else settings.rate
-    return Recipe(epochs=epochs, rate=rate, weight_decay=settings.weight_decay)
+    return Recipe(epochs, settings.optimiser, rate, settings.weight_decay, schedule=settings.schedule)
 
 
 def configuration(settings: Settings, seed: int) -> dict[str, Any]:
@@ -53,6 +66,17 @@ def configuration(settings: Settings, seed: int) -> dict[str, Any]:
         "share": settings.share,
         **recipe_of(settings).as_dict(),
     }
+
+
+def by_setting(runs: list[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in their seed only, under words that tell the settings apart."""
+    told = ("optimiser", "weight_decay", "schedule", "structure", "ridge share", "size")
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        what = run.configuration
+        words = ", ".join(f"{name.replace('_', ' ')} {what[name]}" for name in told)
+        found.setdefault(words, []).append(run)
+    return found
 
 
 def trained(problem: Problem, settings: Settings, seed: int) -> nn.Module:

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Structure, Weigh
+from whence.curvature.base import Weigh
+from whence.curvature.kronecker.kinds import OfFeatures
 from whence.curvature.primal import PrimalBread
 from whence.errors import InputError
 from whence.tangents.linearization import Linearization
@@ -22,7 +23,7 @@ from .structures import LARGEST_EXACT, eigenbases
 
 
 @dataclass(frozen=True)
-class Core(Structure):
+class Core(OfFeatures):
     """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
 
     Leverages are true leverages (in [0, 1), no guard) and variances have honest scale, which EKFAC's have not.
@@ -37,7 +38,6 @@ class Core(Structure):
     """
 
     name: ClassVar[str] = "core"
-    tf32: ClassVar[bool] = True
     size: int | None = None
     share: float = 0.99
     largest: int = 8192
@@ -49,16 +49,6 @@ class Core(Structure):
         """Check the choice at once, not after a pass over the data."""
         if self.basis not in ("positions", "gradients"):
             raise InputError(f"expected Core's basis to be 'positions' or 'gradients', got {self.basis!r}.")
-
-    @property
-    def takes_groups(self) -> bool:
-        """Yes: features of all examples are at hand."""
-        return True
-
-    @property
-    def in_parts(self) -> bool:
-        """Yes: all passes are sums."""
-        return True
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""

@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Structure, Weigh
+from whence.curvature.base import Weigh
+from whence.curvature.kronecker.kinds import OfFeatures
 from whence.curvature.primal import PrimalBread
 from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
@@ -21,7 +22,7 @@ from .stream import LayerStream, working_precision
 
 
 @dataclass(frozen=True)
-class Sketch(Structure):
+class Sketch(OfFeatures):
     """The exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
 
     Args:
@@ -30,19 +31,8 @@ class Sketch(Structure):
     """
 
     name: ClassVar[str] = "sketch"
-    tf32: ClassVar[bool] = True
     size: int = 6144
     seed: int = 0
-
-    @property
-    def takes_groups(self) -> bool:
-        """Yes: features of all examples are at hand."""
-        return True
-
-    @property
-    def in_parts(self) -> bool:
-        """Yes: all passes are sums."""
-        return True
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Draw the projections, then the primal algebra."""

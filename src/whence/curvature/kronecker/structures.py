@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Structure, Weigh
+from whence.curvature.base import Weigh
+from whence.curvature.kronecker.kinds import OfLayers
 from whence.errors import InputError
 from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
@@ -30,7 +31,7 @@ LARGEST_EXACT = 1024
 
 
 @dataclass(frozen=True)
-class EKFAC(Structure):
+class EKFAC(OfLayers):
     """Kronecker eigenbasis with corrected eigenvalues: the paper's scaling to deep networks.
 
     Args:
@@ -46,8 +47,6 @@ class EKFAC(Structure):
     """
 
     name: ClassVar[str] = "ekfac"
-    tf32: ClassVar[bool] = True
-    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
     tolerance: float = 1e-2
     largest_exact: int = LARGEST_EXACT
     meat: Literal["one_basis", "joint", "two_bases"] = "one_basis"
@@ -63,16 +62,6 @@ class EKFAC(Structure):
                 raise InputError(f"expected EKFAC's {name} to be one of {wanted}, got {getattr(self, name)!r}.")
         if self.corner is not None and self.corner < 1:
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
-
-    @property
-    def in_parts(self) -> bool:
-        """Yes: all passes are sums."""
-        return True
-
-    @property
-    def by_layers(self) -> bool:
-        """Yes: layers are apart."""
-        return True
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """Factors, eigenvalues, leverage: three passes."""
@@ -93,7 +82,7 @@ class EKFAC(Structure):
 
 
 @dataclass(frozen=True)
-class KFAC(Structure):
+class KFAC(OfLayers):
     """Kronecker factors without corrected eigenvalues. For comparison: EKFAC costs one more pass and is never worse.
 
     Args:
@@ -101,19 +90,7 @@ class KFAC(Structure):
     """
 
     name: ClassVar[str] = "kfac"
-    tf32: ClassVar[bool] = True
-    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
     largest_exact: int = LARGEST_EXACT
-
-    @property
-    def in_parts(self) -> bool:
-        """Yes: all passes are sums."""
-        return True
-
-    @property
-    def by_layers(self) -> bool:
-        """Yes: layers are apart."""
-        return True
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
@@ -133,22 +110,10 @@ class KFAC(Structure):
 
 
 @dataclass(frozen=True)
-class Diagonal(Structure):
+class Diagonal(OfLayers):
     """The diagonal of the curvature in the coordinates of the weights themselves. Crude, and one pass cheaper."""
 
     name: ClassVar[str] = "diagonal"
-    tf32: ClassVar[bool] = True
-    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
-
-    @property
-    def in_parts(self) -> bool:
-        """Yes: all passes are sums."""
-        return True
-
-    @property
-    def by_layers(self) -> bool:
-        """Yes: layers are apart."""
-        return True
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """As EKFAC, without any rotation."""

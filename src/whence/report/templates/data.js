@@ -40,7 +40,8 @@ const ratio = (i) => (points.ho[i] > 0 ? points.hec3[i] / points.ho[i] : 1);
 const short = (value, digits = 3) => {
   if (Number.isNaN(value)) return "unknown";
   const size = Math.abs(value);
-  return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
+  if (size >= 999.5 && size < 1e9) return Math.round(value).toLocaleString("en"); // an amount, in full
+  return size !== 0 && (size < 1e-3 || size >= 1e9) ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
 };
 const percent = (share) => (share <= 0 ? "0\u00a0%" : share < 0.001 ? "under 0.1\u00a0%" : `${+(100 * share).toPrecision(share < 0.1 ? 2 : 3)}\u00a0%`);
 const count = (value) => value.toLocaleString("en");

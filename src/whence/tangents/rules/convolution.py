@@ -27,13 +27,12 @@ def _grouped(grads: Tensor, groups: int, dims: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ConvolutionUse(Use):
-    """A convolution: a linear map of the windows of its input, shared by all positions."""
+class _WindowsUse(Use):
+    """Either kind of convolution."""
 
     inputs: Tensor  # (b, channels, *sizes)
     windows: Windows
     kind: ClassVar[Kind] = "kronecker"
-    joint: ClassVar[bool] = True
 
     @property
     def groups(self) -> int:  # type: ignore[override]
@@ -43,6 +42,13 @@ class ConvolutionUse(Use):
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """The first, if there is one beside the channels."""
         return (0,) if len(shape) == self.windows.dims + 2 else ()
+
+
+@dataclass(frozen=True)
+class ConvolutionUse(_WindowsUse):
+    """A convolution: a linear map of the windows of its input, shared by all positions."""
+
+    joint: ClassVar[bool] = True
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Inputs are unfolded on demand."""
@@ -61,22 +67,10 @@ class ConvolutionUse(Use):
 
 
 @dataclass(frozen=True)
-class TransposedConvolutionUse(Use):
+class TransposedConvolutionUse(_WindowsUse):
     """A transposed convolution: inputs and output gradients change places, so the gradients are unfolded."""
 
-    inputs: Tensor  # (b, channels, *sizes)
-    windows: Windows
     transposed: bool = True
-    kind: ClassVar[Kind] = "kronecker"
-
-    @property
-    def groups(self) -> int:  # type: ignore[override]
-        """Groups of channels."""
-        return self.windows.groups
-
-    def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """The first, if there is one beside the channels."""
-        return (0,) if len(shape) == self.windows.dims + 2 else ()
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Gradients are unfolded on demand."""

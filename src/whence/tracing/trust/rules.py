@@ -207,7 +207,7 @@ def ridges(same: float, below: float, above: float, skipped: str) -> Check:
     if found != FINE:
         words = (
             "Verdicts change with lambda between a tenth and ten times its value. Make sure of lambda (the weight "
-            'decay of the training; for squared error perhaps ridge="loo"), and believe the verdicts that stay.'
+            'decay of the training, or ridge="loo"), and believe the verdicts that stay.'
         )
     return Check("lambda", found, {"same": same, "a tenth": below, "ten times": above}, words)
 
