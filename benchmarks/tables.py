@@ -140,11 +140,39 @@ def growth(record: dict[str, Any]) -> str:
     return f"{origin(record)}\n\n{table(head, rows)}"
 
 
+def bases(record: dict[str, Any]) -> str:
+    """Variants of EKFAC's bases over the draws of each network: means, and every draw's AUROC."""
+    parts = [origin(record)]
+    draws: dict[str, list[dict[str, Any]]] = {}
+    for case in record["cases"]:
+        draws.setdefault(case["case"], []).append(case)
+    for name, cases in draws.items():
+        first = cases[0]
+        exact = " ".join(f"{case['rows'][0]['auroc_ratio3']:.3f}" for case in cases)
+        parts.append(
+            f"**{name}**: {first['data']}, {first['n']} examples, k = {first['outputs']}, {first['parameters']:,} "
+            f"parameters, {len(cases)} draws, AUROC of the exact ratio {exact}."
+        )
+        found: dict[str, list[dict[str, Any]]] = {}
+        for case in cases:
+            for row in case["rows"][1:]:
+                found.setdefault(row["structure"], []).append(row)
+        rows = []
+        for variant, each in found.items():
+            keys = ("rank_ho", "rank_hec3", "rank_ratio3", "scale_ho", "scale_hec3")
+            means = [f"{sum(row[key] for row in each) / len(each):.2f}" for key in keys]
+            rows.append([f"`{variant}`", *means, " ".join(f"{row['auroc_ratio3']:.3f}" for row in each)])
+        head = "structure | rank Ho | HeC3 | ratio | scale Ho | HeC3 | AUROC noisy, every draw"
+        parts.append(table(head, rows))
+    return "\n\n".join(parts)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "quality": quality,
     "cost": cost,
     "gpu_cifar": cifar,
     "scaling": growth,
+    "two_bases": bases,
 }
 
 
