@@ -278,3 +278,11 @@ def test_a_prediction_without_a_gradient_is_not_a_number_and_spoils_no_other(roa
     assert torch.isnan(found.ratio[5])
     others = [0, 1, 2, 3, 4, 6, 7]
     torch.testing.assert_close(found.hec3[others], expected.hec3[others])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace.* is deprecated:DeprecationWarning")
+def test_a_module_compiled_by_jit() -> None:
+    x, y = inputs_and_targets()
+    model = torch.jit.trace(mlp(), x)
+    with pytest.raises(whence.InputError, match=r"one compiled by torch\.jit.*Pass the module it was made from"):
+        fit(model, [(x, y)])

@@ -87,6 +87,11 @@ def _same(one: Any, other: Any) -> bool:
 
 def check_model(model: nn.Module) -> None:
     """Refuse a model whose outputs depend on chance or on the batch, or whose weights are not there or not finite."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "expected a module of Python, got one compiled by torch.jit, whose layers cannot be watched. "
+            "Pass the module it was made from, with the same weights."
+        )
     with claimed(model):
         check_calm(model)
         devices = {tensor.device for tensor in model.parameters()}

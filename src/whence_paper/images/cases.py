@@ -135,8 +135,8 @@ FITS: dict[str, dict[str, Any]] = {
     "exact": {"structure": whence.Exact()},
 }
 """Ways to fit, by name. "two-bases-whole" decomposes convolutions by gradients summed over positions, the others by
-positions one by one; for an MLP that is the same. "paper" is its letter: two full bases, leverages clipped, outputs left
-out one by one.
+positions one by one; for an MLP that is the same. "paper" is its letter: two full bases, leverages clipped, outputs
+left out one by one.
 """
 
 
