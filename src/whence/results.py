@@ -41,6 +41,17 @@ class Uncertainty(Shown):
         later: computes the covariances when they are asked for.
         likelihood: of the network, which knows what its outputs mean.
         chosen: which outputs were looked at, unless all.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+        >>> u = whence.fit(net, [(x, 2 * x + 1)], ridge=0.1, progress=False).predict(x[:3])
+        >>> low, high = u.interval(0.95)
+        >>> bool((low < u.mean).all()), u.ratio.shape, u.covariance("hec3").shape
+        (True, torch.Size([3]), torch.Size([3, 1, 1]))
+        >>> list(u.to_frame().columns[:3])
+        ['mean', 'hec0', 'hec1']
     """
 
     mean: Tensor

@@ -220,6 +220,14 @@ class Tracer(Predictor):
 
         Args:
             test: inputs as for `predict`, whose predictions the examples may have moved.
+
+        Examples:
+            >>> import torch, whence
+            >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+            >>> y = (2 * x).index_add(0, torch.tensor([7]), torch.ones(1, 1, dtype=torch.float64))  # one label is off
+            >>> tracer = whence.fit(torch.nn.Linear(1, 1).double(), [(x, y)], ridge=0.1, recenter=True, progress=False)
+            >>> int(tracer.training_frame().suspect_rank.idxmin())
+            7
         """
         check_ungrouped(self)
         moved = None

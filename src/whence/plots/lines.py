@@ -41,6 +41,17 @@ def bands(
         level: of the bounds, which are for the curve itself; single observations scatter more.
         output: which output of the network.
         ax: where to draw.
+
+    Examples:
+        >>> import torch, whence
+        >>> from matplotlib.figure import Figure
+        >>> from whence import plots
+        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
+        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
+        >>> ax = plots.bands(x, tracer.predict(x), ax=Figure().subplots())
+        >>> ax.get_legend_handles_labels()[1][-1]
+        'prediction'
     """
     at = column(x, len(uncertainty), "places x")
     order = np.argsort(at, kind="stable")
@@ -95,6 +106,18 @@ def risk_coverage(
         by: "ho", "hec3", "ratio" or another estimator, by whose size predictions are set aside.
         others: scores of your own by name, large where uncertain; for instance minus the margin.
         ax: where to draw.
+
+    Examples:
+        >>> import torch, whence
+        >>> from matplotlib.figure import Figure
+        >>> from whence import plots
+        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
+        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
+        >>> errors = (tracer.predict(x).mean - 2 * x).abs()[:, 0]
+        >>> ax = plots.risk_coverage(tracer.predict(x), errors, ax=Figure().subplots())
+        >>> ax.get_xlabel() != ""
+        True
     """
     m = len(uncertainty)
     wrong = column(errors, m, "errors")
@@ -125,6 +148,17 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
     Args:
         path: `tracer.ridge_path` of a fit with `ridge="loo"`.
         ax: where to draw.
+
+    Examples:
+        >>> import torch, whence
+        >>> from matplotlib.figure import Figure
+        >>> from whence import plots
+        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
+        >>> tracer = whence.fit(net, [(x, y)], ridge="loo", progress=False)
+        >>> ax = plots.ridge_path(tracer.ridge_path, ax=Figure().subplots())
+        >>> ax.get_xscale()
+        'log'
     """
     if path is None:
         raise InputError('expected a path of ridges, got None. Fit with ridge="loo" to have one.')

@@ -44,6 +44,19 @@ def source_map(
         groups: one for each prediction, such as `by_verdict(tracer.explain(x))`; `by_source` when not given.
         share: of the predictions that count as uncertain by an estimator, when there are no groups.
         ax: where to draw.
+
+    Examples:
+        >>> import torch, whence
+        >>> from matplotlib.figure import Figure
+        >>> from whence import plots
+        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
+        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
+        >>> east, north = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
+        >>> u = tracer.predict(x)
+        >>> ax = plots.source_map(east, north, u, (u.mean - y)[:, 0], ax=Figure().subplots())
+        >>> len(ax.collections) > 0
+        True
     """
     m = len(uncertainty)
     east, north = column(longitude, m, "longitudes"), column(latitude, m, "latitudes")

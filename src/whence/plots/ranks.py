@@ -27,6 +27,18 @@ def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None
         uncertainty: of m predictions.
         groups: one for each prediction; they set colour, shape and legend.
         ax: where to draw.
+
+    Examples:
+        >>> import torch, whence
+        >>> from matplotlib.figure import Figure
+        >>> from whence import plots
+        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
+        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
+        >>> u = tracer.predict(x)
+        >>> ax = plots.rank_scatter(u, plots.by_source(u), ax=Figure().subplots())
+        >>> len(ax.collections) > 0
+        True
     """
     m = len(uncertainty)
     kinds = [Group("predictions")] * m if groups is None else list(groups)

@@ -35,6 +35,14 @@ class Core(OfFeatures):
         tolerance: as of EKFAC: coordinates outside the corner are never taken.
         largest_exact: blocks without a Kronecker form are rotated to their eigenvectors up to this size.
         basis: as of EKFAC.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> tracer = whence.fit(net, [(x, x**2)], structure=whence.Core(size=12), ridge=0.1, progress=False)
+        >>> tracer.predict(x[:2]).hec3.shape
+        torch.Size([2, 1])
     """
 
     name: ClassVar[str] = "core"

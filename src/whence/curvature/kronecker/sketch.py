@@ -28,6 +28,14 @@ class Sketch(OfFeatures):
     Args:
         size: number of features over all blocks; small blocks are kept whole.
         seed: of the projections.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> tracer = whence.fit(net, [(x, x**2)], structure=whence.Sketch(size=12), ridge=0.1, progress=False)
+        >>> tracer.predict(x[:2]).hec3.shape
+        torch.Size([2, 1])
     """
 
     name: ClassVar[str] = "sketch"

@@ -44,6 +44,14 @@ class EKFAC(OfLayers):
         tolerance: share of the homoscedastic variance that may lie outside the corner of the eigenbasis in which
             eigenvalues are kept one by one; outside, they are replaced by their mean. Zero keeps all of them.
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> tracer = whence.fit(net, [(x, x**2)], structure=whence.EKFAC(tolerance=0), ridge=0.1, progress=False)
+        >>> tracer.predict(x[:2]).hec3.shape
+        torch.Size([2, 1])
     """
 
     name: ClassVar[str] = "ekfac"
