@@ -57,10 +57,15 @@ def show(settings: Settings, record: Record) -> list[Path]:
         ]
         values = {"ho": found["ranks"]["Ho"], "hec3": found["ranks"]["HeC3"]}
         drawn = {name: torch.tensor(value, dtype=torch.float64)[:, None] for name, value in values.items()}
-        figure = new_figure(5.2, 5.8)
+        figure = new_figure(5.4, 6.2)
         ax = figure.subplots()
         uncertainty = whence.Uncertainty(torch.zeros(len(found["kinds"]), 1), {}, drawn)
         rank_scatter(uncertainty, [groups[kind] for kind in found["kinds"]], ax)
+        handles, names = ax.get_legend_handles_labels()
+        legend = ax.get_legend()
+        if legend is not None:
+            legend.remove()  # the figure's own stays clear of the axes
+        figure.legend(handles[::-1], names[::-1], loc="outside lower center", frameon=False)
         what = run.configuration
         ax.set_title(f"{what['data']}, {what['network']}, draw {what['seed']}", fontsize="medium")
         name = f"{record.path.stem}-{what['case']}-{what['seed']}.png"
