@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import peers_images, peers_uci
-from .record import measured, save, say, surroundings
+from .record import save, say, surroundings
 
 PACKAGES = ("laplace-torch", "MAPIE", "scikit-learn")
 
@@ -27,7 +27,7 @@ def merged(records: list[dict[str, Any]]) -> dict[str, Any]:
     """One record of several that were made side by side."""
     together = {part: [run for record in records for run in record[part]] for part in ("uci", "images")}
     seconds = round(sum(record["cpu_s"] for record in records), 1)
-    commands = [record["command"] for record in records]
+    commands = [command for record in records for command in record["commands"]]
     return {**records[0], **together, "cpu_s": seconds, "commands": commands}
 
 
@@ -64,9 +64,11 @@ def main() -> None:
     if given.data is None:
         parser.error("expected --data DIR")
     packages = {name: version(name) for name in PACKAGES}
-    old = {part: measured(given.out, part) if given.append else [] for part in ("uci", "images")}
-    record: dict[str, Any] = {**surroundings(given.commit), "packages": packages, **old}
-    start = time.process_time()
+    known = json.loads(given.out.read_text()) if given.append and given.out.exists() else {}
+    record: dict[str, Any] = {**surroundings(given.commit), "packages": packages, "uci": [], "images": []}
+    record |= {part: known[part] for part in ("uci", "images") if part in known}
+    record["commands"] = [*known.get("commands", []), record["command"]]
+    start = time.process_time() - known.get("cpu_s", 0.0)
 
     def keep(part: str, run: dict[str, Any], *same: str) -> None:
         record[part] = [one for one in record[part] if any(one[key] != run[key] for key in same)] + [run]

@@ -27,8 +27,10 @@ def names(runs: Runs) -> list[str]:
 
 def every(values: Iterable[float], digits: int = 2) -> str:
     """Mean, and the runs behind it."""
-    kept = list(values)
-    return f"{fmean(kept):.{digits}f} ({' '.join(f'{value:.{digits}f}' for value in kept)})" if kept else "-"
+    kept = [f"{value:.{digits}f}" for value in values]
+    if len(kept) < 2:
+        return kept[0] if kept else "-"
+    return f"{fmean(map(float, kept)):.{digits}f} ({' '.join(kept)})"
 
 
 def summary(runs: Runs) -> str:
@@ -110,7 +112,7 @@ def quality_peers(record: dict[str, Any]) -> str:
     if uci:
         splits = sorted({run["split"] for run in uci})
         parts += [
-            f"**UCI sets**, published splits {', '.join(map(str, splits))}: means over {len(uci)} runs.",
+            f"**UCI sets**, published splits {', '.join(map(str, splits))}: means over {len(uci)} runs, lower is better.",
             summary(uci),
         ]
         parts += ["**Negative log-likelihood**, in units of the data: mean (every split).", by_set(uci)]
