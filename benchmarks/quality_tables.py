@@ -112,7 +112,7 @@ def quality_peers(record: dict[str, Any]) -> str:
     if uci:
         splits = sorted({run["split"] for run in uci})
         parts += [
-            f"**UCI sets**, published splits {', '.join(map(str, splits))}: means over {len(uci)} runs, lower is better.",
+            f"**UCI sets**, published splits {', '.join(map(str, splits))}: means over {len(uci)} runs.",
             summary(uci),
         ]
         parts += ["**Negative log-likelihood**, in units of the data: mean (every split).", by_set(uci)]
