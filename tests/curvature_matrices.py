@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import oracles
 from whence.tangents.forms import Block
@@ -35,6 +36,20 @@ class Dense:
         inside = ((rows @ self.directions) ** 2).sum(0)
         length = (rows[:, self.owned] ** 2).sum()
         return inside, (length - inside.sum()) / self.outside if self.outside else 0.0
+
+
+def tangents_of(model: nn.Module, inputs: Any) -> Array:
+    """Tangents (n, k, d), also where gradients come sparse."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False
+    return oracles.tangents_of(model, inputs)[1]
+
+
+def close(got: Any, wanted: Any, rtol: float = 1e-9) -> None:
+    """Assert that numbers agree, relative to the largest of them."""
+    wanted = np.asarray(wanted)
+    np.testing.assert_allclose(np.asarray(got), wanted, rtol=rtol, atol=rtol * max(abs(wanted).max(), 1e-300))
 
 
 def blocks_of(bread: Any) -> list[Dense]:

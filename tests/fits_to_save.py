@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -130,6 +129,3 @@ def differences(one: Any, two: Any, where: str = "tracer", seen: set[int] | None
 def _attributes(thing: Any) -> dict[str, Any]:
     names = [f.name for f in fields(thing)] if is_dataclass(thing) else list(vars(thing))
     return {name: getattr(thing, name) for name in names if name not in IGNORED}
-
-
-Build = Callable[[], Fit]

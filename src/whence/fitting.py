@@ -148,7 +148,7 @@ def _fitted(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Trac
         None if asked.groups is None else Groups.of(asked.groups, problem),
         problem.units if asked.loo == "position" else None,
     )
-    with rounded_products((asked.tf32 and chosen.tf32) or torch.backends.cuda.matmul.allow_tf32):
+    with rounded_products(True if asked.tf32 and chosen.tf32 else None):
         if asked.ridge is None and problem.hessian_roots is not None:
             bread = fit_at_best(chosen, problem, weighing.columns)
         else:

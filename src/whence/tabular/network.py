@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,10 +78,3 @@ def start(network: nn.Module, generator: torch.Generator) -> None:
             with torch.no_grad():
                 layer.weight.uniform_(-bound, bound, generator=generator)
                 layer.bias.uniform_(-bound, bound, generator=generator)
-
-
-def rebuild(inputs: int, width: int, target: Target, weights: Mapping[str, Any]) -> nn.Sequential:
-    """The network as it was saved, in evaluation mode."""
-    network = build(inputs, width, target)
-    network.load_state_dict(dict(weights))
-    return network.eval()

@@ -14,6 +14,7 @@ import curvature_matrices as dense
 import oracles
 import whence
 from capture_models import MODELS, Flat, Model, images
+from curvature_matrices import close, tangents_of
 from whence.curvature.kronecker import factors
 
 WHOLE = whence.EKFAC(tolerance=0.0)
@@ -25,19 +26,6 @@ def fit(
     first = inputs[0] if isinstance(inputs, tuple) else inputs
     targets = torch.randn(len(first), outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     return whence.fit(model, [(inputs, targets)], structure=structure, ridge=ridge, progress=False, **options)
-
-
-def tangents_of(model: nn.Module, inputs: Any) -> np.ndarray:
-    """Tangents (n, k, d), also where gradients come sparse."""
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            module.sparse = False
-    return oracles.tangents_of(model, inputs)[1]
-
-
-def close(got: Any, wanted: Any, rtol: float = 1e-9) -> None:
-    wanted = np.asarray(wanted)
-    np.testing.assert_allclose(np.asarray(got), wanted, rtol=rtol, atol=rtol * max(abs(wanted).max(), 1e-300))
 
 
 # --- Every layer -----------------------------------------------------------------------------------------------------

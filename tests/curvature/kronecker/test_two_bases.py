@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ import curvature_matrices as dense
 import oracles
 import whence
 from capture_models import MODELS, Flat, Model, images
+from curvature_matrices import tangents_of
 from whence.curvature.kronecker import measure
 
 Array = np.ndarray
 RIDGE = 0.7
+close = partial(dense.close, rtol=1e-7)
 
 
 def fit(model: nn.Module, inputs: Any, structure: whence.Structure, outputs: int = 2, **options: Any) -> whence.Tracer:
@@ -29,18 +32,6 @@ def fit(model: nn.Module, inputs: Any, structure: whence.Structure, outputs: int
 
 def two_bases(tolerance: float = 0.0, corner: int | None = None, **options: Any) -> whence.EKFAC:
     return whence.EKFAC(tolerance=tolerance, meat="two_bases", corner=corner, **options)
-
-
-def tangents_of(model: nn.Module, inputs: Any) -> Array:
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            module.sparse = False
-    return oracles.tangents_of(model, inputs)[1]
-
-
-def close(got: Any, wanted: Any, rtol: float = 1e-7) -> None:
-    wanted = np.asarray(wanted)
-    np.testing.assert_allclose(np.asarray(got), wanted, rtol=rtol, atol=rtol * max(abs(wanted).max(), 1e-300))
 
 
 # --- The dense formula -----------------------------------------------------------------------------------------------
@@ -158,7 +149,7 @@ def test_chunks_of_examples_make_no_difference(monkeypatch: pytest.MonkeyPatch) 
     inputs, tested = torch.randn(6, 3, 5).double(), torch.randn(5, 3, 5).double()
     at_once = fit(model, inputs, two_bases(corner=3)).predict(tested).covariance("hec3")
     monkeypatch.setitem(measure.CHUNK_NUMBERS, "cpu", 40)
-    close(fit(model, inputs, two_bases(corner=3)).predict(tested).covariance("hec3"), at_once, 1e-10)
+    close(fit(model, inputs, two_bases(corner=3)).predict(tested).covariance("hec3"), at_once, rtol=1e-10)
 
 
 # --- What it is for --------------------------------------------------------------------------------------------------
@@ -232,7 +223,7 @@ def test_a_joint_basis_lies_between_the_two() -> None:
     [basis] = tracer.bread.bases
     U = np.asarray(basis.inputs[0])
     turned = U.T @ (below / np.trace(below) + theirs / np.trace(theirs)) @ U
-    close(turned, np.diag(np.diag(turned)), 1e-9)
+    close(turned, np.diag(np.diag(turned)), rtol=1e-9)
 
 
 @pytest.mark.parametrize("options", [{"meat": "both"}, {"basis": "kfac"}, {"corner": 0}])
