@@ -226,6 +226,18 @@ def unlike(folder: Path) -> dict[str, Any]:
     return {"said": forked(2, folder, work)}
 
 
+def absent(folder: Path) -> dict[str, Any]:
+    """Only one process fits: on purpose, or not."""
+
+    def work(rank: int) -> Any:
+        if rank:
+            time.sleep(8)
+            return None
+        return [refused(lambda given=given: fit("diagonal", slice(0, 24), distributed=given)) for given in (3, False)]
+
+    return {"said": forked(2, folder, work)[0]}
+
+
 def refused(work: Callable[[], Any]) -> str:
     try:
         work()

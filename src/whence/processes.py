@@ -239,7 +239,13 @@ def opened(asked: Distributed) -> Processes:
         )
     if asked is False or not ready or dist.get_world_size() == 1:
         return ALONE
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+    try:
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+    except RuntimeError as error:
+        raise ProcessError(
+            f"expected all {dist.get_world_size()} processes of torch.distributed to call whence together, within "
+            f"{seconds:g} s, got not all of them. For a fit of this process alone pass distributed=False."
+        ) from error
     found = Processes(range(dist.get_world_size()), group, None, seconds)
     found.neighbours = found.tell("the fit", platform.node()).count(platform.node())
     return found

@@ -93,6 +93,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
             self.structure,
             ridge=self.ridge * float(network.scale) ** 2,  # errors in units of the targets, squared
             progress=False,
+            distributed=False,
         )
 
 

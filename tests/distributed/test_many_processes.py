@@ -166,6 +166,14 @@ def test_processes_that_do_not_want_the_same(told: dict[str, Any]) -> None:
         assert free.startswith("InputError: expected one process")
 
 
+@pytest.mark.slow  # it waits for somebody who does not come
+def test_a_process_that_fits_alone(tmp_path: Path) -> None:
+    together, alone = ask(tmp_path, "absent")["said"]
+    assert together.startswith("ProcessError: expected all 2 processes")
+    assert "distributed=False" in together
+    assert alone == "no error"
+
+
 def test_a_sampler_that_repeats_examples_is_refused() -> None:
     dataset = TensorDataset(*data(None))
     for parts, fine in ((5, False), (4, True)):

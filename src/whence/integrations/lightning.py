@@ -73,7 +73,8 @@ class WhenceCallback(Callback):
         model = pl_module if self.network is None else self.network(pl_module)
         ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood) if self.ridge is None else self.ridge
         with evaluating(model):
-            self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **self.options)
+            options = {"distributed": False, **self.options}  # the other processes are not here
+            self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}
         self.logged["whence/noise"] = float(self.tracer.sigma.diagonal().mean().sqrt())
         for logger in trainer.loggers:

@@ -66,6 +66,7 @@ def fit(
     lam = ridge_of(decay_of([net.optimizer_]), data, loss) if ridge is None else ridge
     net.module_.eval()
     model = Logarithms(net.module_) if isinstance(criterion, nn.NLLLoss) else net.module_
+    options = {"distributed": False, **options}  # a process that trains by itself fits by itself
     return api.fit(model.eval(), data, loss, structure, ridge=lam, **options)
 
 

@@ -48,6 +48,11 @@ def fit_trainer(
     model = trainer.model
     if model is None or trainer.train_dataset is None:
         raise InputError("expected a trainer with a model and a training data set, got one without.")
+    if trainer.args.world_size > 1:
+        raise InputError(
+            f"expected a trainer of one process, got {trainer.args.world_size}, among which it repeats examples to "
+            "make shards even. Fit in one process, or call whence.fit with a shard of the data in each."
+        )
     loss = likelihood_of(model.config) if likelihood is None else likelihood
     loader = trainer.get_eval_dataloader(trainer.train_dataset)
     lam = ridge_of(float(trainer.args.weight_decay), loader, loss) if ridge is None else ridge
