@@ -22,6 +22,14 @@ from .cases import FITS, Case, add_options, answers, cases, fitted
 
 SCORES = ("Ho", "HeC3", "HeC3/Ho", "margin")
 KEYS = ("case", "network", "optimiser", "schedule", "epochs", "size", "fit")
+NAMES = {
+    "ekfac": "one basis",
+    "two-bases": "two bases",
+    "two-bases-whole": "two bases of whole gradients",
+    "core": "core",
+    "paper": "to the paper's letter",
+    "exact": "exact",
+}
 PAPER = {
     ("mnist", "noisy"): ("0.84±0.03", "0.92±0.02", "0.97±0.01", ""),
     ("mnist", "missing"): ("0.80±0.10", "0.79±0.07", "0.69±0.09", ""),
@@ -81,7 +89,7 @@ def compute(settings: Settings, record: Record) -> None:
 def show(settings: Settings, record: Record) -> list[Path]:
     """Means beside the paper's, then a table a case and way to fit, with every draw."""
     groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in record.runs():
+    for run in sorted(record.runs(), key=lambda run: int(run.configuration["seed"])):
         groups.setdefault(tuple(str(run.configuration[name]) for name in KEYS), []).append(run)
     tables = [summary(case, groups) for case in sorted({key[0] for key in groups})]
     for key, runs in sorted(groups.items()):
@@ -102,7 +110,7 @@ def show(settings: Settings, record: Record) -> list[Path]:
 def words(key: tuple[str, ...]) -> str:
     """What a group of runs has in common, beside its case."""
     _, network, optimiser, schedule, epochs, size, how = key
-    return f"{network}, {optimiser}, {schedule} rate, {epochs} epochs, {size} images, {how}"
+    return f"{network}, {optimiser}, {schedule} rate, {epochs} epochs, {size} images, {NAMES[how]}"
 
 
 def summary(case: str, groups: dict[tuple[str, ...], list[Run]]) -> Table:
@@ -113,8 +121,7 @@ def summary(case: str, groups: dict[tuple[str, ...], list[Run]]) -> Table:
         for key, runs in sorted(groups.items()):
             if key[0] != case:
                 continue
-            ordered = sorted(runs, key=lambda run: int(run.configuration["seed"]))
-            areas = [run.results[f"{which}_auroc"] for run in ordered]
+            areas = [run.results[f"{which}_auroc"] for run in runs]
             means = (mean_and_sd([area[name] for area in areas]) for name in SCORES[:3])
             table.add(which, words(key), *means, " ".join(f"{area['HeC3/Ho']:.2f}" for area in areas))
     return table

@@ -81,7 +81,7 @@ def show(settings: Settings, record: Record) -> list[Path]:
     """A table a case, with every draw."""
     tables = []
     groups: dict[tuple[str, ...], list[Any]] = {}
-    for run in record.runs():
+    for run in sorted(record.runs(), key=lambda run: int(run.configuration["seed"])):
         groups.setdefault(tuple(str(run.configuration[name]) for name in KEYS), []).append(run)
     for key, runs in sorted(groups.items()):
         case, title = key[0], f"{key[0]}: {words(key)}"
