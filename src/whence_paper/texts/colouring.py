@@ -27,18 +27,22 @@ def by_uncertainty(values: Sequence[float | None], low: float, high: float) -> P
     return paint
 
 
-def by_source(shares: Sequence[Sequence[float] | None]) -> Paint:
-    """The colour of the document with the largest share, stronger the larger the share is over an even one."""
+def by_source(shares: Sequence[Sequence[float] | None], parts: Sequence[float]) -> Paint:
+    """The colour of the document whose share is largest for its part of the corpus; full at four times its part."""
 
     def paint(at: int) -> tuple[str, float]:
         share = shares[at]
         if share is None:
             return COLOURS[0], 0.0
-        best = max(range(len(share)), key=lambda one: share[one])
-        even = 1 / len(share)
-        return COLOURS[best % len(COLOURS)], (share[best] - even) / (1 - even)
+        best = leading(share, parts)
+        return COLOURS[best % len(COLOURS)], min(max((share[best] / parts[best] - 1) / 3, 0.0), 1.0)
 
     return paint
+
+
+def leading(share: Sequence[float], parts: Sequence[float]) -> int:
+    """The document whose share is largest for its part of the corpus."""
+    return max(range(len(share)), key=lambda one: share[one] / parts[one])
 
 
 def laid_out(tokens: Sequence[str]) -> Iterator[tuple[int, int, int, str]]:
@@ -78,7 +82,12 @@ def picture(results: dict[str, Any], path: Path) -> Path:
         axes.text(x, y, text, **{**font, **more})
 
     write(-20, -0.7, "about", color="#555555")
-    write(0, -0.7, "each sentence: by uncertainty (sd by HeC3), then by source", color="#555555")
+    write(
+        0,
+        -0.7,
+        "each sentence: by uncertainty (sd by HeC3), then by source (share of Ho for its part)",
+        color="#555555",
+    )
     y = 0.6
     for number, (about, tokens, paint) in enumerate(rows):
         write(-20, y, about, color="#222222")
@@ -103,7 +112,7 @@ def paints(results: dict[str, Any], one: dict[str, Any]) -> tuple[Paint, Paint]:
     """How to colour a sentence by uncertainty, on the scale of all sentences, and by source."""
     found = sorted(value for each in results["statements"] for value in each["hec3"] if value is not None)
     low, high = found[0], found[int(0.95 * (len(found) - 1))]
-    return by_uncertainty(one["hec3"], low, high), by_source(one["shares"])
+    return by_uncertainty(one["hec3"], low, high), by_source(one["shares"], results["part"])
 
 
 def page(results: dict[str, Any], path: Path) -> Path:
@@ -118,7 +127,7 @@ def page(results: dict[str, Any], path: Path) -> Path:
                 colour, strength = paint(at)
                 shade = f"{colour}{round(190 * strength):02x}"
                 spans.append(
-                    f'<span title="{_numbers(one, names, at)}" style="background:{shade}">{html.escape(token)}</span>'
+                    f'<span title="{_numbers(one, results, at)}" style="background:{shade}">{html.escape(token)}</span>'
                 )
             parts.append(f"<p>{''.join(spans)}</p>")
     legend = " ".join(
@@ -138,10 +147,11 @@ def page(results: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def _numbers(one: dict[str, Any], names: Sequence[str], at: int) -> str:
+def _numbers(one: dict[str, Any], results: dict[str, Any], at: int) -> str:
     if one["hec3"][at] is None:
         return "the first token is not predicted"
     share = one["shares"][at]
-    best = max(range(len(share)), key=lambda number: share[number])
-    words = f"sd {one['hec3'][at]:.3g} by HeC3, {one['ho'][at]:.3g} by Ho; {names[best]} carries {share[best]:.0%}"
+    best = leading(share, results["part"])
+    source = f"{results['names'][best]} carries {share[best]:.0%} of Ho"
+    words = f"sd {one['hec3'][at]:.3g} by HeC3, {one['ho'][at]:.3g} by Ho; {source}"
     return html.escape(words, quote=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 
 DOCUMENTS = (
     "breast_cancer",
@@ -50,6 +51,11 @@ class Corpus:
     statements: list[tuple[int, list[int]]]
     words: Callable[[Sequence[int]], str]
 
+    @property
+    def vocabulary(self) -> list[int]:
+        """All tokens that occur, sorted."""
+        return sorted({one for row in [*self.sequences, *(tokens for _, tokens in self.statements)] for one in row})
+
 
 def descriptions(encode: Callable[[str], list[int]], words: Callable[[Sequence[int]], str], length: int) -> Corpus:
     """Scikit-learn's descriptions, without tables, code and references, cut after every so many tokens."""
@@ -60,6 +66,16 @@ def descriptions(encode: Callable[[str], list[int]], words: Callable[[Sequence[i
     source = [number for number, name in enumerate(names) for _ in found[name]]
     statements = [(names.index(name) if name in names else -1, encode(text)) for name, text in STATEMENTS]
     return Corpus(names, sequences, source, statements, words)
+
+
+def closest(corpus: Corpus) -> list[int]:
+    """For each statement the sequence with the most pairs of neighbouring tokens in common: where it comes from."""
+    kept = [set(pairwise(sequence)) for sequence in corpus.sequences]
+    found = []
+    for _, tokens in corpus.statements:
+        common = [len(pairs & set(pairwise(tokens))) for pairs in kept]
+        found.append(common.index(max(common)))
+    return found
 
 
 def prose(text: str) -> str:

@@ -60,11 +60,18 @@ def small(vocabulary: int, seed: int) -> Any:
         return kind(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=64, **sizes)).eval()
 
 
-def upper_part(model: Any, layers: int, rank: int, seed: int) -> Any:
+def upper_part(model: Any, layers: int, rank: int, seed: int, words: Sequence[int] | None = None) -> Any:
     """The last layers and the head, a model of its own that is called with `inputs_embeds`: what comes from below.
 
     Its weights are those of the model, and do not learn; every linear layer but the head has a low-rank addition, which
     does.
+
+    Args:
+        model: the whole model, which stays as it is.
+        layers: how many.
+        rank: of the additions.
+        seed: of their first weights.
+        words: tokens that the head may choose from, in this order; all of them if not given.
     """
     top = copy.copy(model)
     top._modules = {**model._modules, "model": copy.copy(model.model)}
@@ -79,6 +86,10 @@ def upper_part(model: Any, layers: int, rank: int, seed: int) -> Any:
                 setattr(block.get_submodule(home), last, LowRank(layer, rank, draw))
     top.config = top.model.config = copy.deepcopy(model.config)  # layers are counted by it
     top.config.num_hidden_layers, top.config.use_cache = layers, False
+    if words is not None:
+        rows = model.lm_head.weight.detach()[list(words)].clone()
+        top.lm_head = nn.Linear(rows.shape[1], len(rows), bias=False).requires_grad_(False)
+        top.lm_head.weight.data, top.config.vocab_size = rows, len(rows)
     return top.eval()
 
 

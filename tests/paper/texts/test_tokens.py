@@ -21,6 +21,10 @@ def test_the_upper_part_says_what_the_whole_model_says() -> None:
     ids = torch.tensor(sequences)
     torch.testing.assert_close(top(**batch).logits, model(input_ids=ids).logits)
     torch.testing.assert_close(top(**batch).loss, model(input_ids=ids, labels=ids).loss)
+    fewer = decoder.upper_part(model, layers=1, rank=2, seed=0, words=[7, 2, 3])
+    torch.testing.assert_close(
+        fewer(inputs_embeds=batch["inputs_embeds"]).logits, model(input_ids=ids).logits[..., [7, 2, 3]]
+    )
     learning = [name for name, parameter in top.named_parameters() if parameter.requires_grad]
     assert len(learning) == 14  # two for each of the seven linear layers of a block
     losses = decoder.tune(top, [batch], epochs=20, rate=2e-2, weight_decay=0.0, seed=0)
@@ -51,8 +55,11 @@ def test_lines_break_between_tokens() -> None:
 def test_colours() -> None:
     paint = colouring.by_uncertainty([None, 0.0, 1.0, 5.0], 0.0, 2.0)
     assert [paint(at)[1] for at in range(4)] == [0.0, 0.0, 0.5, 1.0]
-    colour, strength = colouring.by_source([[0.25, 0.75]])(0)
-    assert (colour, strength) == (colouring.COLOURS[1], 0.5)
+    paint = colouring.by_source([None, [0.4, 0.6], [0.9, 0.1]], [0.2, 0.8])
+    assert paint(0)[1] == 0.0
+    assert paint(1)[0] == colouring.COLOURS[0]  # twice its part, and the other less than its own
+    assert paint(1)[1] == pytest.approx(1 / 3)
+    assert paint(2)[1] == 1.0
 
 
 def test_quick(tmp_path: Path) -> None:
@@ -61,7 +68,8 @@ def test_quick(tmp_path: Path) -> None:
     assert results["losses"][-1] < results["losses"][0]
     for one in results["found"]:
         assert one["share"] > one["part"]
-        assert one["largest"] > 0.8
+        assert one["leading"] > 0.8
+        assert one["own"]["ho"]["times"] > 1
     for one in results["statements"]:
         assert len(one["tokens"]) == len(one["hec3"]) == len(one["shares"]) == 12
         assert all(abs(sum(share) - 1) < 1e-3 for share in one["shares"][1:])
