@@ -214,6 +214,45 @@ def test_sums_that_were_made_from_other_numbers_are_made_again(tmp_path: Path) -
     assert same(fit(batches(), "ekfac", folder), wanted) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"done": 25}, "how many examples"),
+        ({"done": True}, "how many examples"),
+        ({"done": None}, "how many examples"),
+        ({"kind": "start"}, "another fit"),
+        ({"key": "0" * 64}, "another fit"),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_manifests_that_lie(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    fit(batches(), "diagonal", folder)
+    with opened(folder / "pass-01.whence") as container:
+        facts = {**container.manifest, **change}
+        sums = {name: container.read(entry) for name, entry in container.entries.items()}
+    write(folder / "pass-01.whence", facts, sums)
+    with pytest.raises(whence.WhenceError, match=words):
+        fit(batches(), "diagonal", folder)
+
+
+def test_sums_of_another_shape(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    fit(batches(), "diagonal", folder)
+    with opened(folder / "pass-01.whence") as container:
+        facts = container.manifest
+        sums = {name: container.read(entry) for name, entry in container.entries.items()}
+    first = next(iter(sums))
+    for wrong in (
+        {**sums, first: sums[first][..., :-1].contiguous()},
+        {**sums, first: sums[first].float()},
+        {**sums, "x": sums[first]},
+    ):
+        write(folder / "pass-01.whence", facts, wrong)
+        with pytest.raises(whence.CorruptArtifactError):
+            fit(batches(), "diagonal", folder)
+
+
 @pytest.mark.parametrize("structure", ["dual", "matrix free"])
 def test_what_is_no_sum_is_refused(structure: str, tmp_path: Path) -> None:
     with pytest.raises(whence.InputError, match="primal"):

@@ -40,12 +40,13 @@ class Checkpoint:
         folder: of the checkpoint, which is there.
         every: seconds between two looks at the state of a pass.
         key: tells this fit from all others.
+        examples: how many there are.
         progress: is told where the fit goes on.
     """
 
-    def __init__(self, folder: Path, every: float, key: str, progress: Progress) -> None:
+    def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
         """No pass yet."""
-        self.folder, self.every, self.key, self.progress = folder, every, key, progress
+        self.folder, self.every, self.key, self.examples, self.progress = folder, every, key, examples, progress
         self._number = 0
         self._facts: dict[str, Any] = {}
         self._state: State = {}
@@ -96,7 +97,7 @@ class Checkpoint:
                 f"expected passes of one fit in the checkpoint, got one of another fit in {container.path}. "
                 "Choose another folder, or remove this one."
             )
-        if type(done) is not int or done < -1:
+        if type(done) is not int or not -1 <= done <= self.examples:
             raise damaged(container.path, "it does not say how many examples are in it")
         if {name: facts.get(name) for name in self._facts} != self._facts:
             return 0  # made from other numbers, on another machine for example: this pass starts anew
@@ -145,7 +146,7 @@ def open_checkpoint(
         write(path, draft.facts, {"marks": marks})
     words = json.dumps([draft.facts[name] for name in ("whence", "torch", "options", "model")], sort_keys=True)
     key = hashlib.sha256(words.encode() + memoryview(as_bytes(marks))).hexdigest()
-    return Checkpoint(folder, every, key, progress), limit
+    return Checkpoint(folder, every, key, len(marks), progress), limit
 
 
 def _prepare(folder: Path) -> None:
