@@ -266,9 +266,9 @@ def add_gram(matrix: Tensor, rows: Tensor) -> None:
         matrix.add_(rows.T @ rows)
 
 
-def singular(ridge: float, null: int, size: int) -> SingularCurvatureError:
+def singular(ridge: float, null: int, size: int, more: str = "") -> SingularCurvatureError:
     """The error for a curvature that has no inverse."""
     return SingularCurvatureError(
         f"expected an invertible curvature, got at least {null} of {size} directions without information at "
-        f"ridge={ridge:g}. Raise `ridge` (for example to n times the weight decay), or select fewer parameters."
+        f"ridge={ridge:g}. Raise `ridge` (for example to n times the weight decay), or select fewer parameters.{more}"
     )
