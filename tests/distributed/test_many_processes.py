@@ -45,7 +45,17 @@ def ask(folder: Path, work: str, **given: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found: dict[str, Any] = ask(tmp_path_factory.mktemp("processes"), "suite")
+    """What the suite says, asked once, whichever of several workers of pytest comes first."""
+    import fcntl  # not everywhere: what needs it is skipped there
+
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (shared / "processes.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = shared / "processes.json"
+        if not path.exists():
+            path.write_text(json.dumps(ask(tmp_path_factory.mktemp("processes"), "suite")))
+    found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 
