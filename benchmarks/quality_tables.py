@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from .quality_winners import winners
 from .tables import RESULTS, origin, table
 from .tracing_tables import replaced
 
@@ -108,6 +109,8 @@ def quality_peers(record: dict[str, Any]) -> str:
     """All of it."""
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     parts = [f"{origin(record)} {packages}. {record['cpu_s'] / 60:.0f} minutes of processor time."]
+    head = "question | best of the peers | best of `whence` | network alone"
+    parts += ["The best of each side, where a peer is ahead first.", table(head, winners(record))]
     uci = record["uci"]
     if uci:
         splits = sorted({run["split"] for run in uci})
