@@ -179,7 +179,7 @@ class Processes:
             wanted = [self._ranks[rank] for rank in ranks]
             limit = timedelta(seconds=self._timeout)
             group = dist.new_group(wanted, backend="gloo", timeout=limit)
-            wide = dist.new_group(wanted, timeout=limit) if dist.get_backend() == "nccl" else group
+            wide = dist.new_group(wanted, timeout=limit) if "nccl" in dist.get_backend() else group
             if found is not None:
                 found = Processes(wanted, group, wide, self._timeout, self.neighbours)
         return found
