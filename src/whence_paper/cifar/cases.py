@@ -21,6 +21,7 @@ from whence_paper.experiment import Settings
 from .training import Loss, Recipe, train
 
 CLASSES = 10
+SMALL = Recipe(30, batch=128, shift=0, mirror=False)
 QUICK_SIZE = 400
 
 
@@ -56,6 +57,16 @@ def architectures(settings: Settings) -> list[Architecture]:
                 replace(recipe, epochs=30, rate=4e-3),
             ),
         ]
+    elif settings.small:
+        found = [
+            Architecture("resnet", "ResNet-18, width 16", lambda colour: networks.resnet18(CLASSES, 16, colour), SMALL),
+            Architecture(
+                "vit",
+                "ViT, 3 blocks of width 64, patches of 8",
+                lambda colours: networks.ViT(32, 8, colours, CLASSES, 64, 3, 4),
+                SMALL,
+            ),
+        ]
     else:
         found = [
             Architecture("resnet", "ResNet-18", lambda colours: networks.resnet18(CLASSES, 64, colours), Recipe(15)),
@@ -87,6 +98,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--augment", choices=("yes", "no"), help="move and mirror images (default yes for the ResNet, no for the ViT)")
     add("--size", type=int, help="training images (default all 50,000)")
+    add("--small", action="store_true", help="small networks, for a machine without a GPU")
+    add("--tested", type=int, help="test images, the first ones (default all)")
     add("--fit-size", type=int, default=10_000, help="training images, drawn at random, that estimators are fitted on")
     add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01, the weight decay)")
 
@@ -95,7 +108,10 @@ def read(settings: Settings) -> Images:
     """CIFAR-10, or 8 x 8 digits where it is to be quick; on the device."""
     found = read_images("digits" if settings.quick else "cifar-10", settings.data)
     size = settings.size or (QUICK_SIZE if settings.quick else len(found.labels))
-    return replace(found, inputs=found.inputs[:size], labels=found.labels[:size]).to(settings.device)
+    tests = slice(settings.tested)
+    found = replace(found, inputs=found.inputs[:size], labels=found.labels[:size])
+    found = replace(found, test_inputs=found.test_inputs[tests], test_labels=found.test_labels[tests])
+    return found.to(settings.device)
 
 
 def configuration(one: Architecture, settings: Settings, seed: int, loss: Loss = "squared error") -> dict[str, Any]:
@@ -105,6 +121,7 @@ def configuration(one: Architecture, settings: Settings, seed: int, loss: Loss =
         "network": one.describe,
         "size": settings.size or ("quick" if settings.quick else "all"),
         **replace(one.recipe, loss=loss).as_dict(),
+        **({"tested": settings.tested} if settings.tested else {}),
         "seed": seed,
     }
 
