@@ -167,12 +167,30 @@ def bases(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def asked(record: dict[str, Any]) -> str:
+    """How memory and answers stayed, for every structure that was asked again and again."""
+    rows = [
+        [
+            row["structure"],
+            f"{row['predictions']:,}",
+            row["batch"],
+            f"{row['resident'][0] / 2**20:.1f} MiB",
+            f"{row['gained'] / 2**10:+.0f} KiB",
+            "the same" if row["worst"] == 0 else f"{row['worst']:.0e}",
+        ]
+        for row in record["rows"]
+    ]
+    head = "structure | predictions | at once | memory after a tenth | gained until the end | answers differ by"
+    return f"{origin(record)}\n\n{table(head, rows)}"
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "quality": quality,
     "cost": cost,
     "gpu_cifar": cifar,
     "scaling": growth,
     "two_bases": bases,
+    "soak": asked,
 }
 
 
