@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bb5566", "#88aa55")
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#997744", "#88aa55")
 """Of documents, after Paul Tol; in order."""
 
 WIDTH = 92
@@ -65,6 +66,7 @@ def picture(results: dict[str, Any], path: Path) -> Path:
     """Every sentence twice, coloured by uncertainty and by source, with the documents' colours below."""
     from matplotlib.figure import Figure  # an extra, slow to import
     from matplotlib.patches import Rectangle  # likewise
+    from PIL import Image  # comes with matplotlib
 
     rows: list[tuple[str, Sequence[str], Paint]] = []
     for one in results["statements"]:
@@ -104,7 +106,11 @@ def picture(results: dict[str, Any], path: Path) -> Path:
         x, below = (number % 4) * 27 - 20, y + 0.9 + 1.3 * (number // 4)
         axes.add_patch(Rectangle((x, below - 0.4), 1.6, 0.8, color=COLOURS[number % len(COLOURS)], alpha=0.75))
         write(x + 2.4, below, name)
-    figure.savefig(path)
+    found = BytesIO()
+    figure.savefig(found)
+    Image.open(found).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(
+        path, optimize=True
+    )  # a third of the size
     return path
 
 
