@@ -35,6 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--points", type=int, help="training points, and as many test points, that are shown (default 2000; quick 300)")
     add("--epochs", type=int, help="passes over the training set (default the paper's; 15 for CIFAR-10)")
     add("--size", type=int, help="training images (default all)")
+    add("--optimiser", choices=("adam", "adamw"), default="adam", help="of MNIST and Fashion-MNIST (default adam)")
     add("--width", type=int, default=64, help="channels of the ResNet-18's first layers (default 64)")
     add("--ridge-share", type=float, default=0.01, help="lambda as a share of n (default 0.01)")
 
@@ -57,6 +58,7 @@ def configuration(name: str, settings: Settings, seed: int) -> dict[str, Any]:
         "epochs": settings.epochs or "usual",
         "size": settings.size or "all",
         **({"width": settings.width} if name == "cifar-10" else {}),
+        **({"optimiser": settings.optimiser} if name in ("mnist", "fashion-mnist") else {}),
     }
 
 
@@ -107,7 +109,9 @@ def _trained(name: str, images: Images, inputs: Tensor, labels: Tensor, settings
     case = mnist(quick) if name == "mnist" else fashion(quick, "max")
     network = initialised(lambda: case.make(CLASSES), seed, settings.device)
     usual = case.recipe
-    recipe_here = Recipe(settings.epochs or usual.epochs, usual.optimiser, usual.rate, usual.weight_decay, usual.batch)
+    recipe_here = Recipe(
+        settings.epochs or usual.epochs, settings.optimiser, usual.rate, usual.weight_decay, usual.batch
+    )
     return train(network, inputs, one_hot(labels, CLASSES), recipe_here, seed)
 
 

@@ -123,6 +123,7 @@ def show(settings: Settings, record: Record) -> list[Path]:
 def _file(record: Record, run: Run) -> str:
     what = run.configuration
     how = "" if what["projection"] == "umap" else f"-{what['projection']}"
+    how += "-adamw" if what.get("optimiser") == "adamw" else ""
     return f"{record.path.stem}{how}-{what['case']}-{what['seed']}.png"
 
 
