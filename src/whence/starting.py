@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -144,16 +144,21 @@ def labels_of(groups: Any, crew: Processes) -> Any:
     """Labels of all training examples, where each process has those of its own."""
     if groups is None or crew.alone:
         return groups
-    mine = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-    return [label for told in crew.tell("the groups", mine) for label in told]
+    return [label for told in crew.tell("the groups", _listed(groups)) for label in told]
 
 
 def digest_of(groups: Any) -> str | None:
     """A short word for labels."""
     if groups is None:
         return None
-    listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-    return hashlib.sha256(repr(listed).encode()).hexdigest()
+    return hashlib.sha256(repr(_listed(groups)).encode()).hexdigest()
+
+
+def _listed(groups: Any) -> list[Any]:
+    """Labels as a list; whether they are as many as examples is checked where these are known."""
+    if hasattr(groups, "tolist"):
+        groups = groups.tolist()
+    return list(groups) if isinstance(groups, Iterable) else [groups]
 
 
 def end(batches: Batches) -> None:
