@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def measure(tracer: whence.Tracer, tests: Tensor, counts: Sequence[int], unit: f
     per_point = {}
     for m in counts:
         repeats = 3 if m < 50 else 1
-        seconds = best([cpu_seconds(lambda m=m: tracer.attribute(tests[:m])) for _ in range(repeats)])  # type: ignore[misc]
+        seconds = best([cpu_seconds(partial(tracer.attribute, tests[:m])) for _ in range(repeats)])
         per_point[str(m)] = seconds / m / unit
     most = tests[: max(counts)]
     kept: list[whence.Attribution] = []

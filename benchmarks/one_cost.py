@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def sweep(work: Callable[[int], object], sizes: Sequence[int]) -> tuple[int, dic
     """The batch size that takes least CPU time, and all times; larger sizes are left out once it takes too long."""
     times: dict[int, float] = {}
     for size in sizes:
-        times[size] = best(lambda size=size: work(size), least=0.3)  # type: ignore[misc]
+        times[size] = best(partial(work, size), least=0.3)
         if sum(times.values()) > PATIENCE:
             break
     return min(times, key=lambda size: times[size]), times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,14 +12,20 @@ Question = tuple[str, Found, bool]
 """Words, the mean of each entrant, and whether larger is better."""
 
 
-def means(runs: Runs, value: Callable[[dict[str, Any]], float | None], names: list[str]) -> Found:
-    """The mean over runs of each method that has a value in all of them."""
+def means(runs: Runs, names: list[str], *keys: str) -> Found:
+    """The mean over runs of each method that has a value under these keys in all of them."""
     found = {}
     for name in names:
-        values = [value(run["methods"][name]) if name in run["methods"] else None for run in runs]
+        values = [_under(run["methods"].get(name), keys) for run in runs]
         if all(one is not None for one in values):
             found[name] = fmean(one for one in values if one is not None)
     return found
+
+
+def _under(held: Any, keys: Sequence[str]) -> float | None:
+    for key in keys:
+        held = (held or {}).get(key)
+    return held
 
 
 def on_uci(runs: Runs) -> Iterator[Question]:
@@ -27,7 +33,7 @@ def on_uci(runs: Runs) -> Iterator[Question]:
     names = list(dict.fromkeys(name for run in runs for name in run["methods"]))
     for key, words in (("own", "without held-out data"), ("held_out", "with held-out data")):
         for measure, told in (("nll", "negative log-likelihood"), ("calibration", "calibration error")):
-            found = means(runs, lambda one, k=key, m=measure: one.get(k, {}).get(m), names)  # type: ignore[misc]
+            found = means(runs, names, key, measure)
             yield f"UCI: {told}, {words}", found, False
 
 
@@ -43,7 +49,7 @@ def on_images(runs: Runs) -> Iterator[Question]:
                 found[f"{name}: {score}"] = fmean(values)
         yield f"{kind}: AUROC, {question}", found, True
     for measure, told in (("nll", "negative log-likelihood"), ("ece", "calibration error")):
-        yield f"{kind}: {told}", means(runs, lambda one, m=measure: one.get(m), names), False  # type: ignore[misc]
+        yield f"{kind}: {told}", means(runs, names, measure), False
 
 
 def winners(record: dict[str, Any]) -> list[list[str]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,57 +12,24 @@ from typing import Any
 import torch
 
 import whence
+from whence_paper.provenance import command_line, commit, hardware
 
 
-def surroundings(commit: str | None = None) -> dict[str, Any]:
-    """Versions, hardware, threads, commit, and the command line."""
-    found: dict[str, Any] = {
+def surroundings(made: str | None = None) -> dict[str, Any]:
+    """Time, command line, commit, versions, hardware.
+
+    Args:
+        made: the commit, where there is no repository to ask.
+    """
+    return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *map(_short, sys.argv[1:])]),
-        "commit": commit or _commit(),
+        "command": command_line(f"python -m benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:]),
+        "commit": made or commit(Path(__file__).parent),
         "whence": whence.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        **hardware(),
     }
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-        found["cuda"] = torch.version.cuda
-    return found
-
-
-def _short(argument: str) -> str:
-    """Folders of this machine tell nobody anything."""
-    return Path(argument).name if argument.startswith("/") else argument
-
-
-def _commit() -> str:
-    """The commit, marked when the package or the benchmarks have changes that are not in it."""
-    root = Path(__file__).parent.parent
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "src/whence", "benchmarks"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + (", with changes" if changed.stdout.strip() else "")
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

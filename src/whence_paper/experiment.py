@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from .records import Record, command_line
+from .provenance import command_line
+from .records import Record
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Experiment:
         """
         typed = sys.argv[1:] if arguments is None else arguments
         settings, redraw = self.parse(typed)
-        record = Record(self.file(settings), self.name, command_line(self.name, typed))
+        record = Record(self.file(settings), self.name, command_line(f"whence reproduce {self.name}", typed))
         if redraw and not record.path.exists():
             raise SystemExit(f"expected a record at {record.path} to draw again, got none. Run without --redraw.")
         settings.out.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,10 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
-import whence
+from .provenance import surroundings
 
 Configuration = dict[str, Any]
 
@@ -114,65 +109,6 @@ class Record:
             known = {**content.get("surroundings", {}), **around}
             used = {name: value for name, value in known.items() if any(one["made"]["with"] == name for one in runs)}
             _write(self.path, {"experiment": self.experiment, "surroundings": used, "runs": runs})
-
-
-def surroundings(command: str = "") -> dict[str, Any]:
-    """What numbers depend on beside the configuration: versions, hardware, the commit of the sources."""
-    found: dict[str, Any] = {
-        "command": command,
-        "commit": commit(),
-        "versions": {
-            "whence": whence.__version__,
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-        found["cuda"] = torch.version.cuda
-    return found
-
-
-def command_line(name: str, arguments: list[str]) -> str:
-    """What to type for an experiment; folders by their last name only, the others tell nobody anything."""
-    short = [Path(one).name if one.startswith("/") else one for one in arguments]
-    return " ".join(["whence reproduce", name, *short])
-
-
-def commit() -> str:
-    """The commit of the sources, with a + where files have changed since; "unknown" outside of a checkout.
-
-    The variable WHENCE_COMMIT tells it where sources were copied without their repository.
-    """
-    told = os.environ.get("WHENCE_COMMIT")
-    if told:
-        return told
-    here = Path(__file__).parent
-    try:
-        head = _git("rev-parse", "--short", "HEAD", at=here)
-        changed = _git("status", "--porcelain", "--", str(here), str(here.parent / "whence"), at=here)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head + ("+" if changed else "")
-
-
-def _git(*arguments: str, at: Path) -> str:
-    done = subprocess.run(["git", *arguments], cwd=at, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
 
 
 def _now() -> str:

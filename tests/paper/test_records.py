@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from whence_paper import records
-from whence_paper.records import Record, command_line
+from whence_paper.records import Record
 
 
 def test_a_run_is_found_again_by_its_configuration_and_by_nothing_else(tmp_path):
@@ -100,14 +99,3 @@ def test_several_processes_add_to_one_file(tmp_path):
         worker.join()
     assert sorted(run.results["value"] for run in Record(path, "many").runs()) == [0, 1, 2, 3]
     assert [file.name for file in tmp_path.iterdir()] == ["many.json"]
-
-
-def test_the_command_does_not_tell_folders_of_this_machine():
-    assert (
-        command_line("table1", ["--data", "/home/me/data", "--quick"]) == "whence reproduce table1 --data data --quick"
-    )
-
-
-def test_the_commit_is_that_of_the_sources_or_unknown(monkeypatch):
-    monkeypatch.delenv("WHENCE_COMMIT", raising=False)
-    assert records.commit()

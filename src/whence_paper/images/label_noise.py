@@ -9,19 +9,29 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from whence_paper.data import Images
 from whence_paper.experiment import Experiment, Settings
-from whence_paper.pictures import new_figure, runs_of_scores, save
-from whence_paper.records import Record, Run
+from whence_paper.records import Record
 from whence_paper.scores import auroc
-from whence_paper.tables import Table, mean_and_sd, write_tables
 
 from .cases import FITS, Case, add_options, answers, cases, fitted
+from .sweeps import Sweep
 
 SCORES = ("Ho", "HeC3", "HeC3/Ho", "margin")
+SWEEP = Sweep(
+    key="noise",
+    head="share of random labels",
+    scores={name: name for name in SCORES},
+    asked={
+        "wrong_auroc": "AUROC for wrong predictions, all test points",
+        "wrong_seen_auroc": "AUROC for wrong predictions, without the missing class",
+    },
+    drawn={name: name for name in SCORES},
+    axis={"xlabel": "share of random labels in the noisy class"},
+    label="AUROC for wrong predictions",
+)
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 QUICK = (0.0, 1.0)
 
@@ -69,44 +79,11 @@ def compute(settings: Settings, record: Record) -> None:
                 record.once(wanted, partial(judge, case, settings, read, seed, level))
 
 
-def _values(runs: list[Run], key: str) -> tuple[list[float], dict[str, list[list[float]]]]:
-    levels = sorted({run.configuration["noise"] for run in runs})
-    at = [[run for run in runs if run.configuration["noise"] == level] for level in levels]
-    return levels, {name: [[run.results[key][name] for run in some] for some in at] for name in SCORES}
-
-
-def show(settings: Settings, record: Record) -> list[Path]:
-    """A table a case, and a picture."""
-    found = [case for case in ("mnist", "fashion-mnist") if record.runs(case=case)]
-    tables = []
-    figure = new_figure(4.6 * len(found) + 1, 3.8)
-    axes = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    for ax, case in zip(axes, found, strict=True):
-        runs = record.runs(case=case)
-        for key, where in (("wrong_auroc", "all test points"), ("wrong_seen_auroc", "without the missing class")):
-            levels, values = _values(runs, key)
-            table = Table(f"{case}: AUROC for wrong predictions, {where}", ("share of random labels", *SCORES))
-            for place, level in enumerate(levels):
-                table.add(f"{level:g}", *(mean_and_sd(values[name][place]) for name in SCORES))
-            tables.append(table)
-        levels, values = _values(runs, "wrong_auroc")
-        title = f"{runs[0].configuration['data']}, {runs[0].configuration['network']}"
-        runs_of_scores(ax, levels, values)
-        ax.set(xlabel="share of random labels in the noisy class", title=title)
-    axes[0].set_ylabel("AUROC for wrong predictions")
-    axes[0].legend(frameon=False)
-    written = write_tables(settings.out / f"{record.path.stem}.md", tables)
-    return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
-
-
 def check(settings: Settings, record: Record) -> list[str]:
     """With all labels random, HeC3 tells wrong predictions better than chance, and gains on Ho as noise grows."""
     lost = []
-    for case in ("mnist", "fashion-mnist"):
-        runs = record.runs(case=case)
-        if not runs:
-            continue
-        _, values = _values(runs, "wrong_auroc")
+    for case, runs in SWEEP.cases(record):
+        _, values = SWEEP.values(runs, "wrong_auroc")
         mean = {name: [sum(some) / len(some) for some in values[name]] for name in SCORES}
         if mean["HeC3"][-1] < 0.6:
             lost.append(f"{case}: HeC3 tells wrong predictions, AUROC {mean['HeC3'][-1]:.2f}, expected 0.6 or more")
@@ -116,7 +93,7 @@ def check(settings: Settings, record: Record) -> list[str]:
     return lost
 
 
-EXPERIMENT = Experiment("label-noise", __doc__ or "", compute, show, check, options, runs=(5, 1))
+EXPERIMENT = Experiment("label-noise", __doc__ or "", compute, SWEEP.show, check, options, runs=(5, 1))
 main = EXPERIMENT.main
 
 if __name__ == "__main__":

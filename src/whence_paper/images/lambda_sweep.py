@@ -9,19 +9,26 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from whence_paper.data import Images
 from whence_paper.experiment import Experiment, Settings
-from whence_paper.pictures import new_figure, runs_of_scores, save
-from whence_paper.records import Record, Run
+from whence_paper.records import Record
 from whence_paper.scores import auroc
-from whence_paper.tables import Table, mean_and_sd, write_tables
 
 from .cases import FITS, Case, add_options, answers, cases, fitted
+from .sweeps import Sweep
 
 SCORES = ("Ho", "Laplace", "HeC3", "HeC3/Ho")
+SWEEP = Sweep(
+    key="ridge share",
+    head="lambda / n",
+    scores={"Ho": "Ho", "Laplace": "Ho, no ridge correction", "HeC3": "HeC3", "HeC3/Ho": "HeC3/Ho"},
+    asked={"missing_auroc": "AUROC for the missing class", "noisy_auroc": "AUROC for the noisy class"},
+    drawn={"Ho": "Ho", "Laplace": "Ho without its ridge correction"},
+    axis={"xscale": "log", "xlabel": "λ / n"},
+    label="AUROC for the missing class",
+)
 SHARES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 QUICK = (1e-4, 1e-2, 1.0)
 
@@ -58,46 +65,11 @@ def compute(settings: Settings, record: Record) -> None:
                 record.once(wanted, partial(judge, case, settings, read, seed, share))
 
 
-def _values(runs: list[Run], which: str) -> tuple[list[float], dict[str, list[list[float]]]]:
-    shares = sorted({run.configuration["ridge share"] for run in runs})
-    at = [[run for run in runs if run.configuration["ridge share"] == share] for share in shares]
-    return shares, {name: [[run.results[f"{which}_auroc"][name] for run in some] for some in at] for name in SCORES}
-
-
-def show(settings: Settings, record: Record) -> list[Path]:
-    """A table a case, and a picture."""
-    found = [case for case in ("mnist", "fashion-mnist") if record.runs(case=case)]
-    tables = []
-    figure = new_figure(4.6 * len(found) + 1, 3.8)
-    axes = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    for ax, case in zip(axes, found, strict=True):
-        runs = record.runs(case=case)
-        for which in ("missing", "noisy"):
-            shares, values = _values(runs, which)
-            words = f"{case}, {runs[0].configuration['fit']}: AUROC for the {which} class"
-            table = Table(words, ("lambda / n", "Ho", "Ho, no ridge correction", "HeC3", "HeC3/Ho"))
-            for place, share in enumerate(shares):
-                table.add(f"{share:g}", *(mean_and_sd(values[name][place]) for name in SCORES))
-            tables.append(table)
-        shares, values = _values(runs, "missing")
-        title = f"{runs[0].configuration['data']}, {runs[0].configuration['network']}"
-        runs_of_scores(ax, shares, {name: values[name] for name in ("Ho", "Laplace")})
-        ax.set(xscale="log", xlabel="λ / n", title=title)
-    axes[0].set_ylabel("AUROC for the missing class")
-    handles, _ = axes[0].get_legend_handles_labels()
-    axes[0].legend(handles, ["Ho", "Ho without its ridge correction"], frameon=False)
-    written = write_tables(settings.out / f"{record.path.stem}.md", tables)
-    return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
-
-
 def check(settings: Settings, record: Record) -> list[str]:
     """At a lambda near the weight decay, Ho finds the missing class; the correction matters for large lambdas only."""
     lost = []
-    for case in ("mnist", "fashion-mnist"):
-        runs = record.runs(case=case)
-        if not runs:
-            continue
-        _, values = _values(runs, "missing")
+    for case, runs in SWEEP.cases(record):
+        _, values = SWEEP.values(runs, "missing_auroc")
         best = max(sum(some) / len(some) for some in values["Ho"])
         if best < 0.6:
             lost.append(
@@ -111,7 +83,7 @@ def check(settings: Settings, record: Record) -> list[str]:
     return lost
 
 
-EXPERIMENT = Experiment("lambda-sweep", __doc__ or "", compute, show, check, options, runs=(5, 1))
+EXPERIMENT = Experiment("lambda-sweep", __doc__ or "", compute, SWEEP.show, check, options, runs=(5, 1))
 main = EXPERIMENT.main
 
 if __name__ == "__main__":

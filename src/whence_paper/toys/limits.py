@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence_paper.records import Record, command_line
+from whence_paper.provenance import command_line
+from whence_paper.records import Record
 
 from .agreement import Estimates, agreement, estimate
 from .experiment import rounded
@@ -181,7 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(typed)
     plan = Plan(hidden=100, examples=400, trials=given.trials, ridge=0.01, seed=given.seed)
     configuration = {"experiment": f"limits {given.study}", **plan.as_dict()}
-    record = Record(given.out / f"limits-{given.study}.json", "limits", command_line("limits", typed))
+    record = Record(given.out / f"limits-{given.study}.json", "limits", command_line("whence reproduce limits", typed))
     for number in given.scenarios:
         began = time.process_time()
         rows = STUDIES[given.study](Sinc(number), plan)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from whence_paper.records import Record, command_line
+from whence_paper.provenance import command_line
+from whence_paper.records import Record
 
 from . import table
 from .experiment import run
@@ -22,7 +23,9 @@ USUAL = Defaults(hidden=100, examples=400, ridge=0.01, steps=100, quick_hidden=2
 
 def compute(options: Options) -> dict[str, Any]:
     """All three scenarios; from the record of an earlier run with the same options if there is one."""
-    record = Record(options.out / f"sinc-{options.variant}.json", "sinc", command_line("sinc", options.typed))
+    record = Record(
+        options.out / f"sinc-{options.variant}.json", "sinc", command_line("whence reproduce sinc", options.typed)
+    )
     configuration = {"experiment": "sinc", **options.plan.as_dict(), "scenarios": [1, 2, 3]}
     return record.once(configuration, lambda: _scenarios(options), again=options.again).results
 

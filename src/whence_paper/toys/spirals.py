@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence_paper.records import Record, command_line
+from whence_paper.provenance import command_line
+from whence_paper.records import Record
 
 from . import table
 from .experiment import rounded, run
@@ -33,7 +34,11 @@ def places(problem: Spirals, grid: Tensor) -> dict[str, Tensor]:
 def compute(options: Options) -> dict[str, Any]:
     """The experiment; from the record of an earlier run with the same options if there is one."""
     problem = Spirals()
-    record = Record(options.out / f"spirals-{options.variant}.json", "spirals", command_line("spirals", options.typed))
+    record = Record(
+        options.out / f"spirals-{options.variant}.json",
+        "spirals",
+        command_line("whence reproduce spirals", options.typed),
+    )
     configuration = {
         "experiment": "spirals",
         **options.plan.as_dict(),

@@ -1,0 +1,73 @@
+"""One quantity goes through several values in all draws: tables of the scores, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whence_paper.experiment import Settings
+from whence_paper.pictures import new_figure, runs_of_scores, save
+from whence_paper.records import Record, Run
+from whence_paper.tables import Table, mean_and_sd, write_tables
+
+CASES = ("mnist", "fashion-mnist")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is varied, and how it is shown.
+
+    Attributes:
+        key: of the varied quantity in a run's configuration.
+        head: of its column in the tables.
+        scores: names of the scores in a run's results, with those of their columns.
+        asked: keys of the results with the words for their tables; the first is drawn.
+        drawn: names of the scores in the picture, with those of its legend.
+        axis: options of the picture's axes.
+        label: of its vertical axis.
+    """
+
+    key: str
+    head: str
+    scores: Mapping[str, str]
+    asked: Mapping[str, str]
+    drawn: Mapping[str, str]
+    axis: Mapping[str, Any]
+    label: str
+
+    def values(self, runs: Sequence[Run], asked: str) -> tuple[list[float], dict[str, list[list[float]]]]:
+        """The places, and at each of them what every run has for each score."""
+        places = sorted({run.configuration[self.key] for run in runs})
+        at = [[run for run in runs if run.configuration[self.key] == place] for place in places]
+        return places, {name: [[run.results[asked][name] for run in some] for some in at] for name in self.scores}
+
+    def tables(self, case: str, runs: Sequence[Run]) -> Iterator[Table]:
+        """One for each question."""
+        for asked, words in self.asked.items():
+            places, values = self.values(runs, asked)
+            table = Table(f"{case}, {runs[0].configuration['fit']}: {words}", (self.head, *self.scores.values()))
+            for at, place in enumerate(places):
+                table.add(f"{place:g}", *(mean_and_sd(values[name][at]) for name in self.scores))
+            yield table
+
+    def show(self, settings: Settings, record: Record) -> list[Path]:
+        """The tables of every case, and a picture with one panel for each."""
+        found = dict(self.cases(record))
+        figure = new_figure(4.6 * len(found) + 1, 3.8)
+        axes = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+        for ax, runs in zip(axes, found.values(), strict=True):
+            places, values = self.values(runs, next(iter(self.asked)))
+            runs_of_scores(ax, places, {name: values[name] for name in self.drawn})
+            ax.set(title=f"{runs[0].configuration['data']}, {runs[0].configuration['network']}", **self.axis)
+        axes[0].set_ylabel(self.label)
+        handles, _ = axes[0].get_legend_handles_labels()
+        axes[0].legend(handles, list(self.drawn.values()), frameon=False)
+        tables = [table for case, runs in found.items() for table in self.tables(case, runs)]
+        written = write_tables(settings.out / f"{record.path.stem}.md", tables)
+        return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
+
+    def cases(self, record: Record) -> Iterator[tuple[str, list[Run]]]:
+        """Those that have runs."""
+        yield from ((case, runs) for case in CASES if (runs := record.runs(case=case)))
