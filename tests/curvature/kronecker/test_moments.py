@@ -11,9 +11,10 @@ from torch import Tensor
 from whence.curvature.kronecker import moments
 from whence.curvature.kronecker import weights as weighting
 from whence.curvature.kronecker.basis import Basis
-from whence.curvature.kronecker.factors import Factors, whole_moments
+from whence.curvature.kronecker.factors import Factors
 from whence.curvature.kronecker.measure import CHUNK_NUMBERS, along, beyond, combine, energy, lengths, total
 from whence.curvature.kronecker.moments import Sums
+from whence.curvature.kronecker.second_moments import whole_moments
 from whence.curvature.kronecker.view import View
 from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from whence.curvature.eigen import eigenvectors
-from whence.tangents.factors import cotangents_first, lies_transposed
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
 
 from .basis import Basis
-from .measure import CHUNK_NUMBERS, combine, outer, raised
+from .measure import combine, raised
+from .second_moments import second_moment, summed, whole_moments
 from .stream import Cotangents, LayerStream
 
 LARGEST_SIDE = 8192
@@ -28,9 +28,6 @@ MANY_EXAMPLES = 20_000
 
 EXAMPLES_PER_SIDE = 40
 """And from so many for each output of the widest layer: small eigenvalues are then off by a fortieth or so at most."""
-
-LONGEST_SUM = 8192
-"""Rows whose products are summed in their own precision."""
 
 
 @dataclass
@@ -89,16 +86,16 @@ class Factors:
             self.counts[0] += share * tangent.examples * tangent.positions
             a = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
             if self.inputs is not None:
-                _add(self.inputs, _over(a, 1))
+                _add(self.inputs, summed(a, 1))
             if self.outputs is not None:
-                _add(self.outputs, _over(g, 2))
+                _add(self.outputs, summed(g, 2))
         elif isinstance(tangent, Dense):
             if self.inputs is not None:
-                _add(self.inputs, _second_moment(raised(tangent.values).flatten(0, 1)))
+                _add(self.inputs, second_moment(raised(tangent.values).flatten(0, 1)))
         else:
             values = raised(tangent.aggregate().values)
             self.counts[0] += share * tangent.index.numel()
-            _add(self.outputs, _second_moment(values.flatten(0, 1)).unsqueeze(0))
+            _add(self.outputs, second_moment(values.flatten(0, 1)).unsqueeze(0))
 
     def add_whole(self, tangent: Tangent, weights: Tensor | None = None) -> None:
         """Count the gradient matrices G of one piece, summed over positions, by G^T G and G G^T."""
@@ -142,65 +139,6 @@ class Factors:
 def _share(weights: Tensor | None) -> float:
     """How many examples one example of a piece counts for."""
     return 1.0 if weights is None or not len(weights) else float(weights.mean())
-
-
-def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of G = sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o).
-
-    At one position G is never formed; at few, products of positions take its place; at many it is formed.
-    """
-    n, c, e, t, o = g.shape
-    i = a.shape[3]
-    if t == 1:
-        below = a * g.square().sum((1, 4)).sqrt().unsqueeze(3)
-        above = g * a.square().sum(3, keepdim=True).sqrt().unsqueeze(1)
-        return _over(below, 1), _over(above, 2)
-    by_pairs = 2 * t * t * (c * o + i) + t * i * i + c * t * o * o
-    by_matrices = c * t * o * i + c * o * i * (o + i)
-    each = t * t if by_pairs <= by_matrices else c * o * i
-    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (e * each))
-    sums = [torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o)]
-    for low in range(0, n, step):
-        inner, above = a[low : low + step], g[low : low + step]
-        if by_pairs <= by_matrices:
-            joined = above.permute(0, 2, 3, 1, 4).flatten(3)  # (n, e, t, c o)
-            alike_out, alike_in = joined @ joined.transpose(-1, -2), inner @ inner.transpose(-1, -2)
-            sums[0] += _over(inner, 1, alike_out @ inner)
-            sums[1] += _over(above, 2, alike_in.unsqueeze(1) @ above)
-        else:
-            below, beyond = matrix_moments(outer(inner, above))
-            sums[0] += below
-            sums[1] += beyond
-    return sums[0], sums[1]
-
-
-def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of gradient matrices (n, c, e, o, i)."""
-    return _over(matrices, 2), _over(matrices.transpose(3, 4), 2)
-
-
-def _over(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:
-    """Sum v w^T over every axis but the last and that of the groups, for (..., e, ..., i): (e, i, i)."""
-    if other is None and cotangents_first(values):
-        values = values.transpose(0, 1)
-    if other is None and values.is_cuda and lies_transposed(values) and values.shape[-1] <= values.shape[-2]:
-        turned = values.transpose(-1, -2)  # turning many positions round would cost more than a matrix an example
-        return (turned @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
-    first = values.movedim(groups, 0).flatten(1, -2)
-    if other is None:
-        return _second_moment(first)
-    return first.transpose(-1, -2) @ other.movedim(groups, 0).flatten(1, -2)
-
-
-def _second_moment(rows: Tensor) -> Tensor:
-    """Rows (..., m, i) to (..., i, i), summed in float64 where they are many, or small eigenvalues would drown."""
-    parts = rows.split(LONGEST_SUM * (32 if rows.is_cuda else 1), dim=-2)  # a GPU sums in tiles, and calls cost more
-    if len(parts) == 1 or rows.dtype == torch.float64:
-        return rows.transpose(-1, -2) @ rows
-    total = torch.zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
-    for part in parts:
-        total += part.transpose(-1, -2) @ part
-    return total
 
 
 def _add(total: Tensor | None, value: Tensor) -> None:

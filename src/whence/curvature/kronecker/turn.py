@@ -16,9 +16,9 @@ from whence.curvature.eigen import eigenvectors
 from whence.tangents.forms import Tangent
 
 from .basis import Basis
-from .factors import matrix_moments, whole_moments
 from .measure import CHUNK_NUMBERS, outer, times
 from .rotated import Factored, Full, Rotated, Sparse
+from .second_moments import matrix_moments, whole_moments
 from .view import View
 
 
