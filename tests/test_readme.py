@@ -24,7 +24,7 @@ def test_code_prints_what_is_shown() -> None:
 
 
 def test_it_fits_on_two_screens() -> None:
-    assert len(TEXT.splitlines()) <= 120
+    assert len(TEXT.splitlines()) <= 100
 
 
 def test_links_lead_somewhere() -> None:
