@@ -24,7 +24,7 @@ from .tangents.borrow import borrowed, check_model, fingerprint
 from .tangents.forward import Network, first_line
 from .tangents.gathering import linearize
 from .tangents.language import follow_own_loss
-from .tangents.lessening import lessened
+from .tangents.lessening import LEAST, lessened
 from .tangents.linearization import Linearization
 from .tangents.passes import Passes
 from .tangents.select import Choice, Selection, select
@@ -115,16 +115,22 @@ def run(
 
 
 def _within_memory(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Tracer:
-    """Fit, and plan with less memory for as long as the device runs out of it."""
+    """Fit, and plan with less memory for as long as the device runs out of it; then with smaller chunks alone."""
+    before, full, least = problem, "", LEAST
     while True:
         try:
             return _fitted(asked, problem, marks)
         except torch.cuda.OutOfMemoryError as error:
             if problem.passes.shared:  # the others go by the same plan
                 raise out_of_memory(error) from error
-            full = first_line(error)
+            before, full = problem, first_line(error)
+        except TooLargeError:  # by the plan: less memory than last time is too little
+            if not full or problem.budget.limit == before.budget.limit:
+                raise
+            before = replace(before, chunk_size=problem.chunk_size)
+            least = before.budget.limit
         problem.passes.restart()
-        problem = lessened(problem, full)  # what did not fit is gone by now, with the error that held it
+        problem = lessened(before, full, least)  # what did not fit is gone by now, with the error that held it
 
 
 def out_of_memory(error: Exception) -> TooLargeError:

@@ -33,8 +33,11 @@ def free_memory(device: torch.device) -> int:
         True
     """
     if device.type == "cuda":
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, to be used again
-        return int(torch.cuda.mem_get_info(device)[0]) + idle
+        used = torch.cuda.memory_allocated(device)
+        free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - used  # torch's own, to be used again
+        share = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # of torch 2.8 and later
+        return int(free if share is None else min(free, share(device) * total - used))
     return min(_available(), *(_left(*files) for files in CONTAINER_FILES))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from doubles import batches, fit, inputs_and_targets, mlp
+from full_devices import Full
 from whence.tangents.pieces import Pieces
 
 
@@ -148,7 +149,7 @@ def test_a_full_device_is_planned_for_anew() -> None:
     ]
     torch.testing.assert_close(found.predict(x).hec3, wanted.predict(x).hec3, rtol=1e-9, atol=1e-12)
     with pytest.raises(
-        whence.TooLargeError, match=r"take 1\.5 MiB at most on cpu, got out of memory \(CUDA .*chunk_size"
+        whence.TooLargeError, match=r"take 1\.0 MiB at most on cpu, got out of memory \(CUDA .*chunk_size"
     ):
         fit(mlp(), [(x, y)], **{**options, "max_memory": 3 * 2**20, "chunk_size": 5, "structure": Starving()})
 
@@ -165,25 +166,86 @@ class Starving(whence.Diagonal):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("structure", [whence.EKFAC(), whence.Core(size=300), whence.Exact(road="primal")], ids=repr)
-def test_a_gpu_that_is_full(structure: whence.Structure) -> None:
-    """The allocator refuses what goes beyond 300 MiB; the fit was planned with all that the device has."""
-    device = torch.device("cuda")
-    width, n = (1000, 4000) if isinstance(structure, whence.EKFAC) else (30, 2000)
+FULL: dict[str, tuple[whence.Structure, int, int]] = {  # width, examples
+    "ekfac": (whence.EKFAC(), 100, 600),
+    "core": (whence.Core(size=100), 20, 500),
+    "primal": (whence.Exact(road="primal"), 12, 400),
+}
+
+
+def of_width(width: int, n: int, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10)).to(device).eval()
-    x, y = torch.randn(n, width, device=device), torch.randn(n, 10, device=device)
-    options: dict[str, Any] = {"structure": structure, "ridge": 10.0, "chunk_size": n, "dtype": torch.float32}
-    wanted = fit(model, [(x, y)], **options)
-    answer = wanted.predict(x[:50]).hec3
-    del wanted
+    return model, torch.randn(n, width, device=device), torch.randn(n, 10, device=device)
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("told", [True, False])
+def test_a_device_that_is_full(name: str, told: bool) -> None:
+    """Halfway between what all examples at once take and what few at a time do, with a plan that knows of more."""
+    structure, width, n = FULL[name]
+    model, x, y = of_width(width, n, torch.device("cpu"))
+    options: dict[str, Any] = {"structure": structure, "ridge": 10.0, "dtype": torch.float32}
+    answer, peaks = torch.zeros(0), []
+    for chunk in (n, 20):
+        with Full(2**50) as counted:
+            wanted = fit(model, [(x, y)], **options, chunk_size=chunk)
+        answer = wanted.predict(x[:50]).hec3
+        peaks.append(counted.peak)
+        del wanted
+    limit = sum(peaks) // 2
+    assert peaks[1] < 0.7 * limit
+    with Full(limit) as device:
+        found = fit(model, [(x, y)], **options, **({"chunk_size": n} if told else {}))
+    notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
+    assert device.times > 0
+    assert notes
+    torch.testing.assert_close(found.predict(x[:50]).hec3, answer, rtol=1e-3, atol=1e-6)
+
+
+class Fixed(whence.Diagonal):
+    """Takes 40 MiB whatever happens, and a MiB for each example of a chunk, of a device with 50 MiB."""
+
+    def fit(self, problem: Any, ridge: Any, weigh: Any = None) -> Any:
+        problem.budget.require(40 * 2**20, "this", "Nothing.")
+        if problem.chunk_size is None or problem.chunk_size > 10:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return super().fit(problem, ridge, weigh)
+
+
+@pytest.mark.parametrize("chunk", [None, 20])
+def test_memory_that_must_be_is_not_planned_away(chunk: int | None) -> None:
+    """Half the memory would be refused by the plan: then chunks alone become smaller."""
+    x, y = inputs_and_targets(n=20)
+    found = fit(mlp(), [(x, y)], structure=Fixed(), max_memory=100 * 2**20, chunk_size=chunk)
+    notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
+    assert "50.0 MiB, chunks of 5 examples" in notes[-1] or "50.0 MiB, chunks of 10 examples" in notes[-1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FULL)
+def test_a_gpu_that_is_full(name: str) -> None:
+    """The allocator refuses what goes beyond halfway between what many examples at once take, and what few do."""
+    device = torch.device("cuda")
+    structure, width, n = FULL[name]
+    width, n = 3 * width, 10 * n
+    model, x, y = of_width(width, n, device)
+    options: dict[str, Any] = {"structure": structure, "ridge": 10.0, "dtype": torch.float32}
+    answer, peaks = x, []
+    for chunk in (n, n, n // 20):  # the first one loads what loads late
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        wanted = fit(model, [(x, y)], **options, chunk_size=chunk)
+        peaks.append(torch.cuda.max_memory_reserved())
+        answer = wanted.predict(x[:50]).hec3
+        del wanted
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 300 * 2**20) / total)
+    limit = (peaks[1] + peaks[2]) // 2
+    assert peaks[2] < 0.8 * limit, peaks
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(device).total_memory)
     try:
-        found = fit(model, [(x, y)], **options)
-        notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
-        assert notes
+        found = fit(model, [(x, y)], **options, chunk_size=n)
+        assert [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
         torch.testing.assert_close(found.predict(x[:50]).hec3, answer, rtol=1e-2, atol=1e-6)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
