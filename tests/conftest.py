@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
+
+import browsers
 
 try:
     from hypothesis import settings
@@ -49,3 +54,17 @@ def generator() -> torch.Generator:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device in turn: the CPU, and CUDA when there is one."""
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium of this machine, started through Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -e '.[dev]'")
+    if browsers.PATH is None:
+        pytest.skip("needs a Chromium or Chrome on the PATH (Debian: chromium)")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(
+            executable_path=browsers.PATH, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        )
+        yield started
+        started.close()

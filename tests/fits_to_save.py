@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -129,3 +131,27 @@ def differences(one: Any, two: Any, where: str = "tracer", seen: set[int] | None
 def _attributes(thing: Any) -> dict[str, Any]:
     names = [f.name for f in fields(thing)] if is_dataclass(thing) else list(vars(thing))
     return {name: getattr(thing, name) for name in names if name not in IGNORED}
+
+
+every_structure = pytest.mark.parametrize("structure", STRUCTURES)
+
+
+def reload(fit: Fit, folder: Path, data: bool = True, **options: Any) -> whence.Tracer:
+    fit.tracer.save(folder / "fit.whence")
+    return whence.load(folder / "fit.whence", fit.model, fit.batches if data else None, progress=False, **options)
+
+
+def assert_same_answers(fit: Fit, again: whence.Tracer) -> None:
+    """Predictions and everything the training set says about itself, equal in every bit."""
+    for covariance in (True, None):
+        ours, theirs = (one.predict(fit.test, covariance=covariance) for one in (again, fit.tracer))
+        assert torch.equal(ours.mean, theirs.mean)
+        assert ours.estimators == theirs.estimators
+        for name in theirs.estimators:
+            assert torch.equal(ours.variance(name), theirs.variance(name)), name
+            assert torch.equal(ours.covariance(name), theirs.covariance(name)), name
+    for name in ("residuals", "leverage", "loo_residuals", "sigma"):
+        assert torch.equal(getattr(again, name), getattr(fit.tracer, name)), name
+    assert str(again.diagnostics) == str(fit.tracer.diagnostics)
+    assert repr(again) == repr(fit.tracer)
+    assert again.degrees_of_freedom == fit.tracer.degrees_of_freedom

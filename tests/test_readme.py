@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +25,25 @@ def test_code_prints_what_is_shown() -> None:
     same_words(printed.getvalue(), shown)
 
 
-def test_it_fits_on_two_screens() -> None:
-    assert len(TEXT.splitlines()) <= 100
+STYLE = """
+body {font: 16px/1.5 sans-serif; width: 860px; margin: auto; padding: 32px} img {max-width: 100%}
+h1, h2 {line-height: 1.25; margin: 24px 0 16px; padding-bottom: 0.3em} h1 {margin-top: 0}
+p, ul, table, pre {margin: 0 0 16px} li + li {margin-top: 4px} td, th {padding: 6px 13px; border: 1px solid}
+table {border-collapse: collapse} code {font-size: 85%} pre {padding: 16px; font-size: 13.6px; line-height: 1.45}
+pre code {font-size: 100%}
+"""  # sizes as on a code host
+
+
+def test_it_fits_on_two_screens(browser: Any, tmp_path: Path) -> None:
+    markdown = pytest.importorskip("markdown", reason="comes with mkdocs: pip install -e '.[dev]'")
+    text = TEXT.replace('src="', f'src="{ROOT.as_uri()}/')
+    html = markdown.markdown(text, extensions=["tables", "fenced_code", "md_in_html"])
+    (tmp_path / "readme.html").write_text(f"<!doctype html><style>{STYLE}</style>{html}", encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.goto((tmp_path / "readme.html").as_uri())
+    assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+    assert page.locator("img").count() >= 2
+    assert page.evaluate("document.documentElement.scrollHeight") <= 2 * 1000 * 1.05  # fonts differ
 
 
 def test_links_lead_somewhere() -> None:

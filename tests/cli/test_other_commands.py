@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
-from whence.cli.app import app
+from command_line import call
 from whence.cli.leaving import FAILED, INTERRUPTED, UNUSABLE
 from whence.cli.oracle import by_hand, self_check
 from whence.tabular.saved import replacing_folder
@@ -39,10 +38,6 @@ def test_loader():
 def fit_options():
     return {"ridge": 0.1, "recenter": True}
 """
-
-
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -10,46 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
-from whence.cli.app import app
-from whence.cli.leaving import LACKING, UNUSABLE
-
-
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def write(path: Path, columns: dict[str, Any]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return path
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def houses(rows: int = 150) -> dict[str, Any]:
-    """Prices that depend on the area, and scatter in one town."""
-    generator = np.random.default_rng(0)
-    area = generator.uniform(50, 150, rows)
-    town = generator.choice(["quiet", "loud"], rows)
-    price = 100 + 2 * area + np.where(town == "loud", 30.0, 1.0) * generator.normal(size=rows)
-    gaps = generator.random(rows) < 0.1
-    return {
-        "house_id": [f"H{number:05d}" for number in range(rows)],
-        "area": [f"{value:.1f}" for value in area],
-        "town": town,
-        "rooms": ["" if gap else str(number % 5) for number, gap in enumerate(gaps)],
-        "country": ["DE"] * rows,
-        "mixed": [("?", "12", "x", "3")[number % 4] for number in range(rows)],
-        "built": [f"{1990 + number % 30}-0{1 + number % 9}-15" for number in range(rows)],
-        "price": [f"{value:.2f}" for value in price],
-    }
+from command_line import call, houses, read, write
+from whence.cli.leaving import UNUSABLE
 
 
 class Run(NamedTuple):
@@ -261,59 +223,3 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Training labels to check first", "r.html"):
         assert wanted in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
-
-
-BROKEN: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
-    ("no such column", houses(30), ("-t", "prise"), "Was 'price' meant?"),
-    ("no target", houses(30), (), "expected --target with the column to predict. Columns: "),
-    ("no such column to ignore", houses(30), ("-t", "price", "-x", "twon"), "Was 'town' meant?"),
-    ("text in the target", {**houses(30), "price": ["1.5"] * 10 + ["2"] * 18 + ["?", "tbd"]}, ("-t", "price"), "'tbd'"),
-    ("one row", houses(1), ("-t", "price"), "at least 20 rows"),
-    ("constant target", {**houses(30), "price": [5] * 30}, ("-t", "price"), "target that varies"),
-    ("nothing but a target", {"price": range(40)}, ("-t", "price"), "it has no other column"),
-    ("nothing but an identifier", {"id": range(40), "y": np.sin(range(40))}, ("-t", "y"), "numbers the rows"),
-    ("a target of texts", houses(60), ("-t", "house_id"), "Is it the right column?"),
-    ("another task", houses(30), ("-t", "town", "--task", "regression"), "expected numbers in the target"),
-]
-
-
-@pytest.mark.parametrize(("name", "columns", "options", "message"), BROKEN, ids=[one[0] for one in BROKEN])
-def test_broken_input_is_one_clear_message(
-    name: str, columns: dict[str, Any], options: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    data = write(tmp_path / "t.csv", columns)
-    files = ("--csv", tmp_path / "r.csv", "-o", tmp_path / "r.html")
-    result = call("table", data, *options, *files, "-q")
-    assert result.exit_code == UNUSABLE, result.output
-    assert message in " ".join(result.output.split())
-    assert "Traceback" not in result.output
-    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--csv", "nowhere/r.csv"), "expected a folder that exists"),
-        (("--save", "full"), "holds something else"),
-        (("--csv", "t.csv"), "for both"),
-        (("--out", "full"), "is a directory"),
-    ],
-)
-def test_files_that_cannot_be_written_are_told_before_any_work(
-    options: tuple[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "t.csv", houses(30))
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "precious.txt").write_text("keep me")
-    result = call("table", "t.csv", "-t", "price", *options)
-    assert result.exit_code == UNUSABLE
-    assert message in " ".join(result.output.replace("│", " ").split())
-    assert (tmp_path / "full" / "precious.txt").read_text() == "keep me"
-
-
-def test_too_large_is_another_exit_code(tmp_path: Path) -> None:
-    data = write(tmp_path / "t.csv", houses(30))
-    result = call("table", data, "-t", "price", "--rows", str(10**12), "--csv", tmp_path / "r.csv", "--no-report")
-    assert result.exit_code == LACKING
-    assert "Take fewer: --rows" in " ".join(result.output.split())

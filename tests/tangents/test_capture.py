@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from capture_models import MODELS, WIDTH, Model, mix, prepared
+from capture_models import MODELS, Model, prepared
+from capture_modules import WIDTH, mix
 from capture_oracle import assert_captures, call_of, selected
 from whence.tangents.capture import Capture
 from whence.tangents.rules import READERS, derive, spread

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import curvature_matrices as dense
 import oracles
 import whence
-from capture_models import MODELS, Flat, Model, images
+from capture_models import MODELS, Model
+from capture_modules import Flat, images
 from curvature_matrices import tangents_of
 from whence.curvature.kronecker import measure
 

@@ -1,0 +1,56 @@
+"""Pages in a real browser, and what goes wrong in them. Pictures of them are kept in out/report."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PATH = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+KEPT = Path(__file__).resolve().parents[1] / "out" / "report"
+MARGIN = {"left": 58, "right": 12, "top": 12, "bottom": 40}  # of the picture, as in scatter.js
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+
+
+@dataclass
+class Visit:
+    """A page that was opened, and everything that went wrong in it or left it."""
+
+    page: Any
+    wrong: list[str] = field(default_factory=list)
+
+    def keep(self, name: str, **options: Any) -> None:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=KEPT / f"{name}.png", **options)
+
+    def text(self, selector: str) -> str:
+        found: str = self.page.locator(selector).inner_text()
+        return found
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Where two ranks between 0 and 1 are drawn, when all is shown."""
+        box = self.page.locator("#plot canvas").bounding_box()
+        w, h = (box[size] - sum(MARGIN[side] for side in sides) for size, sides in SIDES.items())
+        place = [(value + 0.02) / 1.04 for value in (x, y)]
+        return box["x"] + MARGIN["left"] + place[0] * w, box["y"] + MARGIN["top"] + (1 - place[1]) * h
+
+
+SIDES = {"width": ("left", "right"), "height": ("top", "bottom")}
+
+
+def visit(browser: Any, path: Path, viewport: dict[str, int] = DESKTOP, **options: Any) -> Visit:
+    context = browser.new_context(viewport=viewport, **options)
+    found = Visit(context.new_page())
+    found.page.set_default_timeout(120_000)  # where tests share the cores
+    found.page.on("console", lambda message: found.wrong.append(f"console: {message.text}"))
+    found.page.on("pageerror", lambda error: found.wrong.append(f"error: {error}"))
+    found.page.on("dialog", lambda dialog: (found.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    found.page.on("request", lambda request: note_request(found, request.url))
+    found.page.goto(path.as_uri())
+    return found
+
+
+def note_request(found: Visit, url: str) -> None:
+    if not url.startswith(("data:", "file:")) or (url.startswith("file:") and not url.split("#")[0].endswith(".html")):
+        found.wrong.append(f"request: {url}")

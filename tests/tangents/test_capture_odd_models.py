@@ -1,0 +1,140 @@
+"""Odd models, and any selection of their parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from capture_models import MODELS, prepared
+from capture_modules import WIDTH, Applied, Flat, small, tokens, vectors
+from capture_oracle import assert_captures, by_parameter, oracle, selected
+from whence.tangents.capture import Capture
+from whence.tangents.forms import Dense
+
+# --- What is captured -------------------------------------------------------------------------------------------------
+
+
+def test_any_selection_of_parameters() -> None:
+    model = small()
+    every = selected(model)
+    inputs, cotangents = vectors(3), torch.randn(2, 3, 2, dtype=torch.float64)
+    expected = oracle(model, inputs, cotangents)
+    for name in every:
+        capture = Capture(model, {name: every[name]}, example_inputs=vectors(5))
+        (tangent,) = capture.run(inputs).tangents(cotangents)
+        assert tangent.block.parameters == (name,)
+        torch.testing.assert_close(by_parameter([tangent])[name], expected[name])
+        if name.endswith("bias"):
+            assert isinstance(tangent, Dense)
+
+
+def test_unused_parameters_are_zero_blocks_that_cost_no_memory() -> None:
+    model = Applied(lambda x, used, unused: x * used, used=(WIDTH,), unused=(1000, 1000)).double()
+    capture = Capture(model, selected(model), example_inputs=vectors(3))
+    assert capture.unused == ("unused",)
+    assert any("do not depend on unused" in note for note in capture.notes)
+    tangent = capture.run(vectors(4)).tangents(torch.ones(1, 4, 2, dtype=torch.float64))[1]
+    assert isinstance(tangent, Dense)
+    assert tangent.values.shape == (4, 1, 10**6)
+    assert tangent.values.untyped_storage().nbytes() == 8
+    assert not tangent.values.any()
+
+
+def test_reasons_for_the_generic_way_are_told() -> None:
+    model = prepared(MODELS["einsum"])
+    capture = Capture(model, selected(model), example_inputs=tokens(3))
+    assert "einsum" in capture.generic["w"]
+    assert any("einsum" in note for note in capture.notes)
+
+
+class DataDependent(nn.Module):
+    """Control flow that vmap cannot follow, around an operation without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 2))
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [torch.einsum("d,de->e", row * (2 if float(row.sum()) > 0 else 1), self.weight) for row in x]
+        return self.linear(torch.stack(rows))
+
+
+def test_examples_one_at_a_time_where_vmap_cannot_follow() -> None:
+    model = DataDependent().double()
+    capture = Capture(model, selected(model), example_inputs=vectors(5))
+    assert set(capture.generic) == {"weight"}
+    assert any("one example at a time" in note for note in capture.notes)
+    assert_captures(capture, model, vectors(3))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(WIDTH, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(lambda y: self.inner(y).tanh(), x, use_reentrant=False))
+
+
+class Rounded(torch.autograd.Function):
+    """A function of torch's own graph, out of sight of function modes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.T @ grad
+
+
+class Frozen(nn.Module):
+    """Part of the model runs without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(WIDTH, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.inner(x)
+        return self.head(x)
+
+
+ODD = {
+    "checkpoint": (Checkpointed, {}),
+    "autograd function": (lambda: Applied(lambda x, w: Rounded.apply(x, w), w=(WIDTH, 2)), {"w"}),
+    "no gradients inside": (Frozen, {}),
+    "channels last": (
+        lambda: Flat(nn.Conv2d(2, 3, 2, padding=1), nn.Conv2d(3, 2, 2)).to(memory_format=torch.channels_last),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "generic"), ODD.values(), ids=ODD)
+def test_odd_models(build: Any, generic: Any) -> None:
+    model = build().double().eval()
+    make = (lambda n: torch.randn(n, 2, 3, 4, dtype=torch.float64)) if isinstance(model, Flat) else vectors
+    capture = Capture(model, selected(model), example_inputs=make(5))
+    assert_captures(capture, model, make(3))
+    assert set(capture.generic) == set(generic)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_models_go_one_example_at_a_time() -> None:
+    model = small()
+    with torch.jit.optimized_execution(False):
+        scripted = torch.jit.trace(model, vectors(2), check_trace=False)
+    capture = Capture(scripted, dict(scripted.named_parameters()), example_inputs=vectors(5))
+    inputs, cotangents = vectors(3), torch.randn(2, 3, 2, dtype=torch.float64)
+    got = by_parameter(capture.run(inputs).tangents(cotangents))
+    for name, expected in oracle(model, inputs, cotangents).items():
+        torch.testing.assert_close(got[name], expected)

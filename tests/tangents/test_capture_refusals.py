@@ -1,0 +1,120 @@
+"""Models, parameters and shapes that a capture refuses, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from capture_modules import WIDTH, Flat, small, vectors
+from capture_oracle import selected
+from whence.errors import InputError, ShapeError, UncapturedParameterError, UnsupportedLayerError
+from whence.tangents.capture import Capture
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """Examples are mixed: the batch's mean is taken off, with or without a gradient through it."""
+
+    def __init__(self, *, detached: bool) -> None:
+        super().__init__()
+        self.linear, self.detached = nn.Linear(WIDTH, 2), detached
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x)
+        mean = out.mean(0)
+        return out - (mean.detach() if self.detached else mean)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_model_that_mixes_examples_is_refused(detached: bool) -> None:
+    model = Centred(detached=detached).double()
+    with pytest.raises(UncapturedParameterError, match=r"not to depend on the others.*eval"):
+        Capture(model, selected(model), example_inputs=vectors(6))
+
+
+class MixedBackward(torch.autograd.Function):
+    """The forward pass keeps examples apart, the backward pass does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad + grad.flip(0)
+
+
+class LyingGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return MixedBackward.apply(self.linear(x))
+
+
+def test_gradients_that_do_not_add_up_are_refused_by_name() -> None:
+    model = LyingGradient().double()
+    with pytest.raises(UncapturedParameterError, match=r"linear\.weight.*norm.*got norm.*Leave linear\.weight out"):
+        Capture(model, selected(model), example_inputs=vectors(6))
+
+
+def test_batch_statistics_are_refused() -> None:
+    model = Flat(nn.Linear(WIDTH, 3), nn.BatchNorm1d(3)).double().train()
+    with pytest.raises(UncapturedParameterError, match="batch statistics"):
+        Capture(model, selected(model), example_inputs=vectors(6))
+
+
+class Branching(nn.Module):
+    """Another path for other data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight)
+        if float(x.detach().abs().max()) > 100:
+            out = out + F.linear(torch.stack([x, x], 1), self.weight).sum(1)
+        return out[:, :2]
+
+
+def test_another_path_than_on_the_first_batch_is_refused() -> None:
+    model = Branching().double()
+    capture = Capture(model, selected(model), example_inputs=vectors(6))
+    capture.run(vectors(4))
+    with pytest.raises(UncapturedParameterError, match="as on the first batch"):
+        capture.run(vectors(4) * 1000)
+
+
+def test_an_embedding_that_rescales_itself_is_refused() -> None:
+    for option in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+        model = Flat(nn.Embedding(6, 2, **option)).double()
+        words = torch.zeros(4, 3, dtype=torch.long)
+        with pytest.raises(UnsupportedLayerError, match=next(iter(option))):
+            Capture(model, selected(model), example_inputs=words)
+
+
+def test_frozen_and_missing_parameters_are_refused() -> None:
+    model = small()
+    with pytest.raises(InputError, match="require gradients, got none"):
+        Capture(model, {}, example_inputs=vectors(3))
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(InputError, match=r"frozen ones: 0\.weight"):
+        Capture(model, dict(model.named_parameters()), example_inputs=vectors(3))
+
+
+def test_wrong_shapes_are_refused() -> None:
+    model = small()
+    capture = Capture(model, selected(model), example_inputs=vectors(3))
+    captured = capture.run(vectors(4))
+    with pytest.raises(ShapeError, match=r"\(c, 4, 2\), got \(4, 2\)"):
+        captured.tangents(torch.zeros(4, 2))
+    flat = nn.Sequential(small(), nn.Flatten(0))
+    with pytest.raises(ShapeError, match=r"\(3, k\)"):
+        Capture(flat, selected(flat), example_inputs=vectors(3))
