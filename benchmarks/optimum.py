@@ -68,15 +68,7 @@ def converge(network: nn.Module, x: Tensor, y: Tensor, ridge: float, steps: int 
 def approach(network: nn.Module, x: Tensor, y: Tensor, ridge: float, steps: int = 200) -> float:
     """Levenberg's and Marquardt's steps towards the same optimum: cheaper, and less exact.
 
-    Args:
-        network: in double precision; is changed.
-        x: inputs.
-        y: (n, k) numbers for squared error, or (n,) class indices for cross-entropy.
-        ridge: lambda, on the sum scale.
-        steps: at most.
-
-    Returns:
-        The largest entry of the gradient that is left; zero at the optimum.
+    Takes and returns what `converge` does.
     """
     weights, named = _flattened(network)
     labels = not y.is_floating_point()

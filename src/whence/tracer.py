@@ -288,6 +288,4 @@ class Tracer(Predictor):
             ...     tracer.report(f"{folder}/report.html", (2 * x, 4 * x), table={"size": 2 * x[:, 0]}).name
             'report.html'
         """
-        return reports.write(
-            self, path, test, train=train, names=names, images=images, texts=texts, table=table, **options
-        )
+        return reports.write(self, path, test, train, names, (images, texts, table), **options)

@@ -2,6 +2,16 @@
 
 Colours are Okabe and Ito's, which colour-blind readers tell apart: blue for noise, vermillion for scarcity. No setting
 of matplotlib is changed.
+
+Examples:
+    Those of the functions go on from here.
+
+    >>> import torch, whence
+    >>> from matplotlib.figure import Figure
+    >>> from whence import plots
+    >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+    >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
+    >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
 """
 
 from .images import gallery

@@ -43,12 +43,6 @@ def bands(
         ax: where to draw.
 
     Examples:
-        >>> import torch, whence
-        >>> from matplotlib.figure import Figure
-        >>> from whence import plots
-        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
-        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
-        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
         >>> ax = plots.bands(x, tracer.predict(x), ax=Figure().subplots())
         >>> ax.get_legend_handles_labels()[1][-1]
         'prediction'
@@ -108,12 +102,6 @@ def risk_coverage(
         ax: where to draw.
 
     Examples:
-        >>> import torch, whence
-        >>> from matplotlib.figure import Figure
-        >>> from whence import plots
-        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
-        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
-        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
         >>> errors = (tracer.predict(x).mean - 2 * x).abs()[:, 0]
         >>> ax = plots.risk_coverage(tracer.predict(x), errors, ax=Figure().subplots())
         >>> ax.get_xlabel() != ""
@@ -150,11 +138,6 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
         ax: where to draw.
 
     Examples:
-        >>> import torch, whence
-        >>> from matplotlib.figure import Figure
-        >>> from whence import plots
-        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
-        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
         >>> tracer = whence.fit(net, [(x, y)], ridge="loo", progress=False)
         >>> ax = plots.ridge_path(tracer.ridge_path, ax=Figure().subplots())
         >>> ax.get_xscale()

@@ -46,12 +46,6 @@ def source_map(
         ax: where to draw.
 
     Examples:
-        >>> import torch, whence
-        >>> from matplotlib.figure import Figure
-        >>> from whence import plots
-        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
-        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
-        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
         >>> east, north = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
         >>> u = tracer.predict(x)
         >>> ax = plots.source_map(east, north, u, (u.mean - y)[:, 0], ax=Figure().subplots())

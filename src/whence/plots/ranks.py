@@ -29,12 +29,6 @@ def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None
         ax: where to draw.
 
     Examples:
-        >>> import torch, whence
-        >>> from matplotlib.figure import Figure
-        >>> from whence import plots
-        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
-        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
-        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
         >>> u = tracer.predict(x)
         >>> ax = plots.rank_scatter(u, plots.by_source(u), ax=Figure().subplots())
         >>> len(ax.collections) > 0

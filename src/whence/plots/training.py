@@ -34,12 +34,6 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
         ax: where to draw.
 
     Examples:
-        >>> import torch, whence
-        >>> from matplotlib.figure import Figure
-        >>> from whence import plots
-        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
-        >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
-        >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
         >>> ax = plots.leverage_residual(tracer, ax=Figure().subplots())
         >>> len(ax.collections) + len(ax.lines) > 0
         True

@@ -21,12 +21,10 @@ def write(
     fitted: Reportable,
     path: str | Path,
     test: Any,
+    train: Any,
+    names: Sequence[str] | None,
+    views: tuple[Any, Any, Any],
     *,
-    train: Any = None,
-    names: Sequence[str] | None = None,
-    images: Any = None,
-    texts: Any = None,
-    table: Any = None,
     ids: Any = None,
     title: str = TITLE,
     about: Sequence[str] = (),
@@ -35,13 +33,16 @@ def write(
     level: float = 0.95,
     traced: int = 500,
 ) -> Path:
-    """Write a report of a fit and return where it is; see `whence.Tracer.report` for the arguments."""
+    """Write a report of a fit and return where it is.
+
+    `whence.Tracer.report` tells what the arguments are; views are its images, texts and table.
+    """
     content = gather(
         fitted,
         test,
         train,
         names,
-        (images, texts, table),
+        views,
         ids=ids,
         title=title,
         about=(about,) if isinstance(about, str) else about,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,9 @@ from torch import Tensor
 from whence.curvature.base import Meats, Weigh
 
 from .basis import Basis
-from .moments import MeatSums, Spectrum, Squares, Sums, centre
+from .moments import MeatSums, Squares, Sums, centre
 from .rotated import Rotated
 from .spectral import SpectralBread, SpectralSandwich
-from .stream import LayerStream
 from .turn import Turn
 from .view import View, dtype_of
 from .weights import Weights
@@ -135,21 +135,11 @@ class TwoBasesBread(SpectralBread):
         turns: from the curvature's basis to that of the meats, for each block; `None` for blocks that keep one basis.
     """
 
-    def __init__(
-        self,
-        turns: Sequence[Turn | None],
-        stream: LayerStream,
-        bases: Sequence[Basis],
-        spectrum: Spectrum,
-        ridge: float,
-        noise: Tensor,
-        facts: list[str],
-        weigh: Weigh | None,
-    ) -> None:
-        """As `SpectralBread`."""
+    def __init__(self, turns: Sequence[Turn | None], *given: Any) -> None:
+        """The turns, then what `SpectralBread` takes."""
         self.turns = turns
         self._opened: list[TurnedMeats] = []
-        super().__init__(stream, bases, spectrum, ridge, noise, facts, weigh)
+        super().__init__(*given)
         self.facts.append(self._describe())
 
     def open_meats(self, roots: Mapping[str, Tensor]) -> MeatSums:

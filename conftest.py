@@ -1,0 +1,18 @@
+"""Examples in the docstrings of the plots go on from that of `whence.plots`, which is written once."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _goes_on(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
+    """Run the example of the package before those of its functions."""
+    if isinstance(request.node, pytest.DoctestItem) and request.node.name.startswith("whence.plots."):
+        from whence import plots  # matplotlib, for these alone
+
+        for example in doctest.DocTestParser().get_examples(plots.__doc__ or ""):
+            exec(example.source, doctest_namespace)
