@@ -34,6 +34,7 @@ from forked_fits import (
     refused,
     test_inputs,
 )
+from long_factors import long_sides, peaks  # noqa: F401 (asked for by name)
 
 
 def fits(names: Sequence[str], where: slice) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: S
 
 def suite(folder: Path) -> dict[str, Any]:
     """What the tests ask for, in one process."""
-    works = (predictions, saved, failures, resumed, wrapped, layers, unlike)
+    works = (predictions, saved, failures, resumed, wrapped, layers, long_sides, unlike)
     found = {work.__name__: work(folder) for work in works}
     found["compare"] = compare(folder, list(CASES), [2], ["uneven"])
     found["compare"] |= compare(folder, ["ekfac", "core", "primal"], [4], ["uneven"])

@@ -104,7 +104,7 @@ class Processes:
         """Replace tensors by those of one process."""
         for one in () if self.alone else tensors:
             whole = one.contiguous()
-            with self._watched(what):
+            with self.watched(what):
                 dist.broadcast(whole, src=self._ranks[owner], group=self._road(one))
             if whole is not one:
                 one.copy_(whole)
@@ -136,6 +136,13 @@ class Processes:
             self.share([part], rank, what)
             parts.append(part)
         return torch.cat(parts)
+
+    def mesh(self, device: torch.device) -> Any:
+        """The same processes as `torch.distributed.tensor` wants them; `None` where it could not gather."""
+        if device.type != "cpu" and "nccl" not in dist.get_backend(self._wide):  # gloo does not on a GPU
+            return None
+        group: Any = self._group if device.type == "cpu" else self._wide or dist.group.WORLD
+        return dist.device_mesh.DeviceMesh.from_group(group, device.type)
 
     @contextmanager
     def working(self, stay: bool = False) -> Iterator[None]:
@@ -191,7 +198,7 @@ class Processes:
 
     def _sum(self, tensor: Tensor, what: str) -> None:
         whole = tensor.contiguous()
-        with self._watched(what):
+        with self.watched(what):
             dist.all_reduce(whole, group=self._road(tensor))
         if whole is not tensor:
             tensor.copy_(whole)
@@ -200,7 +207,8 @@ class Processes:
         return self._group if tensor.device.type == "cpu" else self._wide
 
     @contextmanager
-    def _watched(self, what: str) -> Iterator[None]:
+    def watched(self, what: str) -> Iterator[None]:
+        """Say in our own words that a process is gone."""
         try:
             yield
         except RuntimeError as error:

@@ -125,6 +125,25 @@ def test_layers_and_data_that_are_shared(told: dict[str, Any]) -> None:
         assert "several whole groups" in one["three"]
 
 
+def test_long_sides_are_shared_by_rows(told: dict[str, Any]) -> None:
+    """Leading directions of a factor of which each process has some rows; as many as its rank are all there is."""
+    gaps = told["long_sides"]
+    assert [len(gaps[name]) for name in ("2", "4", "4 by 2")] == [2, 4, 4]
+    for name in ("2", "4", "4 by 2"):
+        assert all(isinstance(gap, float) and gap <= 1e-12 for gap in gaps[name]), gaps[name]
+    assert gaps["all of its rank"] <= 1e-12
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure peaks")
+def test_no_process_holds_a_factor_that_is_shared(tmp_path: Path) -> None:
+    found = ask(tmp_path, "peaks")
+    factor, rest = 8 * 4097**2, 48 * 2**20
+    for world, gained in found.items():
+        assert len(gained) == int(world)
+        assert max(gained) <= factor / int(world) + rest, (world, gained)
+    assert found["1"][0] >= factor  # the measure sees it
+
+
 def test_what_cannot_be_done_with_layers_apart(told: dict[str, Any]) -> None:
     for one in told["layers"]["2"]:
         assert one["save"].startswith("InputError: expected a whole fit to save")

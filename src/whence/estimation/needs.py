@@ -6,6 +6,8 @@ import math
 
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.features import CACHE_SHARE
+from whence.curvature.kronecker.factors import LARGEST_SIDE
+from whence.curvature.kronecker.long_sides import side_bytes
 from whence.curvature.kronecker.needs import decomposition_bytes, examples_bytes, factor_bytes, sums_bytes
 from whence.curvature.kronecker.projected import primal_bytes
 from whence.curvature.primal import QR_SIZE
@@ -108,12 +110,17 @@ def _spectral(structure: Structure, sizes: Sizes) -> Stages:
         return {"sums and weights": sums + passing + examples}
     exact = structure.largest_exact if isinstance(structure, (EKFAC, KFAC)) else 0
     copies = 2 if isinstance(structure, EKFAC) and structure.meat == "joint" else 1
-    bases = factor_bytes(sizes.blocks, exact)[0] * sizes.working / 8
+    side, long = LARGEST_SIDE, 0.0
+    if isinstance(structure, EKFAC):
+        side = structure.largest_side
+        long = 0.0 if structure.leading is None else side_bytes(sizes.blocks, side, structure.leading, 1)
+    factors = factor_bytes(sizes.blocks, exact, side)[0]
+    bases = factors * sizes.working / 8
     if isinstance(structure, EKFAC) and structure.meat == "two_bases" and structure.corner is None:
         bases, sums = 3.0 * bases, sums + 8.0 * 4 * sizes.d
     return {
-        "factors": copies * factor_bytes(sizes.blocks, exact)[0] + passing,
-        "eigenvectors": decomposition_bytes(sizes.blocks, exact, copies),
+        "factors": copies * factors + passing + long,
+        "eigenvectors": decomposition_bytes(sizes.blocks, exact, copies, side) + long,
         "sums and weights": bases + sums + passing + examples,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,20 @@ EXAMPLES_PER_SIDE = 40
 """And from so many for each output of the widest layer: small eigenvalues are then off by a fortieth or so at most."""
 
 
+class Leading(NamedTuple):
+    """Some of the eigenvectors of a factor that nobody has whole.
+
+    Attributes:
+        values: (e, r) the largest eigenvalues, ascending.
+        vectors: (e, i, r).
+        trace: of the factor.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    trace: float
+
+
 @dataclass
 class Factors:
     """Sums of a a^T and g g^T of one block, in float64.
@@ -39,12 +54,16 @@ class Factors:
         outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
         counts: (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of pieces
             whose gradients were summed over positions first, and not counted position by position.
+        below: leading directions of the inputs, where these are too many for a factor.
+        above: of the outputs, likewise.
     """
 
     block: Block
     inputs: Tensor | None
     outputs: Tensor | None
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    below: Leading | None = None
+    above: Leading | None = None
 
     @property
     def positions(self) -> float:
@@ -57,11 +76,17 @@ class Factors:
         return {f"{name}.{key}": value for key, value in found.items() if value is not None}
 
     @classmethod
-    def empty(cls, block: Block, largest_exact: int, device: torch.device, alone: int | None = None) -> Factors:
+    def empty(
+        cls,
+        block: Block,
+        largest_exact: int,
+        device: torch.device,
+        alone: int | None = None,
+        largest_side: int = LARGEST_SIDE,
+    ) -> Factors:
         """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix.
 
-        Nor do the outputs of a layer that has `alone` of them, the number of the network's own if these are many: a
-        factor costs their square, where a fit looks at a few mixtures to cost no more than those.
+        Nor do the outputs of a layer that has `alone` of them, see `left_alone`.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -69,8 +94,8 @@ class Factors:
 
         if block.kind == "kronecker":
             e, o, i = block.matrix_shape
-            below = zeros(e, i, i) if i <= LARGEST_SIDE else None
-            above = zeros(e, o, o) if o <= LARGEST_SIDE and not (o == alone and o > LARGEST_CLASSES) else None
+            below = zeros(e, i, i) if i <= largest_side else None
+            above = zeros(e, o, o) if o <= largest_side and o != alone else None
             return cls(block, below, above)
         if block.kind == "rows":
             d = block.matrix_shape[1]
@@ -82,13 +107,11 @@ class Factors:
         """Count one piece of the training set; gradients hold the roots of the examples' weights (n,) already."""
         share = _share(weights)
         if isinstance(tangent, Kronecker):
-            a, g = raised(tangent.inputs()), raised(tangent.grads())
             self.counts[0] += share * tangent.examples * tangent.positions
-            a = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
             if self.inputs is not None:
-                _add(self.inputs, summed(a, 1))
+                _add(self.inputs, summed(weighted_inputs(tangent, weights), 1))
             if self.outputs is not None:
-                _add(self.outputs, summed(g, 2))
+                _add(self.outputs, summed(raised(tangent.grads()), 2))
         elif isinstance(tangent, Dense):
             if self.inputs is not None:
                 _add(self.inputs, second_moment(raised(tangent.values).flatten(0, 1)))
@@ -124,6 +147,10 @@ class Factors:
             below, inputs = eigenvectors(self.inputs, f"the input factor of {name}", facts)
         if self.outputs is not None:
             above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", facts)
+        if self.below is not None:
+            below, inputs = self.below.values, self.below.vectors
+        if self.above is not None:
+            above, outputs = self.above.values, self.above.vectors
         if above is not None and below is not None:
             spectrum = above.unsqueeze(-1) * below.unsqueeze(-2)
             tiny = torch.finfo(spectrum.dtype).tiny
@@ -134,6 +161,20 @@ class Factors:
             sides = " and ".join(side for side, one in (("inputs", below), ("outputs", above)) if one is None)
             facts.append(f"the {sides} of {name} are too many for a basis of their own: taken as they are, one by one")
         return Basis(self.block, inputs, outputs), spectrum
+
+
+def weighted_inputs(tangent: Kronecker, weights: Tensor | None) -> Tensor:
+    """Inputs (n, e, t, i), times the roots of the examples' weights."""
+    a = raised(tangent.inputs())
+    return a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
+
+
+def left_alone(problem: Linearization) -> int | None:
+    """The number of the network's own outputs if a layer with so many has no basis there, as these are too many.
+
+    A factor costs their square, where a fit looks at a few mixtures to cost no more than those.
+    """
+    return problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
 
 
 def _share(weights: Tensor | None) -> float:
@@ -148,7 +189,12 @@ def _add(total: Tensor | None, value: Tensor) -> None:
 
 
 def gather_factors(
-    stream: LayerStream, largest_exact: int, *, whole: bool = False, residual_weighted: bool = False
+    stream: LayerStream,
+    largest_exact: int,
+    *,
+    whole: bool = False,
+    residual_weighted: bool = False,
+    largest_side: int = LARGEST_SIDE,
 ) -> tuple[list[Factors], list[Factors]]:
     """One pass: factors of the curvature, and, where asked for, of the residual-weighted meat.
 
@@ -160,13 +206,12 @@ def gather_factors(
         largest_exact: dense blocks above this size get no matrix.
         whole: sum the gradients of layers seen at several positions over them before they are counted.
         residual_weighted: count the gradients J_i^T r_i, too.
+        largest_side: longer sides of layers get no matrix.
     """
     problem = stream.problem
-    alone = None if problem.sketch is None else problem.width
-    plain = [Factors.empty(block, largest_exact, problem.device, alone) for block in stream.blocks]
-    weighted = [
-        Factors.empty(block, largest_exact, problem.device, alone) for block in stream.blocks if residual_weighted
-    ]
+    sizes = (largest_exact, problem.device, left_alone(problem), largest_side)
+    plain = [Factors.empty(block, *sizes) for block in stream.blocks]
+    weighted = [Factors.empty(block, *sizes) for block in stream.blocks if residual_weighted]
     roots = problem.hessian_roots
     sampled = takes_one_output_each(stream, whole or residual_weighted)
     cotangents, count = (_one_each(problem), 1) if sampled else (stream.identity(), problem.k)

@@ -12,6 +12,7 @@ from whence.tangents.forms import Block
 
 from .basis import Basis
 from .factors import LARGEST_SIDE
+from .long_sides import side_bytes
 from .stream import LayerStream, working_precision
 
 SUMS = 26.0
@@ -26,21 +27,23 @@ INSTEAD = (
 )
 
 
-def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, float]:
+def factor_bytes(blocks: Sequence[Block], largest_exact: int, largest_side: int = LARGEST_SIDE) -> tuple[float, float]:
     """Bytes of all Kronecker factors, in float64, and of the largest one."""
     each = []
     for block in blocks:
         shape = block.matrix_shape
         if block.kind == "kronecker":
-            each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
+            each += [shape[0] * side**2 for side in shape[1:] if side <= largest_side]
         elif block.kind == "rows" or block.numel <= largest_exact:
             each.append(shape[-1] ** 2)
     return 8.0 * sum(each), 8.0 * max(each, default=0)
 
 
-def decomposition_bytes(blocks: Sequence[Block], largest_exact: int, copies: int = 1) -> float:
+def decomposition_bytes(
+    blocks: Sequence[Block], largest_exact: int, copies: int = 1, largest_side: int = LARGEST_SIDE
+) -> float:
     """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
-    total, largest = factor_bytes(blocks, largest_exact)
+    total, largest = factor_bytes(blocks, largest_exact, largest_side)
     return (copies + 1.0) * total + 4.0 * largest
 
 
@@ -55,9 +58,17 @@ def examples_bytes(n: int, k: int, q: int, item: int) -> float:
     return item * n * (12.0 * k + blocks * k * max(k, q))
 
 
-def require_factors(stream: LayerStream, largest_exact: int, copies: int = 1) -> None:
+def require_factors(
+    stream: LayerStream,
+    largest_exact: int,
+    copies: int = 1,
+    largest_side: int = LARGEST_SIDE,
+    leading: int | None = None,
+) -> None:
     """Raise when the factors and their eigenvectors do not fit."""
-    need = decomposition_bytes(stream.blocks, largest_exact, copies)
+    need = decomposition_bytes(stream.blocks, largest_exact, copies, largest_side)
+    if leading is not None:
+        need += side_bytes(stream.known.blocks, largest_side, leading, stream.problem.passes.layers.size)
     stream.problem.budget.require(need, f"the Kronecker factors of {len(stream.blocks)} blocks of parameters", INSTEAD)
 
 

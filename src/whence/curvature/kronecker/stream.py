@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +92,13 @@ class LayerStream:
             self._capture, self._watched = found, list(range(len(found.blocks)))
         told = self._layers.tell("the layers", self._measure(few))  # pieces are of the same size everywhere
         self.known = Known(self.known.blocks, *map(max, zip(*told, strict=True)))
+
+    def watching(self, chosen: Sequence[int]) -> LayerStream:
+        """The same for some of all blocks, whichever process has them; all that share the layers must ask for it."""
+        other = copy(self)
+        other._capture, other._mine, other._watched = None, list(chosen), list(chosen)
+        other._watch_only_mine()
+        return other
 
     @property
     def blocks(self) -> tuple[Block, ...]:

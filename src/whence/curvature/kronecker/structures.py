@@ -17,7 +17,8 @@ from whence.tangents.linearization import Linearization
 
 from .basis import Basis
 from .corner import cut
-from .factors import gather_factors, takes_one_output_each
+from .factors import LARGEST_SIDE, gather_factors, left_alone, takes_one_output_each
+from .long_sides import INPUTS, OUTPUTS, find_leading
 from .moments import Spectrum, Squares, gather_squares
 from .needs import require_factors, require_sums
 from .sharing import Found, decompose
@@ -44,6 +45,10 @@ class EKFAC(OfLayers):
         tolerance: share of the homoscedastic variance that may lie outside the corner of the eigenbasis in which
             eigenvalues are kept one by one; outside, they are replaced by their mean. Zero keeps all of them.
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
+        largest_side: inputs, or outputs, of a layer up to which its factor is decomposed. Longer sides are taken as
+            they are, one by one, or
+        leading: so many of their leading directions are found from a factor of which each of the processes that share
+            the layers (`shard="layers"`) has some rows only; the rest is taken as alike.
 
     Examples:
         >>> import torch, whence
@@ -60,6 +65,8 @@ class EKFAC(OfLayers):
     meat: Literal["one_basis", "joint", "two_bases"] = "one_basis"
     basis: Literal["positions", "gradients"] = "positions"
     corner: int | None = 64
+    largest_side: int = LARGEST_SIDE
+    leading: int | None = None
 
     def __post_init__(self) -> None:
         """Check the choices at once, not after a pass over the data."""
@@ -70,13 +77,18 @@ class EKFAC(OfLayers):
                 raise InputError(f"expected EKFAC's {name} to be one of {wanted}, got {getattr(self, name)!r}.")
         if self.corner is not None and self.corner < 1:
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
+        if self.leading is not None and self.leading < 1:
+            raise InputError(f"expected EKFAC's leading to be at least 1 or None, got {self.leading!r}.")
+        if self.leading is not None and self.meat == "joint":
+            raise InputError("expected meat='one_basis' or 'two_bases' with EKFAC's leading, got 'joint'.")
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
         whole, joint = self.basis == "gradients", self.meat == "joint"
-        bases = eigenbases(stream, lam, self.tolerance, self.largest_exact, facts, whole=whole, joint=joint)[0]
+        sides, exact = (self.largest_side, self.leading), self.largest_exact
+        bases, _ = eigenbases(stream, lam, self.tolerance, exact, facts, whole=whole, joint=joint, sides=sides)
         require_sums(stream, bases)
         noise = noise_covariance(problem)
         if self.meat != "two_bases":
@@ -161,6 +173,7 @@ def eigenbases(
     whole: bool = False,
     joint: bool = False,
     products: bool = False,
+    sides: tuple[int, int | None] = (LARGEST_SIDE, None),
 ) -> tuple[list[Basis], list[Tensor | None]]:
     """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in it.
 
@@ -173,9 +186,16 @@ def eigenbases(
         whole: sum gradients over positions before they are counted.
         joint: add the factors of the residual-weighted gradients, scaled to the same trace.
         products: whether KFAC's eigenvalues are wanted; else there are none.
+        sides: length up to which the sides of layers are decomposed, and how many leading directions longer ones get.
     """
-    require_factors(stream, largest_exact, copies=2 if joint else 1)
-    factors, weighted = gather_factors(stream, largest_exact, whole=whole, residual_weighted=joint)
+    largest, leading = sides
+    require_factors(stream, largest_exact, 2 if joint else 1, largest, leading)
+    long = {} if leading is None else find_leading(stream, largest, leading, left_alone(stream.problem), facts)
+    factors, weighted = gather_factors(
+        stream, largest_exact, whole=whole, residual_weighted=joint, largest_side=largest
+    )
+    for one in factors:
+        one.below, one.above = (long.get((one.block.name, side)) for side in (INPUTS, OUTPUTS))
     precision = working_precision(stream.problem)
 
     def make(at: int, notes: list[str]) -> Found:
