@@ -108,6 +108,17 @@ def test_what_does_not_fit() -> None:
     assert not found.fits
     assert "does NOT fit in 97.7 KiB" in str(found)
     assert 'parameters="last_layer"' in str(found)
+
+
+def test_a_layer_is_not_advised_where_there_is_one_already() -> None:
+    options: dict[str, Any] = {"parameters": "last_layer", "max_memory": 3_000}
+    found = whence.estimate(network(), batches(), **options)
+    assert not found.fits
+    assert "last_layer" not in str(found)
+    with pytest.raises(whence.TooLargeError) as caught:
+        whence.fit(network(), batches(), progress=False, **options)
+    assert "last_layer" not in str(caught.value)
+    assert "fewer training examples" in str(caught.value)
     with pytest.raises(whence.TooLargeError):
         whence.fit(network(), batches(), structure=whence.Exact(road="primal"), max_memory=100_000, progress=False)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .display import Shown, Table, count
+from .display import Shown, Table, count, number
 from .errors import InputError
 from .likelihoods import Likelihood
 from .outputs import AT_ONCE, Chosen
@@ -225,8 +225,8 @@ class Uncertainty(Shown):
         where = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
         return (
             f"Uncertainty({count(shape[0], 'prediction')}{where}, {count(k, 'output')}; "
-            f"median variance Ho {middle['ho']:.3g}, HeC3 {middle['hec3']:.3g}, "
-            f"median ratio {float(self.ratio.nanmedian()):.3g})"
+            f"median variance Ho {number(middle['ho'])}, HeC3 {number(middle['hec3'])}, "
+            f"median ratio {number(float(self.ratio.nanmedian()))})"
         )
 
     def _table(self) -> Table:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import whence
+from whence.display import number
 from whence.errors import CorruptArtifactError, InputError
 from whence.progress import Progress
 from whence.tabular import saved
@@ -148,15 +149,15 @@ class OpenedSpec:
                 {
                     "row": at,
                     "hec3": float(shares.hec3.share[place, rank]),
-                    "label": f"{float(residuals[at]):.3g}",
-                    "without": f"{float(left_out[at]):.3g}",
+                    "label": number(float(residuals[at])),
+                    "without": number(float(left_out[at])),
                 }
                 for rank, at in enumerate(shares.hec3.index[place].tolist())
             ]
             found.append(
                 {
                     "row": place + 1,
-                    "prediction": ", ".join(f"{value:.4g}" for value in means[place].tolist()),
+                    "prediction": ", ".join(number(value, 4) for value in means[place].tolist()),
                     "verdict": verdicts.verdicts[place],
                     "because": verdicts.sentence(place),
                     "advice": ADVICE[verdicts.verdicts[place]],

@@ -110,6 +110,8 @@ def _instead(problem: Linearization) -> str:
         f"For {problem.n} examples, {problem.k} outputs and {problem.selection.size} parameters the primal road takes "
         f"{readable(sizes['primal'])} and the dual {readable(sizes['dual'])}. What fits: "
         + "".join(f"{choice}; " for choice in fitting)
-        + "structure='core' or 'ekfac' (a few times the weights); parameters='last_layer'; fewer training examples; "
+        + "structure='core' or 'ekfac' (a few times the weights); "
+        + ("" if problem.selection.one_layer else "parameters='last_layer'; ")
+        + "fewer training examples; "
         "structure=whence.Exact(road='matrix_free') for a handful of test points; or a larger max_memory."
     )

@@ -126,6 +126,7 @@ def _estimate(chosen: Structure, problem: Linearization, sizes: Sizes, speed: Sp
         steps=steps,
         prediction=prediction,
         alternatives=tuple(_alternatives(chosen, sizes, speed, limit)),
+        one_layer=problem.selection.one_layer,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from whence.display import count
 from whence.memory import readable
 from whence.progress import clock
 
@@ -39,6 +40,7 @@ class Estimate:
         steps: seconds of each part of the fit.
         prediction: seconds for a thousand predictions.
         alternatives: the other structures.
+        one_layer: whether all selected weights belong to one layer.
     """
 
     structure: str
@@ -51,6 +53,7 @@ class Estimate:
     steps: Mapping[str, float]
     prediction: float
     alternatives: tuple[Alternative, ...]
+    one_layer: bool = False
 
     @property
     def memory(self) -> float:
@@ -72,7 +75,8 @@ class Estimate:
         about = "at most " if self.bounded else "about "
         verdict = "fits" if self.fits else "does NOT fit"
         lines = [
-            f"{self.structure}: {self.examples} examples, {self.outputs} outputs, {self.parameters} parameters",
+            f"{self.structure}: {count(self.examples, 'example')}, {count(self.outputs, 'output')}, "
+            f"{count(self.parameters, 'parameter')}",
             f"  memory   {about}{readable(self.memory)}, {verdict} in {readable(self.limit)}",
             *(f"    {stage:<24} {readable(size):>10}" for stage, size in self.stages.items()),
             f"  time     about {duration(self.seconds)}; {duration(self.prediction)} for a thousand predictions",
@@ -87,7 +91,8 @@ class Estimate:
         if any(one.memory > self.limit for one in self.alternatives):
             lines.append("    ! does not fit")
         if not self.fits:
-            lines.append('  or: parameters="last_layer", a smaller chunk_size, fewer examples, a larger max_memory')
+            fewer = "" if self.one_layer else 'parameters="last_layer", '
+            lines.append(f"  or: {fewer}a smaller chunk_size, fewer examples, a larger max_memory")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whence.curvature import RidgePath
+from whence.display import number as in_digits
 from whence.errors import InputError
 from whence.report.ranking import score
 from whence.results import Uncertainty
@@ -119,10 +120,14 @@ def risk_coverage(
         top = max(top, float(risk[coverage >= SETTLED].max()))
         spare = FURTHER[(number - len(by)) % len(FURTHER)]
         colour, style = COLOURS.get(name, spare[0]), DASHES.get(name, spare[1])
-        ax.plot(coverage, risk, color=colour, linestyle=style, linewidth=1.8, label=f"{label} ({risk.mean():.3g})")
+        ax.plot(
+            coverage, risk, color=colour, linestyle=style, linewidth=1.8, label=f"{label} ({in_digits(risk.mean())})"
+        )
     best = kept_risk(wrong, wrong)
-    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({best.mean():.3g})")
-    ax.axhline(wrong.mean(), color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({wrong.mean():.3g})")
+    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({in_digits(best.mean())})")
+    ax.axhline(
+        wrong.mean(), color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({in_digits(wrong.mean())})"
+    )
     ax.set(xlim=(0, 100), xlabel="predictions kept, %", ylabel="mean error of those kept")
     ax.set_ylim(min(0.0, float(best.min())), 1.08 * top if top > 0 else None)
     quiet(ax)

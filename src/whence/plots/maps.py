@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from whence.display import number
 from whence.errors import ShapeError
 from whence.report.page import Group, in_order
 from whence.results import Uncertainty
@@ -96,7 +97,7 @@ def _legend(ax: Axes, top: float | None) -> None:
         for value in (_rounded(top / 8), _rounded(top)):
             area = float(_areas(np.array([value]), top)[0])
             handles.append(ax.scatter([], [], s=area, c=GREY, alpha=0.6, linewidths=0))
-            names.append(f"error {value:g}")
+            names.append(f"error {number(value)}")
     legend = ax.legend(handles, names, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
     for handle in legend.legend_handles[: len(handles) - (0 if top is None else 2)]:
         if handle is not None and hasattr(handle, "set_sizes"):

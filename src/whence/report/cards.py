@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from whence.display import count
+
 from .actions import Action
 from .causes import Traced
 from .content import TONES, Card, Gallery, Tile
@@ -15,7 +17,7 @@ from .items import Item, Shown
 from .page import Row, Table
 from .predictions import Predictions
 from .training import Training, say
-from .words import counted, number, percent
+from .words import number, percent
 
 SHOWN = 24
 ODD = 3
@@ -44,7 +46,7 @@ def answer(traced: Traced) -> tuple[str, ...]:
     told = [part for part in parts if part]
     listing = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
     return (
-        f"{uncertain:,} of {counted(m, 'prediction')} {'is' if uncertain == 1 else 'are'} uncertain: {listing}.",
+        f"{uncertain:,} of {count(m, 'prediction')} {'is' if uncertain == 1 else 'are'} uncertain: {listing}.",
         f"If labels were equally noisy everywhere and inputs like those in training, about {chance:,.0f} would be "
         f"called so by chance ({100 * rate:.3g} % for each reason)."
         + (" No more than that were found." if uncertain <= chance else ""),
@@ -55,7 +57,7 @@ def together(todo: Sequence[Action]) -> str:
     """What the actions of each kind come to."""
     sums = {kind: [action.benefit for action in todo if action.kind == kind] for kind in ("label", "region")}
     words = [
-        f"{counted(len(benefits), kind)} together: {'up to' if kind == 'label' else 'about'} {percent(sum(benefits))}"
+        f"{count(len(benefits), kind)} together: {'up to' if kind == 'label' else 'about'} {percent(sum(benefits))}"
         for kind, benefits in sums.items()
         if len(benefits) > 1
     ]
@@ -76,7 +78,7 @@ def by_class(predictions: Predictions, traced: Traced, most: int = 30) -> Table 
         if not total:
             continue
         counts = torch.bincount(code[here], minlength=4).tolist()
-        cells = [f"{total:,}", *(f"{count:,} ({percent(count / total)})" for count in counts[1:])]
+        cells = [f"{total:,}", *(f"{found:,} ({percent(found / total)})" for found in counts[1:])]
         if known:
             cells.append(percent(float((~predictions.right[here]).double().mean())))
         rows.append((counts[0] / total, Row(name, tuple(cells))))

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from whence.results import Uncertainty
 
+from .words import number
+
 STEPS = 60
 BINS = 10
 
@@ -70,7 +72,7 @@ def risk_coverage(scores: dict[str, tuple[str, Tensor]], losses: Tensor, risk: s
     for name, (style, score) in scores.items():
         kept = losses[score.argsort(stable=True)].double().cumsum(0).numpy()[counts - 1] / counts
         curves.append(Curve(name, style, tuple((counts / m).tolist()), tuple(kept.tolist())))
-        areas.append(f"{name} {float(np.mean(kept)):.3g}")
+        areas.append(f"{name} {number(float(np.mean(kept)))}")
     top = max(max(curve.y) for curve in curves) or 1.0
     return Chart(
         "What leaving out the most uncertain gains",
@@ -79,8 +81,8 @@ def risk_coverage(scores: dict[str, tuple[str, Tensor]], losses: Tensor, risk: s
         top,
         tuple(curves),
         False,
-        f"At the right all predictions are kept: {risk} {float(losses.double().mean()):.3g}. Towards the left the most "
-        f"uncertain are left to a person. Lower is better; means over the curves: {', '.join(areas)}.",
+        f"At the right all predictions are kept: {risk} {number(float(losses.double().mean()))}. Towards the left the "
+        f"most uncertain are left to a person. Lower is better; means over the curves: {', '.join(areas)}.",
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from whence.display import count
 from whence.results import Diagnostics
 from whence.tracing.trust import Trust
 from whence.tracing.trust.result import CAREFUL, FINE, NOT, SKIPPED
 
 from .causes import Traced
 from .fitted import Reportable
-from .words import counted, number, percent
+from .words import number, percent
 
 Status = Literal["good", "caution", "bad", "note"]
 STATUSES: dict[str, Status] = {FINE: "good", CAREFUL: "caution", NOT: "bad", SKIPPED: "note"}
@@ -90,7 +91,7 @@ def _leverage(fitted: Reportable) -> Check:
     if guarded:
         return Check(
             "caution",
-            f"{counted(guarded, 'leverage')} held back by a guard",
+            f"{count(guarded, 'leverage')} held back by a guard",
             f"{told} Where nothing is left of an example without itself, its leave-one-out residual is a guess.",
         )
     return Check("good", "No training example decides alone", told)
@@ -117,7 +118,7 @@ def _estimates(traced: Traced) -> list[Check]:
         f"{percent(traced.agreement)}."
     )
     left = len(traced.explanation) - len(traced.chosen)
-    return [Check(status, f"{counted(left, 'verdict')} about noise estimated", told)]
+    return [Check(status, f"{count(left, 'verdict')} about noise estimated", told)]
 
 
 def _notes(fitted: Reportable) -> list[Check]:

@@ -29,13 +29,3 @@ def percent(share: float) -> str:
     if share < 0.001:
         return "less than 0.1\xa0%"
     return f"{100 * share:.1f}\xa0%" if share < 0.1 else f"{100 * share:.0f}\xa0%"
-
-
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun.
-
-    Examples:
-        >>> counted(1, "label"), counted(1200, "label")
-        ('1 label', '1,200 labels')
-    """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

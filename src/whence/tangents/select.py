@@ -26,6 +26,11 @@ class Selection:
         """The number d of selected weights."""
         return sum(parameter.numel() for parameter in self.parameters.values())
 
+    @property
+    def one_layer(self) -> bool:
+        """Whether all of it belongs to one module, so that choosing a layer would not make it smaller."""
+        return len({name.rpartition(".")[0] for name in self.parameters}) == 1
+
     def flatten(self, tensors: dict[str, Tensor], leading: int = 0) -> Tensor:
         """Join tensors shaped (..., *parameter.shape), `leading` axes in front, into one (..., d)."""
         return torch.cat([tensors[name].flatten(leading) for name in self.parameters], dim=-1)
