@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from whence_paper.scores import auroc
 from whence_paper.tables import Table, write_tables
 
 from . import cases, table3
-from .fits import ESTIMATORS, Predicted
+from .fits import Predicted
 from .scores import of_both, of_members, of_outputs, of_probabilities, of_variances
 
 WEIGHTS = (-1.0, -0.5, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -38,7 +37,7 @@ def candidates(found: Predicted) -> Iterator[tuple[str, Tensor]]:
     plain = of_outputs(found.outputs)
     yield from plain.items()
     margin = standard(plain["margin"])
-    for estimator in ESTIMATORS:
+    for estimator in found.variances:
         alone = of_variances(found, estimator)
         scores = {**alone, **of_both(found, estimator), **of_probabilities(found, estimator)}
         yield from ((f"{estimator}: {name}", value) for name, value in scores.items())
@@ -94,8 +93,12 @@ def compute(settings: Settings, record: Record) -> None:
     for run in fits:
         if record.find(run.configuration) is not None:
             continue
+        path = table3.arrays(settings, run.configuration)
+        if not path.exists():
+            print(f"left out, its predictions were not kept: {path.name}", flush=True)
+            continue
         truth = cases.read(settings).test_labels.cpu() if truth is None else truth
-        found = Predicted.load(table3.arrays(settings, run.configuration))
+        found = Predicted.load(path)
         record.add(run.configuration, judge(found, _members(settings, run, runs), truth), 0.0)
 
 
@@ -110,7 +113,7 @@ def _members(settings: Settings, fit: Run, runs: list[Run]) -> Tensor | None:
     ]
     if len(alike) < 2:
         return None
-    return torch.stack([torch.from_numpy(np.load(table3.arrays(settings, one))["outputs"]) for one in alike])
+    return table3.kept_outputs(table3.arrays(settings, one) for one in alike)
 
 
 def show(settings: Settings, record: Record) -> list[Path]:

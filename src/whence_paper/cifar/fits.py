@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import whence
 
 ESTIMATORS = ("ho", "hec0", "hec3", "laplace")
+KEPT = ("ho", "hec3")
+"""Those whose variances are kept in files."""
 WAYS: dict[str, dict[str, Any]] = {
     "EKFAC, all layers": {"structure": whence.EKFAC()},
     "EKFAC, all layers, clipped": {"structure": whence.EKFAC(), "leverage": "clip", "loo": "output"},
@@ -67,11 +69,11 @@ class Predicted:
     differences: dict[str, Tensor]
 
     def save(self, path: Path) -> None:
-        """Write a compressed file; variances as logarithms, in half precision."""
-        arrays = {"outputs": self.outputs.float().numpy()}
+        """Write a compressed file, in half precision; variances as logarithms, those of `KEPT` alone."""
+        arrays = {"outputs": self.outputs.half().numpy()}
         for kind, values in (("variance", self.variances), ("difference", self.differences)):
-            for name, value in values.items():
-                arrays[f"{kind} {name}"] = value.clamp_min(1e-30).log().half().numpy()
+            for name in KEPT:
+                arrays[f"{kind} {name}"] = values[name].clamp_min(1e-30).log().half().numpy()
         path.parent.mkdir(parents=True, exist_ok=True)
         partly = path.with_suffix(".part.npz")
         np.savez_compressed(partly, **arrays)  # type: ignore[arg-type]  # the stub takes names for its own options

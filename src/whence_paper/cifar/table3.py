@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import whence
 from whence_paper.data import Images
@@ -54,6 +55,11 @@ def arrays(settings: Settings, wanted: Configuration) -> Path:
     return settings.out / "predictions" / f"{name}{'-quick' if settings.quick else ''}.npz"
 
 
+def kept_outputs(paths: Iterable[Path]) -> Tensor:
+    """Outputs (e, m, k) of several networks."""
+    return torch.stack([torch.from_numpy(np.load(path)["outputs"].astype(np.float32)) for path in paths])
+
+
 def judge_network(one: Architecture, wanted: Configuration, settings: Settings, get: Get) -> dict[str, Any]:
     """Train a network; how well its outputs alone tell which are wrong."""
     images = get()
@@ -61,7 +67,7 @@ def judge_network(one: Architecture, wanted: Configuration, settings: Settings, 
     found = outputs(network, images.test_inputs).cpu()
     path = arrays(settings, wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, outputs=found.numpy())
+    np.savez_compressed(path, outputs=found.half().numpy())
     wrong = found.argmax(1) != images.test_labels.cpu()
     seen = outputs(network, images.inputs[:10_000]).cpu().argmax(1) == images.labels[:10_000].cpu()
     return {
@@ -91,7 +97,7 @@ def judge_fit(one: Architecture, wanted: Configuration, settings: Settings, get:
 
 def judge_ensemble(paths: list[Path], labels: Get) -> dict[str, Any]:
     """The networks together: their variance and their mean, for its own mistakes and those of each member."""
-    members = torch.stack([torch.from_numpy(np.load(path)["outputs"]) for path in paths])
+    members = kept_outputs(paths)
     truth = labels().test_labels.cpu()
     scores, mean = of_members(members), members.double().mean(0)
     wrong = mean.argmax(1) != truth

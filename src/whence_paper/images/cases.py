@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from whence import one_hot
 from whence_paper import networks
 from whence_paper.data import Images, read_images
 from whence_paper.data.images import Name
 from whence_paper.experiment import Settings
 
-from .tasks import OUTPUTS, Task
+from .tasks import CLASSES, OUTPUTS, Task
 from .training import Recipe, initialised, train
 
 GPU_MEMORY = 10e9
@@ -87,17 +88,25 @@ class Case:
 
     def trained(self, task: Task, settings: Settings) -> nn.Module:
         """A network trained on a task; kept beside the record, so that other experiments need not train it again."""
+        return self._kept(f"noise{task.noise:g}", OUTPUTS, task.training, settings, task.seed)
+
+    def plain(self, images: Images, settings: Settings, seed: int) -> nn.Module:
+        """A network trained on all ten classes as they are; kept likewise."""
+        return self._kept("plain", CLASSES, lambda: (images.inputs, one_hot(images.labels, CLASSES)), settings, seed)
+
+    def _kept(
+        self, kind: str, outputs: int, data: Callable[[], tuple[Tensor, Tensor]], settings: Settings, seed: int
+    ) -> nn.Module:
+        """From the disk, or trained and put there."""
         recipe = self.recipe
-        words = (
-            f"{self.describe}-{recipe.optimiser}-{recipe.schedule}-e{recipe.epochs}-n{self.size}-noise{task.noise:g}"
-        )
-        file = f"{self.name}-{words}-{task.seed}.pt".replace(" ", "-").replace(",", "")
+        words = f"{self.describe}-{recipe.optimiser}-{recipe.schedule}-e{recipe.epochs}-n{self.size}-{kind}"
+        file = f"{self.name}-{words}-{seed}.pt".replace(" ", "-").replace(",", "")
         path = settings.out / "networks" / file
-        network = initialised(lambda: self.make(OUTPUTS), task.seed, settings.device)
+        network = initialised(lambda: self.make(outputs), seed, settings.device)
         if path.exists():
             network.load_state_dict(torch.load(path, weights_only=True, map_location=settings.device))
             return network.eval()
-        train(network, *task.training(), self.recipe, task.seed)
+        train(network, *data(), recipe, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         partly = path.with_suffix(".part")
         torch.save(network.state_dict(), partly)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -37,6 +38,49 @@ class Recipe:
         return asdict(self)
 
 
+def can_capture(inputs: Tensor) -> bool:
+    """Whether steps of training are recorded once and replayed: on a GPU they are too small to be started singly."""
+    return inputs.is_cuda
+
+
+class Captured:
+    """A step of training as a CUDA graph: the first few are taken as they come, then one is recorded and replayed.
+
+    Attributes:
+        step: takes the places of a batch's examples, (b,); asks nothing back from the GPU.
+        batch: examples in a full batch; another number of them is never replayed.
+    """
+
+    def __init__(self, step: Callable[[Tensor], None], batch: int, first: int = 5) -> None:
+        self.step, self.batch, self._first = step, batch, first
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._chosen: Tensor | None = None
+
+    def __call__(self, chosen: Tensor) -> None:
+        """Take a step."""
+        if len(chosen) != self.batch:
+            self.step(chosen)
+        elif self._first > 0:
+            self._first -= 1
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                self.step(chosen)
+            torch.cuda.current_stream().wait_stream(aside)
+        else:
+            self._replay(chosen)
+
+    def _replay(self, chosen: Tensor) -> None:
+        if self._chosen is None:
+            self._chosen = chosen.clone()
+        self._chosen.copy_(chosen)
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self.step(self._chosen)
+        self._graph.replay()
+
+
 def train(network: nn.Module, inputs: Tensor, targets: Tensor, recipe: Recipe, seed: int) -> nn.Module:
     """Minimise the mean squared error over all outputs; the network is changed, and in evaluation mode after.
 
@@ -48,19 +92,28 @@ def train(network: nn.Module, inputs: Tensor, targets: Tensor, recipe: Recipe, s
         seed: of the order of examples.
     """
     kind = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
-    fused = inputs.is_cuda
-    optimiser = kind(network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay, fused=fused)
+    cuda, captured = inputs.is_cuda, recipe.schedule == "constant" and can_capture(inputs)
+    optimiser = kind(
+        network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay, fused=cuda, capturable=captured
+    )
     steps = recipe.epochs * -(-len(inputs) // recipe.batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps) if recipe.schedule == "cosine" else None
     draw = torch.Generator().manual_seed(seed)
+
+    def plain(chosen: Tensor) -> None:
+        optimiser.zero_grad(set_to_none=True)
+        F.mse_loss(network(inputs[chosen]), targets[chosen]).backward()
+        optimiser.step()
+
+    step = Captured(plain, recipe.batch) if captured else plain
     network.train()
-    for _ in range(recipe.epochs):
-        for chosen in torch.randperm(len(inputs), generator=draw).to(inputs.device).split(recipe.batch):
-            optimiser.zero_grad(set_to_none=True)
-            F.mse_loss(network(inputs[chosen]), targets[chosen]).backward()
-            optimiser.step()
-            if schedule is not None:
-                schedule.step()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*capturable=True")  # the first steps are not captured
+        for _ in range(recipe.epochs):
+            for chosen in torch.randperm(len(inputs), generator=draw).to(inputs.device).split(recipe.batch):
+                step(chosen)
+                if schedule is not None:
+                    schedule.step()
     network.zero_grad(set_to_none=True)
     return network.eval()
 

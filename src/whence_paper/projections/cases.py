@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import whence
 from whence import one_hot
 from whence_paper import networks
 from whence_paper.cifar import training as of_cifar
+from whence_paper.cifar.cases import Architecture, trained
 from whence_paper.data import Images, read_images
 from whence_paper.experiment import Settings
 from whence_paper.images.cases import FITS, fashion, mnist
@@ -93,26 +95,26 @@ def _images(name: str, settings: Settings, seed: int) -> Embedded:
     source = "digits" if quick else name
     images = read_images(source, settings.data).to(settings.device)  # type: ignore[arg-type]  # one of the choices
     chosen = _some(len(images.labels), settings.size or len(images.labels), 0)
-    inputs, labels = images.inputs[chosen], images.labels[chosen]
-    network = _trained(name, images, inputs, labels, settings, seed)
-    data = inputs, one_hot(labels, CLASSES)
-    return _look(network, data, (inputs, labels), (images.test_inputs, images.test_labels), settings, seed)
+    images = replace(images, inputs=images.inputs[chosen], labels=images.labels[chosen])
+    network = _trained(name, images, settings, seed)
+    seen, tests = (images.inputs, images.labels), (images.test_inputs, images.test_labels)
+    return _look(network, (seen[0], one_hot(seen[1], CLASSES)), seen, tests, settings, seed)
 
 
-def _trained(name: str, images: Images, inputs: Tensor, labels: Tensor, settings: Settings, seed: int) -> nn.Module:
+def _trained(name: str, images: Images, settings: Settings, seed: int) -> nn.Module:
+    """The network of Table 3 or of the grids, where that is on the disk."""
     quick = settings.quick and settings.data is None
     if name == "cifar-10":
-        colours, width = images.inputs.shape[1], 4 if quick else settings.width
-        network = initialised(lambda: networks.resnet18(CLASSES, width, colours), seed, settings.device)
+        width = 4 if quick else settings.width
+        words = "ResNet-18" + ("" if width == 64 else f", width {width}")
         recipe = of_cifar.Recipe(settings.epochs or (25 if quick else 15), shift=1 if quick else 4, mirror=not quick)
-        return of_cifar.train(network, inputs, labels, CLASSES, recipe, seed)
+        one = Architecture("resnet", words, lambda colours: networks.resnet18(CLASSES, width, colours), recipe)
+        size = settings.size or ("quick" if quick else "all")
+        about = {"architecture": one.name, "network": words, "size": size, **recipe.as_dict(), "seed": seed}
+        return trained(about, one, images, settings)[0]
     case = mnist(quick) if name == "mnist" else fashion(quick, "max")
-    network = initialised(lambda: case.make(CLASSES), seed, settings.device)
-    usual = case.recipe
-    recipe_here = Recipe(
-        settings.epochs or usual.epochs, settings.optimiser, usual.rate, usual.weight_decay, usual.batch
-    )
-    return train(network, inputs, one_hot(labels, CLASSES), recipe_here, seed)
+    usual = replace(case.recipe, epochs=settings.epochs or case.recipe.epochs, optimiser=settings.optimiser)
+    return replace(case, recipe=usual, size=settings.size).plain(images, settings, seed)
 
 
 def _look(

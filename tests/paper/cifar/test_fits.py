@@ -48,7 +48,7 @@ def test_predictions_come_back_from_a_file(tmp_path):
     kept = Predicted(torch.randn(7, 3, generator=draw), values, {name: value[:, 1:] for name, value in values.items()})
     kept.save(tmp_path / "one.npz")
     back = Predicted.load(tmp_path / "one.npz")
-    torch.testing.assert_close(back.outputs.float(), kept.outputs)
+    torch.testing.assert_close(back.outputs.float(), kept.outputs, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(back.variances["hec3"], values["hec3"], rtol=5e-3, atol=0)
     torch.testing.assert_close(back.differences["ho"], values["ho"][:, 1:], rtol=5e-3, atol=0)
 
