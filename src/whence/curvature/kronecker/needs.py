@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from whence.display import count
 from whence.tangents.forms import Block
 
 from .basis import Basis
@@ -22,8 +23,8 @@ WHOLE = 5.0
 """Scores and steps, in float64 numbers for each weight."""
 
 INSTEAD = (
-    "Use parameters='last_layer' or a list of layers, structure=whence.EKFAC(tolerance=0.1) or a core of fewer "
-    "coordinates, whence.Core(size=...), fit(..., outputs=16) where outputs are many, or a larger max_memory."
+    "structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
+    "fit(..., outputs=16) where outputs are many, or a larger max_memory."
 )
 
 
@@ -69,7 +70,9 @@ def require_factors(
     need = decomposition_bytes(stream.blocks, largest_exact, copies, largest_side)
     if leading is not None:
         need += side_bytes(stream.known.blocks, largest_side, leading, stream.problem.passes.layers.size)
-    stream.problem.budget.require(need, f"the Kronecker factors of {len(stream.blocks)} blocks of parameters", INSTEAD)
+    stream.problem.budget.require(
+        need, f"the Kronecker factors of {count(len(stream.blocks), 'block')} of parameters", _instead(stream)
+    )
 
 
 def require_sums(stream: LayerStream, bases: Sequence[Basis]) -> None:
@@ -81,4 +84,10 @@ def require_sums(stream: LayerStream, bases: Sequence[Basis]) -> None:
     need = sums_bytes(kept, size, working_precision(problem).itemsize)
     need += examples_bytes(problem.n, problem.k, 0 if roots is None else roots.shape[2], problem.dtype.itemsize)
     what = f"sums over {kept} coordinates, and the weights of {problem.n} examples with {problem.k} outputs,"
-    problem.budget.require(need, what, INSTEAD)
+    problem.budget.require(need, what, _instead(stream))
+
+
+def _instead(stream: LayerStream) -> str:
+    return (
+        "Use " if stream.problem.selection.one_layer else "Use parameters='last_layer' or a list of layers, "
+    ) + INSTEAD

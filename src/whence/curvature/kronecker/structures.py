@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whence.curvature.base import Weigh
 from whence.curvature.kronecker.kinds import OfLayers
+from whence.display import count
 from whence.errors import InputError
 from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
@@ -241,5 +242,6 @@ def describe_blocks(stream: LayerStream, largest_exact: int) -> list[str]:
     for kind, blocks in kinds.items():
         if blocks:
             names = ", ".join(block.name for block in blocks[:4]) + (", ..." if len(blocks) > 4 else "")
-            facts.append(f"{kind}: {sum(block.numel for block in blocks)} weights in {len(blocks)} blocks ({names})")
+            weights = count(sum(block.numel for block in blocks), "weight")
+            facts.append(f"{kind}: {weights} in {count(len(blocks), 'block')} ({names})")
     return facts
