@@ -274,3 +274,11 @@ def test_without_an_option_a_chunk_is_bounded_in_bytes() -> None:
 def test_tensors_inside_the_inputs_are_cut_alike() -> None:
     nested = {"a": [torch.arange(4), (torch.arange(8).reshape(4, 2), "name")]}
     assert [leaf.shape for leaf in tensors_of(nested)] == [(4,), (4, 2)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_rule_for_vmap_that_is_wrong_at_some_sizes(size: int) -> None:
+    """torch's for the slopes of PReLU raises at most sizes of a batch, and is silently wrong at others."""
+    model = nn.Sequential(nn.PReLU(2), nn.Flatten(), nn.Linear(18, 2)).double()
+    inputs = torch.randn(size, 2, 3, 3, dtype=torch.float64)
+    assert any("failed" in note for note in check(model, inputs)) or size == 1

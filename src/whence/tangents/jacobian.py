@@ -6,7 +6,7 @@ bare parameter is right by construction. The layer-wise capture is tested agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -64,6 +64,7 @@ class Jacobian:
         self._batched_backward = True
         self._way = 0
         self._proved = False
+        self._proved_sizes: set[int] = set()
 
     @property
     def size(self) -> int:
@@ -166,16 +167,20 @@ class Jacobian:
 
     def _prove(self, way: Callable[[Inputs, Tensor], Tensor], inputs: Inputs) -> None:
         """<u, J v> must be <J^T u, v>: torch's two modes differ, for example, on the padding row of an embedding."""
-        cpu = torch.Generator("cpu").manual_seed(0)
-        v = torch.randn(1, self.size, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)
+        v = self._draw((1, self.size))
         moved = way(inputs, v).to(self.dtype)
-        u = torch.randn(moved.shape, generator=cpu, dtype=self.dtype, device="cpu").to(moved)
+        u = self._draw(moved.shape)
         pulled = self.vjp(inputs, u)
         gap = float(((u * moved).sum() - (pulled * v).sum()).abs())
         scale = float(u.norm() * moved.norm() + pulled.norm() * v.norm())
         if gap > self.precision**0.5 * scale:
             raise ArithmeticError(f"not the transpose of a backward pass, by {gap / scale:.1g}")
         self._proved = True
+
+    def _draw(self, shape: Sequence[int]) -> Tensor:
+        """Normal numbers, the same every time."""
+        cpu = torch.Generator("cpu").manual_seed(0)
+        return torch.randn(*shape, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)
 
     def _through_rows(self, inputs: Inputs, directions: Tensor) -> Tensor:
         wanted = directions.to(self.dtype).T
@@ -226,7 +231,19 @@ class Jacobian:
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
         with torch.no_grad(), plain_kernels():  # no graph of the parameters that were not selected
             rows = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(self.selection.detached(), inputs)
-        return self.selection.flatten(rows, leading=2).to(self.dtype)
+        found = self.selection.flatten(rows, leading=2).to(self.dtype)
+        if len(found) not in self._proved_sizes:
+            self._prove_rows(found, inputs)
+        return found
+
+    def _prove_rows(self, rows: Tensor, inputs: Inputs) -> None:
+        """u^T J must be what a backward pass brings: torch has rules for vmap that are silently wrong at some sizes."""
+        u = self._draw(rows.shape[:2]).unsqueeze(0)
+        pulled, summed = self.vjp(inputs, u)[0], u[0].flatten() @ rows.flatten(0, 1)
+        gap, scale = float((pulled - summed).norm()), float(pulled.norm() + u.norm() * rows.norm())
+        if gap > self.precision**0.5 * scale:
+            raise ArithmeticError(f"not the rows of a backward pass, by {gap / scale:.1g}")
+        self._proved_sizes.add(len(rows))
 
     def _rows_by_layer(self, inputs: Inputs) -> Tensor:
         """A whole batch, where its inputs decide on the path through the model, as Hugging Face's masks do."""

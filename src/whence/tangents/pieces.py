@@ -27,15 +27,16 @@ class Pieces:
         self.most: int | None = None
 
     def of(self, size: int, step: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
-        """Yield (which examples, what `work` makes of them) for pieces of at most `step` examples.
+        """Yield (which examples, what `work` makes of them) for pieces of at most `step` examples, about equal.
 
         Examples:
-            >>> list(Pieces([], "tangents").of(5, 2, lambda where: where.start))
-            [(slice(0, 2, None), 0), (slice(2, 4, None), 2), (slice(4, 5, None), 4)]
+            >>> list(Pieces([], "tangents").of(5, 4, lambda where: where.start))
+            [(slice(0, 3, None), 0), (slice(3, 5, None), 3)]
         """
         low = 0
         while low < size:
-            where = slice(low, min(low + min(step, self.most or step), size))
+            count = -(-(size - low) // min(step, self.most or step))
+            where = slice(low, low + -(-(size - low) // count))
             try:
                 found = work(where)
             except (torch.cuda.OutOfMemoryError, TooLargeError) as error:

@@ -23,7 +23,8 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
         return g * weights.reshape(len(g), -1, 1, 1, 1)
     turned = lies_transposed(g)
     lying = g.transpose(3, 4) if turned else g
-    mixed: Tensor = (weights.transpose(1, 2) @ lying.flatten(2)).unflatten(2, lying.shape[2:])
+    rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
+    mixed: Tensor = (rows @ lying.flatten(2)).unflatten(2, lying.shape[2:])
     return mixed.transpose(3, 4) if turned else mixed
 
 
@@ -36,16 +37,22 @@ def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
     return (g.flatten(2) @ moved.flatten(1).unsqueeze(2)).squeeze(2)
 
 
-def scaled_grams(values: Tensor, scales: Tensor) -> Tensor:
-    """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c), a cacheful at a time."""
+def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tensor:
+    """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c), a cacheful at a time.
+
+    Where no scale is negative, a GPU reads one tensor in place of two.
+    """
     n, c, p = values.shape
     if c == 1:
         squares = values.squeeze(1).square()
         flat = scales.reshape(len(scales), -1, p)
         one = squares @ flat.squeeze(1).T if flat.shape[1] == 1 else torch.einsum("np,wnp->nw", squares, flat)
         return one.T.reshape(len(scales), n, 1, 1)
+    if values.is_cuda and positive:
+        roots = (values * scale.sqrt() for scale in scales)
+        return torch.stack([_grouped_products(one, one) for one in roots])
     if values.is_cuda:
-        return torch.stack([_grouped_gram(values, scale) for scale in scales])
+        return torch.stack([_grouped_products(values * scale, values) for scale in scales])
     found = values.new_empty(len(scales), n, c, c)
     step = max(1, CACHE_NUMBERS // (c * p))
     for low in range(0, n, step):
@@ -57,18 +64,16 @@ def scaled_grams(values: Tensor, scales: Tensor) -> Tensor:
     return found
 
 
-def _grouped_gram(values: Tensor, scale: Tensor) -> Tensor:
-    """V diag(scale) V^T for values (n, c, p) on a GPU: (n, c, c).
+def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
+    """L R^T for both (n, c, p) on a GPU: (n, c, c).
 
     Products of c x p matrices are too small for its tensor units, so several examples share one product, of which only
     the blocks on the diagonal are kept.
     """
-    n, c, p = values.shape
+    n, c, p = left.shape
     together = max(1, min(n, GROUP_ROWS // c))
-    scaled, even = values * scale, n - n % together
-    left, right = (one[:even].reshape(-1, together * c, p) for one in (scaled, values))
-    blocks = (left @ right.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
+    even = n - n % together
+    ours, theirs = (one[:even].reshape(-1, together * c, p) for one in (left, right))
+    blocks = (ours @ theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
     found = blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
-    if even == n:
-        return found
-    return torch.cat([found, scaled[even:] @ values[even:].transpose(1, 2)])
+    return found if even == n else torch.cat([found, left[even:] @ right[even:].transpose(1, 2)])

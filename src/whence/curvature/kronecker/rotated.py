@@ -41,12 +41,12 @@ class Factored:
         outer, inner = self.g.flatten(1).square(), self.a.flatten(1).square()  # (n, o) and (n, i), with one group
         return torch.stack([(outer * one.unsqueeze(1)).T @ inner for one in weights.T]).unsqueeze(1)
 
-    def grams(self, weights: Tensor) -> Tensor:
+    def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
         n, c, e, t, o = self.g.shape
         if t == 1:
             scale = _times_inputs(self.a.squeeze(2).square(), weights)  # (w, n, e, o)
-            return scaled_grams(self.g.reshape(n, c, e * o), scale.reshape(len(weights), n, 1, e * o))
+            return scaled_grams(self.g.reshape(n, c, e * o), scale.reshape(len(weights), n, 1, e * o), positive)
         first, second, _ = _pairs(t, self.a)
         pairs = self.a[:, :, first] * self.a[:, :, second]  # (n, e, P, i)
         scale = torch.einsum("nepi,weoi->wnepo", pairs, weights)
@@ -115,9 +115,9 @@ class Full:
         """sum_n weights[n, q] phi^2 for one cotangent: (q, *shape)."""
         return self._trimmed(weights.T @ self.values.squeeze(1).square())
 
-    def grams(self, weights: Tensor) -> Tensor:
+    def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
-        return scaled_grams(self.values, self._padded(weights).reshape(len(weights), 1, 1, -1))
+        return scaled_grams(self.values, self._padded(weights).reshape(len(weights), 1, 1, -1), positive)
 
     def variances(self, weights: Tensor) -> Tensor:
         """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
@@ -169,7 +169,7 @@ class Sparse:
         out = summed.new_zeros(self.shape[0], *summed.shape[1:])
         return out.index_add_(0, self.rows, summed).transpose(0, 1)
 
-    def grams(self, weights: Tensor) -> Tensor:
+    def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, V, d): (w, n, c, c)."""
         scaled = self.values * weights[:, self.rows].unsqueeze(2)  # (w, u, c, d)
         return self._by_example((scaled @ self.values.transpose(1, 2)).transpose(0, 1)).transpose(0, 1)

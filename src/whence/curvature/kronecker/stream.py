@@ -22,10 +22,10 @@ from whence.tangents.switches import rounded_products
 PROOF = 8
 """Examples that a capture may be proved on."""
 
-PIECE_BYTES = {"cpu": 192 * 2**20, "cuda": 12 * 2**30}
+PIECE_BYTES = {"cpu": 192 * 2**20, "cuda": 24 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
 
-PIECE_SHARE = 0.12
+PIECE_SHARE = 0.18
 """The same as a share of the memory that may be taken: what is computed from a piece takes three or four times it."""
 
 Cotangents = Callable[[slice, int], Tensor]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,6 +41,11 @@ class Weights:
         outside = torch.tensor([outside for _, outside in pairs], dtype=dtype, device=inside.device)
         return cls(basis, inside, outside.reshape(-1, 1, 1, 1), rounded)
 
+    @cached_property
+    def positive(self) -> bool:
+        """Whether no weight inside is negative, so that gradients may be scaled by their roots."""
+        return bool((self.inside >= 0).all())
+
     def variances(self, view: View) -> Tensor:
         """Weighted squared lengths of the gradients alone, (w, n, c)."""
         parts = [self.squared(rotated) for _, rotated in view.chunks()]
@@ -58,7 +64,7 @@ class Weights:
 
     def crossed(self, rotated: Rotated) -> Tensor:
         """Weighted inner products inside the basis, (w, n, c, c)."""
-        return rotated.grams(self.inside)
+        return rotated.grams(self.inside, self.positive)
 
 
 def sum_of(parts: Iterable[Tensor]) -> Tensor:
