@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .cost import FLOORS
+from . import cost_tables
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -62,34 +62,14 @@ def quality(record: dict[str, Any]) -> str:
 
 
 def cost(record: dict[str, Any]) -> str:
-    """All subjects of all models."""
-    head = (
-        "model | subject | fit x | predict x | batch fit, predict | points timed | extra MB fit, predict | refs apart"
-    )
-    rows = []
-    for row in record["rows"]:
-        name = f"{row['subject']} {row.get('version', '')}"
-        if row.get("frozen"):
-            name += f" ({row['frozen']:,} parameters frozen)"
-        if "missing" in row:
-            rows.append([row["model"], row["subject"], "not installed", *[""] * 5])
-            continue
-        references = [row.get("reference_fit_s", []), row.get("reference_predict_s", [])]
-        apart = max((max(pair) / min(pair) for pair in references if pair), default=1.0)
-        rows.append(
-            [
-                row["model"],
-                name,
-                f"{row['fit_multiple']:.1f}" if "fit_multiple" in row else row.get("failed", "-"),
-                f"{row['predict_multiple']:.1f}" if "predict_multiple" in row else "-",
-                f"{row.get('fit_batch', '')}, {row.get('predict_batch', '')}",
-                row.get("predict_points", ""),
-                f"{row.get('fit_extra_mb', float('nan')):.0f}, {row.get('predict_extra_mb', float('nan')):.0f}",
-                f"{apart:.2f}",
-            ]
-        )
-    floors = "; ".join(f"{model}: fit {fit:g}, predict {predict:g}" for model, (fit, predict) in FLOORS.items())
-    return f"{origin(record)} Floors for the default: {floors}.\n\n{table(head, rows)}"
+    """Where a peer is ahead, then all subjects of all models."""
+    parts = [f"{origin(record)} `{record['command']}`. Floors for `ekfac`: {cost_tables.floors()}."]
+    ahead = cost_tables.winners(record["rows"])
+    if ahead:
+        parts.append("The least of each side, where `ekfac` is furthest behind a peer first.")
+        parts.append(table("what | best of the peers | `whence`, ekfac | `whence`, cheapest", ahead))
+    head = "model | subject | fit | predict | batch fit, predict | points timed | extra MB fit, predict | refs apart"
+    return "\n\n".join([*parts, "Every run:", table(head, cost_tables.every(record["rows"]))])
 
 
 def cifar(record: dict[str, Any]) -> str:
