@@ -44,26 +44,29 @@ def alike(runs: list[Run]) -> list[Run]:
 def main_fits(runs: list[Run], way: str) -> list[Run]:
     """Fits at the usual lambda: the largest."""
     fits = [run for run in runs if run.configuration["kind"] == "fit" and run.configuration["way"] == way]
-    usual = max((run.configuration["ridge share"], run.configuration["fit size"]) for run in fits)
+    usual = max(((run.configuration["ridge share"], run.configuration["fit size"]) for run in fits), default=None)
     return [run for run in fits if (run.configuration["ridge share"], run.configuration["fit size"]) == usual]
 
 
 def rows(runs: list[Run]) -> list[tuple[str, list[float], float]]:
-    """Method, AUROC of every run, and seconds for the first network, times their number for an ensemble."""
+    """Method, AUROC of every run, and seconds of the fastest, times their number for an ensemble.
+
+    A first run also warms a machine up, and some had to share theirs: the fastest tells what the method takes.
+    """
     networks = [run for run in runs if run.configuration["kind"] == "network"]
     ensembles = [run for run in runs if run.configuration["kind"] == "ensemble"]
     training = [run.results["train_s"] for run in networks]
     found: list[tuple[str, list[float], float]] = []
     for run in ensembles[-1:]:
         for name, words in (("ensemble variance", "variance"), ("ensemble margin", "margin of the mean")):
-            seconds = training[0] * run.configuration["members"]
+            seconds = min(training) * run.configuration["members"]
             found.append((f"deep ensemble, {words}", [run.results["auroc"][name]], seconds))
             alone = [one[name] for one in run.results["auroc_members"]]
             found.append((f"deep ensemble, {words}, for a member's mistakes", alone, seconds))
     ways = dict.fromkeys(run.configuration["way"] for run in runs if run.configuration["kind"] == "fit")
     for way in ways:
         fits = main_fits(runs, way)
-        seconds = fits[0].results["fit_s"] + fits[0].results["predict_s"]
+        seconds = min(run.results["fit_s"] + run.results["predict_s"] for run in fits)
         for estimator, words in (("ho", "Ho"), ("hec3", "HeC3")):
             areas = [run.results["auroc"][estimator]["sum"] for run in fits]
             found.append((f"{words}, {way}", areas, seconds))
