@@ -69,8 +69,10 @@ docs: setup ## build the documentation into site/; a broken link is an error
 science: setup ## the slow tests: simulations, retraining, coverage
 	$(PYTEST) -m slow
 
-bench: $(VENV)/.peers ## cost and quality beside the peers; quality needs DATA=FOLDER with uci/, mnist/, fashion-mnist/
-	$(BIN)/python -m benchmarks.cost
+# DATA is a folder with uci/, mnist/, fashion-mnist/, cifar-10/ and california-housing/; benchmarks/data.py says in which form.
+bench: $(VENV)/.peers ## cost, quality and label errors beside the peers; hours. All of it needs DATA=FOLDER (see Makefile)
+	$(BIN)/python -m benchmarks.cost $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.label_errors $(if $(DATA),--data $(DATA),--cases digits)
 	$(if $(DATA),$(BIN)/python -m benchmarks.quality_peers --data $(DATA),@echo "quality was left out: make bench DATA=FOLDER")
 
 soak: setup ## a hundred thousand predictions in small batches, for every structure: memory and answers

@@ -5,7 +5,6 @@ python -m benchmarks.quality_tables docs/benchmarks.md
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from .quality_winners import winners
-from .tables import RESULTS, origin, table
-from .tracing_tables import replaced
+from .tables import folded, origin, rewrite, table
 
 Runs = list[dict[str, Any]]
 NOISES = {"own": "own noise", "held_out": "noise from held-out data"}
@@ -113,27 +111,21 @@ def quality_peers(record: dict[str, Any]) -> str:
     parts += ["The best of each side, where a peer is ahead first.", table(head, winners(record))]
     uci = record["uci"]
     if uci:
-        splits = sorted({run["split"] for run in uci})
-        parts += [
-            f"**UCI sets**, published splits {', '.join(map(str, splits))}: means over {len(uci)} runs.",
-            summary(uci),
-        ]
-        parts += ["**Negative log-likelihood**, in units of the data: mean (every split).", by_set(uci)]
+        splits = ", ".join(map(str, sorted({run["split"] for run in uci})))
+        parts.append(folded(f"<b>UCI sets</b>, published splits {splits}: means over {len(uci)} runs", summary(uci)))
+        parts.append(folded("<b>UCI sets</b>, negative log-likelihood: mean (every split)", by_set(uci)))
     for name in dict.fromkeys(run["set"] for run in record["images"]):
         runs = [run for run in record["images"] if run["set"] == name]
-        parts += [
-            f"**{name}**, {len(runs)} draws, {runs[0]['n']:,} training images: AUROC, mean (every draw).",
-            areas(runs),
-        ]
-        parts += [f"**{name}**, probabilities of ordinary points: mean (every draw).", probabilities(runs)]
+        about = f"<b>{name}</b>, {len(runs)} draws, {runs[0]['n']:,} training images: AUROC, mean (every draw)"
+        parts.append(folded(about, areas(runs)))
+        about = f"<b>{name}</b>, probabilities of ordinary points: mean (every draw)"
+        parts.append(folded(about, probabilities(runs)))
     return "\n\n".join(parts)
 
 
 def main() -> None:
     """Replace the tables of the page."""
-    page = Path(sys.argv[1])
-    record = json.loads((RESULTS / "quality_peers.json").read_text())
-    page.write_text(replaced(page.read_text(), "quality_peers", quality_peers(record)))
+    rewrite(Path(sys.argv[1]), {"quality_peers": quality_peers})
 
 
 if __name__ == "__main__":

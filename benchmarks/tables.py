@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .cost import FLOORS
+from . import cost_tables
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -31,6 +31,28 @@ def origin(record: dict[str, Any]) -> str:
     return f"Measured {record['when'][:10]} on {place}, torch {record['torch']}, commit {record['commit'][:12]}."
 
 
+def folded(summary: str, body: str) -> str:
+    """A long table behind one line, which opens it."""
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{body}\n\n</details>'
+
+
+def replaced(text: str, name: str, found: str) -> str:
+    """A page with another table between the marks of that name."""
+    return re.sub(
+        rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda match: f"{match[1]}{found}\n{match[2]}", text, flags=re.S
+    )
+
+
+def rewrite(page: Path, tables: dict[str, Callable[[dict[str, Any]], str]]) -> None:
+    """Make the tables of a page anew; one without a record stays as it is."""
+    text = page.read_text()
+    for name, make in tables.items():
+        source = RESULTS / f"{name}.json"
+        if source.exists():
+            text = replaced(text, name, make(json.loads(source.read_text())))
+    page.write_text(text)
+
+
 def scale(value: float) -> str:
     """Two digits, or a power of ten."""
     return f"{value:.2f}" if 0.005 < value < 1000 else f"{value:.0e}"
@@ -40,10 +62,10 @@ def quality(record: dict[str, Any]) -> str:
     """One table a network: every structure and ridge."""
     parts = [origin(record)]
     for case in record["cases"]:
-        parts.append(
-            f"**{case['case']}**: {case['data']}, {case['n']} examples, k = {case['outputs']}, {case['parameters']:,} "
-            f"parameters, test accuracy {case['accuracy']:.2f} (the noisy class included), forward + k backward over "
-            f"the training set {case['reference_s']:.2f} s."
+        about = (
+            f"<b>{case['case']}</b>: {case['data']}, {case['n']} examples, k = {case['outputs']}, "
+            f"{case['parameters']:,} parameters, test accuracy {case['accuracy']:.2f} (the noisy class included), "
+            f"forward + k backward over the training set {case['reference_s']:.2f} s."
         )
         head = "lambda / n | structure | rank Ho | HeC3 | ratio | scale Ho | HeC3 | AUROC noisy (exact)"
         rows = []
@@ -57,39 +79,19 @@ def quality(record: dict[str, Any]) -> str:
             noisy = f"{row['auroc_ratio']:.3f} ({row['auroc_ratio_exact']:.3f})"
             freedom = f"{row['freedom']:.0f} ({row['exact_freedom']:.0f})"
             rows.append([*start, *ranks, *scales, noisy, freedom, f"{row['fit_s']:.2f}", f"{row['predict_s']:.2f}"])
-        parts.append(table(head + " | freedom (exact) | fit s | predict s", rows))
+        parts.append(folded(about, table(head + " | freedom (exact) | fit s | predict s", rows)))
     return "\n\n".join(parts)
 
 
 def cost(record: dict[str, Any]) -> str:
-    """All subjects of all models."""
-    head = (
-        "model | subject | fit x | predict x | batch fit, predict | points timed | extra MB fit, predict | refs apart"
-    )
-    rows = []
-    for row in record["rows"]:
-        name = f"{row['subject']} {row.get('version', '')}"
-        if row.get("frozen"):
-            name += f" ({row['frozen']:,} parameters frozen)"
-        if "missing" in row:
-            rows.append([row["model"], row["subject"], "not installed", *[""] * 5])
-            continue
-        references = [row.get("reference_fit_s", []), row.get("reference_predict_s", [])]
-        apart = max((max(pair) / min(pair) for pair in references if pair), default=1.0)
-        rows.append(
-            [
-                row["model"],
-                name,
-                f"{row['fit_multiple']:.1f}" if "fit_multiple" in row else row.get("failed", "-"),
-                f"{row['predict_multiple']:.1f}" if "predict_multiple" in row else "-",
-                f"{row.get('fit_batch', '')}, {row.get('predict_batch', '')}",
-                row.get("predict_points", ""),
-                f"{row.get('fit_extra_mb', float('nan')):.0f}, {row.get('predict_extra_mb', float('nan')):.0f}",
-                f"{apart:.2f}",
-            ]
-        )
-    floors = "; ".join(f"{model}: fit {fit:g}, predict {predict:g}" for model, (fit, predict) in FLOORS.items())
-    return f"{origin(record)} Floors for the default: {floors}.\n\n{table(head, rows)}"
+    """Where a peer is ahead, then all subjects of all models."""
+    parts = [f"{origin(record)} `{record['command']}`. Floors for `ekfac`: {cost_tables.floors()}."]
+    ahead = cost_tables.winners(record["rows"])
+    if ahead:
+        parts.append("The least of each side, where `ekfac` is furthest behind a peer first.")
+        parts.append(table("what | best of the peers | `whence`, ekfac | `whence`, cheapest", ahead))
+    head = "model | subject | fit | predict | batch fit, predict | points timed | extra MB fit, predict | refs apart"
+    return "\n\n".join([*parts, folded("Every run", table(head, cost_tables.every(record["rows"])))])
 
 
 def cifar(record: dict[str, Any]) -> str:
@@ -149,9 +151,9 @@ def bases(record: dict[str, Any]) -> str:
     for name, cases in draws.items():
         first = cases[0]
         exact = " ".join(f"{case['rows'][0]['auroc_ratio3']:.3f}" for case in cases)
-        parts.append(
-            f"**{name}**: {first['data']}, {first['n']} examples, k = {first['outputs']}, {first['parameters']:,} "
-            f"parameters, {len(cases)} draws, AUROC of the exact ratio {exact}."
+        about = (
+            f"<b>{name}</b>: {first['data']}, {first['n']} examples, k = {first['outputs']}, {first['parameters']:,} "
+            f"parameters, {len(cases)} {'draw' if len(cases) == 1 else 'draws'}, AUROC of the exact ratio {exact}."
         )
         found: dict[str, list[dict[str, Any]]] = {}
         for case in cases:
@@ -163,7 +165,7 @@ def bases(record: dict[str, Any]) -> str:
             means = [f"{sum(row[key] for row in each) / len(each):.2f}" for key in keys]
             rows.append([f"`{variant}`", *means, " ".join(f"{row['auroc_ratio3']:.3f}" for row in each)])
         head = "structure | rank Ho | HeC3 | ratio | scale Ho | HeC3 | AUROC noisy, every draw"
-        parts.append(table(head, rows))
+        parts.append(folded(about, table(head, rows)))
     return "\n\n".join(parts)
 
 
@@ -196,15 +198,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def main() -> None:
     """Replace the tables of a page."""
-    page = Path(sys.argv[1])
-    text = page.read_text()
-    for name, make in TABLES.items():
-        source = RESULTS / f"{name}.json"
-        if not source.exists():
-            continue
-        found = make(json.loads(source.read_text()))
-        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{found}\n{m[2]}", text, flags=re.S)  # noqa: B023
-    page.write_text(text)
+    rewrite(Path(sys.argv[1]), TABLES)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ Draws on which scores or thresholds were looked at while they were made are left
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .tables import RESULTS, origin, table
+from .tables import origin, rewrite, table
 
 Row = dict[str, Any]
 
@@ -117,22 +115,9 @@ TABLES: dict[str, Callable[[Row], str]] = {
 }
 
 
-def replaced(text: str, name: str, found: str) -> str:
-    """A page with another table between the marks of that name."""
-    return re.sub(
-        rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda match: f"{match[1]}{found}\n{match[2]}", text, flags=re.S
-    )
-
-
 def main() -> None:
-    """Replace the tables of a page; one without a record stays as it is."""
-    page = Path(sys.argv[1])
-    text = page.read_text()
-    for name, make in TABLES.items():
-        source = RESULTS / f"{name}.json"
-        if source.exists():
-            text = replaced(text, name, make(json.loads(source.read_text())))
-    page.write_text(text)
+    """Replace the tables of a page."""
+    rewrite(Path(sys.argv[1]), TABLES)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ The record holds more scores than the page: of structures other than the main on
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .tables import RESULTS, table
-from .tracing_tables import Row, draws, grouped, replaced, unseen
+from .tables import rewrite, table
+from .tracing_tables import Row, draws, grouped, unseen
 
 QUESTIONS = {"noisy": "noisy class", "missing": "missing class", "wrong, ordinary": "misclassified, other classes"}
 MAIN = (
@@ -79,9 +78,7 @@ def area(row: Row, name: str, question: str) -> float:
 
 def main() -> None:
     """Replace the table of the page."""
-    page = Path(sys.argv[1])
-    record = json.loads((RESULTS / "worth.json").read_text())
-    page.write_text(replaced(page.read_text(), "worth", worth(record)))
+    rewrite(Path(sys.argv[1]), {"worth": worth})
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def cut(sizes: Sequence[int], rank: int) -> slice:
     return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 
-def fit(name: str, where: slice, sizes: Sequence[int] = (), **more: Any) -> whence.Tracer:
+def fit(name: str, where: slice, **more: Any) -> whence.Tracer:
     options = {"ridge": 0.5, "progress": False, **CASES[name], **more}
     tensors = list(data(options.get("likelihood")))
     if options.pop("weighted", False):
@@ -88,11 +88,7 @@ def fit(name: str, where: slice, sizes: Sequence[int] = (), **more: Any) -> when
         tensors = [one.float() if one.is_floating_point() else one for one in tensors]
     if "groups" in options:
         options["groups"] = options["groups"][where]
-    if sizes:  # the batches of all processes
-        loader = [batch for rank in range(len(sizes)) for batch in batches_of(tensors, cut(sizes, rank))]
-    else:
-        loader = batches_of(tensors, where)
-    return whence.fit(model, loader, **options)
+    return whence.fit(model, batches_of(tensors, where), **options)
 
 
 def answers(tracer: whence.Tracer) -> dict[str, Tensor]:

@@ -50,10 +50,7 @@ def fits(names: Sequence[str], where: slice) -> dict[str, Any]:
 
 
 def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: Sequence[str]) -> dict[str, Any]:
-    """Gaps between fits of several processes and of one, the worst of all ranks.
-
-    In single precision a network rounds differently in other batches: there the one process reads the same ones.
-    """
+    """Gaps between fits of several processes and of one, the worst of all ranks."""
     wanted = {name: answers(fit(name, slice(0, 24))) for name in names}
     found: dict[str, Any] = {}
     for world, kind in product(worlds, shards):
@@ -64,8 +61,7 @@ def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: S
             for name in names:
                 key = f"{name} | {world} | {kind}"
                 here = said["trace"] if "trace" in said else said[name]
-                same = answers(fit(name, slice(0, 24), sizes=sizes)) if "single" in name else wanted[name]
-                here = here if isinstance(here, str) else gap(here, same)
+                here = here if isinstance(here, str) else gap(here, wanted[name])
                 found[key] = here if isinstance(here, str) else max(here, found.get(key, 0.0))
     return found
 

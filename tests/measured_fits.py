@@ -1,7 +1,7 @@
-"""Fits in processes of their own, whose peak of memory is measured: `python measured_fits.py NAME [MAX_MEMORY]`.
+"""Fits in processes of their own, whose peak of memory is measured: `python measured_fits.py NAME;NAME [MAX_MEMORY]`.
 
-Each named case runs in a child of this process, which has the libraries loaded, and prints a line of JSON with the
-bytes gained at the peak, beside what was there before the fit.
+Each named case, or each of "all", runs in a child of this process, which has the libraries loaded, and prints a line
+of JSON with the bytes gained at the peak, beside what was there before the fit.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def measure(name: str, max_memory: int | None) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     limit = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    for wanted in sys.argv[1].split(";"):
+    for wanted in CASES if sys.argv[1] == "all" else sys.argv[1].split(";"):
         child = os.fork()
         if child == 0:
             measure(wanted, limit)

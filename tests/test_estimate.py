@@ -46,7 +46,7 @@ def check_memory(names: list[str]) -> None:
 def check_limit(names: list[str], limit: int) -> None:
     """A fit stays within `max_memory`, or is refused before it takes much."""
     for name, found in peaks(names, limit).items():
-        assert found["peak"] <= 1.2 * limit + 16 * 2**20, (name, found)
+        assert found["peak"] <= 1.1 * limit + 8 * 2**20, (name, found)
         if found["refused"]:
             assert ask(name).memory > limit, name
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 
 import torch
 
@@ -67,6 +69,14 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def give_back(device: torch.device) -> None:
+    """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept."""
+    if device.type == "cpu" and sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        if trim is not None:
+            trim(0)
 
 
 def readable(size: float) -> str:

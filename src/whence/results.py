@@ -166,7 +166,12 @@ class Uncertainty(Shown):
         return by_row(likelihood_of(self.likelihood).probabilities, self.mean)
 
     def probability_covariance(self, estimator: str = "hec3") -> Tensor:
-        """(m, k, k) covariance of the probabilities, by the delta method: L Cov(f) L with L = diag(p) - p p^T."""
+        """(m, k, k) covariance of the probabilities, by the delta method: L Cov(f) L with L = diag(p) - p p^T.
+
+        To first order, which nothing bounds: no probability has a standard deviation above 1/2. Where one comes out
+        larger, logits scatter too far for a tangent, and the probability is to be taken for unknown; the margin over
+        its standard deviation still ranks such predictions.
+        """
         likelihood = likelihood_of(self.likelihood)
         self._check_all("covariances of probabilities")
         by_row(likelihood.probabilities, self.mean[:1])  # the error for outputs that are no logits comes first

@@ -1,7 +1,7 @@
 """Put tables of results into a page: `python -m whence_paper.pages docs/reproduction.md results/paper`.
 
-Between `<!-- NAME -->` and `<!-- end -->` stands what `NAME.md` of the folder has; `<!-- NAME 0 2 -->` takes the tables
-of these numbers only.
+Between `<!-- NAME -->` and `<!-- end -->`, or `<!-- /NAME -->`, stands what `NAME.md` of the folder has;
+`<!-- NAME 0 2 -->` takes the tables of these numbers only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-PLACE = re.compile(r"<!-- (?P<name>[\w-]+)(?P<which>(?: \d+)*) -->\n(?P<old>.*?)<!-- end -->", re.DOTALL)
+PLACE = re.compile(
+    r"<!-- (?P<name>[\w-]+)(?P<which>(?: \d+)*) -->\n(?P<old>.*?)<!-- (?P<end>end|/(?P=name)) -->", re.DOTALL
+)
 
 
 def filled(page: str, folder: Path) -> str:
@@ -21,7 +23,7 @@ def filled(page: str, folder: Path) -> str:
         tables = [tables[0], *(f"**{table}" for table in tables[1:])]
         wanted = [int(number) for number in found["which"].split()] or range(len(tables))
         text = "\n\n".join(tables[number] for number in wanted)
-        return f"<!-- {found['name']}{found['which']} -->\n\n{text}\n\n<!-- end -->"
+        return f"<!-- {found['name']}{found['which']} -->\n\n{text}\n\n<!-- {found['end']} -->"
 
     return PLACE.sub(put, page)
 

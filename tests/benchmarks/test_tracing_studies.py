@@ -60,7 +60,8 @@ def test_attribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (row,) = record["rows"]
     assert row["gap_ho"] < 1e-5  # a core's shares sum to its variance, in the single precision of the network
     assert row["forward_passes_per_point"].keys() == {"1", "4"}
-    from benchmarks.tracing_tables import attribution, replaced
+    from benchmarks.tables import replaced
+    from benchmarks.tracing_tables import attribution
 
     page = replaced("a\n<!-- attribution -->\nold\n<!-- end -->\nb", "attribution", attribution(record))
     assert "MLP 64-32" in page

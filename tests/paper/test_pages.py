@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from whence_paper import summary
 from whence_paper.pages import filled, main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reproduction.md"
+PAGE, README = ROOT / "docs" / "reproduction.md", ROOT / "README.md"
+RECORDS = ROOT / "results" / "paper"
 
 
 def test_tables_are_put_between_the_marks(tmp_path):
@@ -21,7 +23,21 @@ def test_tables_are_put_between_the_marks(tmp_path):
     assert filled(page.read_text(), tmp_path) == page.read_text()
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of this distribution")
-def test_the_page_shows_what_the_records_say():
-    text = PAGE.read_text(encoding="utf-8")
-    assert filled(text, ROOT / "results" / "paper") == text
+def test_marks_may_name_what_they_end(tmp_path):
+    (tmp_path / "one.md").write_text("**First**\n\n| a |\n")
+    text = "<!-- one -->\n<!-- /one -->\n"
+    assert filled(text, tmp_path) == "<!-- one -->\n\n**First**\n\n| a |\n\n<!-- /one -->\n"
+
+
+@pytest.mark.skipif(not RECORDS.exists(), reason="records are not part of this distribution")
+@pytest.mark.parametrize("page", [PAGE, README], ids=lambda page: page.name)
+def test_pages_show_what_the_records_say(page):
+    text = page.read_text(encoding="utf-8")
+    assert filled(text, RECORDS) == text
+
+
+@pytest.mark.skipif(not RECORDS.exists(), reason="records are not part of this distribution")
+def test_the_summary_is_that_of_the_records():
+    tables = [summary.sources(RECORDS), summary.mistakes(RECORDS)]
+    written = (RECORDS / "reproduction.md").read_text(encoding="utf-8")
+    assert written == "\n\n".join(table.markdown() for table in tables) + "\n"

@@ -22,6 +22,9 @@ from .table_results import rows_of, shown
 if TYPE_CHECKING:
     import pandas
 
+LARGEST_SPREAD = 0.5
+"""No probability has a larger standard deviation; where one comes out, to first order, nothing is known."""
+
 
 class OpenedTable:
     """Rows of a table, asked of a saved fit.
@@ -136,7 +139,11 @@ class OpenedTable:
         if self.kept.model.target.task == "regression":
             low, high = figure(float(columns["lower"])), figure(float(columns["upper"]))
             return f"{figure(float(columns['prediction']))}, between {low} and {high} with 95 % confidence"
-        return f"{columns['prediction']}, probability {columns['probability']:.3f} +- {columns['probability_std']:.3f}"
+        spread = float(columns["probability_std"])
+        known = (
+            f"+- {spread:.3f}" if spread <= LARGEST_SPREAD else "that another training set could turn into any other"
+        )
+        return f"{columns['prediction']}, probability {columns['probability']:.3f} {known}"
 
     def _left_out(self, at: int) -> dict[str, str]:
         """The label of a training row, and what the fit without that row says: a number, or the label's probability."""

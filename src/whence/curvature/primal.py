@@ -22,6 +22,9 @@ from .loo import path_from_eigenvectors
 QR_SIZE = 2048
 """Up to this many features, rows at hand are factored by QR, which squares no condition number."""
 
+FEW = 512
+"""Up to this many features, those in single precision are whitened in the precision of the algebra."""
+
 
 class PrimalBread(Bread):
     """F = sum_i z_i^T L_i z_i over features z, factored as D (C C^T) D with D the square roots of its diagonal.
@@ -51,7 +54,13 @@ class PrimalBread(Bread):
         self.hats, self._change, self.degrees_of_freedom = self._leverage()
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """(..., r) features z to coordinates y with z F_lam^-1 z'^T = y y'^T."""
+        """(..., r) features z to coordinates y with z F_lam^-1 z'^T = y y'^T.
+
+        The inverse of a triangle has large entries that cancel, of which single precision keeps one digit less: few
+        features are multiplied in the precision of the algebra, which takes little time.
+        """
+        if len(self.scale) <= FEW and rows.dtype != self.inverse.dtype:
+            return self.whiten(rows.to(self.inverse.dtype))
         return (rows / self.scale.to(rows.dtype)) @ self.inverse.to(rows.dtype).T
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -249,7 +258,7 @@ class PrimalSandwich(Sandwich):
         parts: dict[str, list[Tensor]] = {name: [] for name in (*self.matrices, "laplace")}
         shifts = []
         for _, rows in self.bread.features.rows(inputs, problem.seen(inputs)):
-            white = self.bread.whiten(rows)
+            white = self.bread.whiten(rows).to(rows.dtype)
             flipped = white.transpose(1, 2)
             parts["laplace"].append((white @ flipped).to(problem.dtype))
             for name, matrix in self.matrices.items():

@@ -10,14 +10,12 @@ from whence.curvature.kronecker.factors import LARGEST_SIDE
 from whence.curvature.kronecker.long_sides import side_bytes
 from whence.curvature.kronecker.needs import decomposition_bytes, examples_bytes, factor_bytes, sums_bytes
 from whence.curvature.kronecker.projected import primal_bytes
+from whence.curvature.kronecker.stream import PIECES
 from whence.curvature.primal import QR_SIZE
 
 from .sizes import Sizes
 
 Stages = dict[str, float]
-
-PIECES = 3.6
-"""What is computed from a piece of layers, in units of its size."""
 
 
 def of_examples(sizes: Sizes) -> float:

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from whence.errors import LoaderError
+from whence.memory import give_back
 from whence.processes import ALONE, Processes
 
 T = TypeVar("T")
@@ -86,6 +87,9 @@ class Passes:
         """
         if self.closed:
             raise elsewhere()
+        devices = {one.device for one in state.values()}
+        for device in devices:  # what was freed before the pass
+            give_back(device)
         done = self._begin(label, state, given)
         if done is None:
             return
@@ -98,6 +102,8 @@ class Passes:
             yield item
             if noted and self.keeper is not None and self.crew.alone:
                 self.keeper.note(where.stop)
+        for device in devices:
+            give_back(device)
         self.crew.add(list(state.values()), label)
         if self.keeper is not None:
             self.keeper.finish()

@@ -17,7 +17,7 @@ from torch import Tensor
 from whence_paper.experiment import Experiment, Settings
 from whence_paper.records import Record, Run
 from whence_paper.scores import auroc
-from whence_paper.tables import Table, write_tables
+from whence_paper.tables import Table, mean_and_sd, write_tables
 
 from . import cases, table3
 from .fits import Predicted
@@ -116,28 +116,49 @@ def _members(settings: Settings, fit: Run, runs: list[Run]) -> Tensor | None:
     return table3.kept_outputs(table3.arrays(settings, one) for one in alike)
 
 
+SHOWN = {
+    "margin": "margin",
+    "hec3: sum": "HeC3, summed over outputs (the paper's)",
+    "hec3: predicted output": "HeC3 of the predicted output",
+    "hec3: margin's": "HeC3 of the margin",
+    "hec3: margin over its error": "margin over its standard error by HeC3",
+    "ho: margin over its error": "margin over its standard error by Ho",
+    "hec3: smallest difference over its error": "smallest difference over its standard error by HeC3",
+    "hec3: chance that another wins": "chance that another output wins, by HeC3",
+    "hec3: probability's variance": "variance of the probability by HeC3",
+    "hec3: averaged probability": "averaged probability by HeC3",
+}
+ENSEMBLES = {"ensemble variance": "ensemble's variance", "ensemble margin": "margin of the ensemble's mean"}
+
+
 def show(settings: Settings, record: Record) -> list[Path]:
-    """On the second half, for each fit: the margin, HeC3, what was best on the first half, and the ensemble."""
-    tables = []
-    for architecture in ("resnet", "vit"):
-        runs = record.runs(architecture=architecture)
-        if not runs:
-            continue
-        columns = ("fit", "margin", "HeC3", "best of the first half", "AUROC", "ensemble variance", "ensemble margin")
-        table = Table(f"{runs[0].configuration['network']}: AUROC on the second half, one network's mistakes", columns)
-        for run in runs:
-            about = run.configuration
-            head = f"{about['seed']}, {about['loss']}, {about['way']}, lambda {about['ridge share']:g} n"
-            scores, best = run.results["scores"], run.results["best"]
-            together = run.results.get("ensemble, for this network's mistakes", {})
-            ensemble = [
-                f"{together[name][1]:.3f}" if name in together else ""
-                for name in ("ensemble variance", "ensemble margin")
-            ]
-            values = [f"{scores[name][1]:.3f}" for name in ("margin", "hec3: sum", best)]
-            table.add(head, values[0], values[1], best, values[2], *ensemble)
-        tables.append(table)
+    """Of each kind of fit: every score on the second half, what was best on the first half, and the ensemble."""
+    groups: dict[str, list[Run]] = {}
+    for run in sorted(record.runs(), key=lambda run: int(run.configuration["seed"])):
+        about = run.configuration
+        way = f"{about['way']}, {about['loss']}, {about['epochs']} epochs, lambda {about['ridge share']:g} n"
+        groups.setdefault(f"{about['network']}, {way}", []).append(run)
+    tables = [_table(words, runs) for words, runs in groups.items()]
     return write_tables(settings.out / f"{record.path.stem}.md", tables)
+
+
+def _table(words: str, runs: list[Run]) -> Table:
+    table = Table(f"{words}: AUROC on the second half", ("score", "mean ± sd", "networks"))
+
+    def add(name: str, areas: list[float]) -> None:
+        table.add(name, mean_and_sd(areas), " ".join(f"{area:.3f}" for area in areas))
+
+    for key, name in SHOWN.items():
+        add(name, [run.results["scores"][key][1] for run in runs])
+    best = [(run.results["scores"][run.results["best"]][1], run.results["best"]) for run in runs]
+    each = "; ".join(f"{area:.3f} ({name})" for area, name in best)
+    table.add("the best of all on the first half", mean_and_sd([area for area, _ in best]), each)
+    for whose in ("this network's", "its own"):
+        for key, name in ENSEMBLES.items():
+            found = [run.results.get(f"ensemble, for {whose} mistakes", {}).get(key) for run in runs]
+            if all(found):
+                add(f"{name}, for {whose} mistakes", [areas[1] for areas in found])
+    return table
 
 
 def check(settings: Settings, record: Record) -> list[str]:

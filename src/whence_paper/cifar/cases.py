@@ -74,7 +74,7 @@ def architectures(settings: Settings) -> list[Architecture]:
                 "vit",
                 "ViT, 6 blocks of width 192",
                 lambda colours: networks.ViT(32, 4, colours, CLASSES, 192, 6, 3),
-                Recipe(20, rate=1e-3, shift=0, mirror=False),
+                Recipe(30, rate=1e-3, shift=0, mirror=False),
             ),
         ]
     if settings.paper_recipe:
@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What experiments on CIFAR-10 share."""
     add = parser.add_argument
     add("--architectures", nargs="+", choices=("resnet", "vit"), default=["resnet", "vit"])
-    add("--epochs", type=int, help="passes over the training set (default 15 for the ResNet, 20 for the ViT)")
+    add("--epochs", type=int, help="passes over the training set (default 15 for the ResNet, 30 for the ViT)")
     add(
         "--paper-recipe", action="store_true", help="train as the paper says: longer, without moved and mirrored images"
     )

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import whence
 
 ESTIMATORS = ("ho", "hec0", "hec3", "laplace")
-KEPT = ("ho", "hec3")
-"""Those whose variances are kept in files."""
+KEPT, RIVALS = ("ho", "hec3"), 4
+"""Those whose variances are kept in files, and of how many differences."""
 WAYS: dict[str, dict[str, Any]] = {
     "EKFAC, all layers": {"structure": whence.EKFAC()},
     "EKFAC, all layers, clipped": {"structure": whence.EKFAC(), "leverage": "clip", "loo": "output"},
@@ -61,7 +61,8 @@ class Predicted:
     Attributes:
         outputs: (m, k).
         variances: (m, k) of the outputs, by estimator.
-        differences: (m, k - 1) variances of the largest output less the second largest, the third, ...
+        differences: (m, k - 1) variances of the largest output less the second largest, the third, ...; from a file the
+            first few of them.
     """
 
     outputs: Tensor
@@ -71,7 +72,8 @@ class Predicted:
     def save(self, path: Path) -> None:
         """Write a compressed file, in half precision; variances as logarithms, those of `KEPT` alone."""
         arrays = {"outputs": self.outputs.half().numpy()}
-        for kind, values in (("variance", self.variances), ("difference", self.differences)):
+        first = {name: values[:, :RIVALS] for name, values in self.differences.items()}
+        for kind, values in (("variance", self.variances), ("difference", first)):
             for name in KEPT:
                 arrays[f"{kind} {name}"] = values[name].clamp_min(1e-30).log().half().numpy()
         path.parent.mkdir(parents=True, exist_ok=True)

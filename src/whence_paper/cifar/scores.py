@@ -31,7 +31,7 @@ def of_both(found: Predicted, estimator: str) -> dict[str, Tensor]:
     """(m,) each, from outputs and variances: is the margin large beside its error?"""
     apart = found.differences[estimator].double()
     ordered = found.outputs.double().sort(1, descending=True).values
-    gaps = ordered[:, :1] - ordered[:, 1:]  # (m, k - 1), as the differences
+    gaps = ordered[:, :1] - ordered[:, 1 : 1 + apart.shape[1]]  # (m, k - 1), or as many as there are differences
     over = gaps / apart.sqrt()
     normal = torch.distributions.Normal(0.0, 1.0)
     return {

@@ -28,33 +28,50 @@ PAPER = {
 }
 
 
+RECIPE = ("size", "epochs", "rate", "weight_decay", "batch", "shift", "mirror", "constant", "loss")
+
+
+def alike(runs: list[Run]) -> list[Run]:
+    """Those whose networks were trained like most of the networks that were trained by squared error, seed by seed."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(str([run.configuration[key] for key in RECIPE]), []).append(run)
+    plain = [some for some in found.values() if some[0].configuration["loss"] == "squared error"]
+    most = max(plain, key=lambda some: sum(run.configuration["kind"] == "network" for run in some), default=[])
+    return sorted(most, key=lambda run: int(run.configuration["seed"]))
+
+
 def main_fits(runs: list[Run], way: str) -> list[Run]:
-    """Fits at the usual lambda: that of the first one."""
+    """Fits at the usual lambda: the largest."""
     fits = [run for run in runs if run.configuration["kind"] == "fit" and run.configuration["way"] == way]
-    keys = ("ridge share", "fit size")
-    return [run for run in fits if all(run.configuration[key] == fits[0].configuration[key] for key in keys)]
+    usual = max(((run.configuration["ridge share"], run.configuration["fit size"]) for run in fits), default=None)
+    return [run for run in fits if (run.configuration["ridge share"], run.configuration["fit size"]) == usual]
 
 
-def rows(runs: list[Run]) -> list[tuple[str, list[float], list[float]]]:
-    """Method, AUROC of every run, seconds of every run."""
+def rows(runs: list[Run]) -> list[tuple[str, list[float], float]]:
+    """Method, AUROC of every run, and seconds of the fastest, times their number for an ensemble.
+
+    A first run also warms a machine up, and some had to share theirs: the fastest tells what the method takes.
+    """
     networks = [run for run in runs if run.configuration["kind"] == "network"]
     ensembles = [run for run in runs if run.configuration["kind"] == "ensemble"]
     training = [run.results["train_s"] for run in networks]
-    found: list[tuple[str, list[float], list[float]]] = []
+    found: list[tuple[str, list[float], float]] = []
     for run in ensembles[-1:]:
         for name, words in (("ensemble variance", "variance"), ("ensemble margin", "margin of the mean")):
-            found.append((f"deep ensemble, {words}", [run.results["auroc"][name]], [sum(training)]))
+            seconds = min(training) * run.configuration["members"]
+            found.append((f"deep ensemble, {words}", [run.results["auroc"][name]], seconds))
             alone = [one[name] for one in run.results["auroc_members"]]
-            found.append((f"deep ensemble, {words}, for a member's mistakes", alone, [sum(training)]))
+            found.append((f"deep ensemble, {words}, for a member's mistakes", alone, seconds))
     ways = dict.fromkeys(run.configuration["way"] for run in runs if run.configuration["kind"] == "fit")
     for way in ways:
         fits = main_fits(runs, way)
-        seconds = [run.results["fit_s"] + run.results["predict_s"] for run in fits]
+        seconds = min(run.results["fit_s"] + run.results["predict_s"] for run in fits)
         for estimator, words in (("ho", "Ho"), ("hec3", "HeC3")):
             areas = [run.results["auroc"][estimator]["sum"] for run in fits]
             found.append((f"{words}, {way}", areas, seconds))
     plain = {name: [run.results["auroc"][name] for run in networks] for name in ("margin", "largest output", "entropy")}
-    return [*found, *((name, areas, [0.0]) for name, areas in plain.items())]
+    return [*found, *((name, areas, 0.0) for name, areas in plain.items() if areas)]
 
 
 def variants(runs: list[Run]) -> Table:
@@ -78,17 +95,18 @@ def show(settings: Settings, record: Record) -> list[Path]:
     tables = []
     for architecture in ("resnet", "vit"):
         runs = record.runs(architecture=architecture)
-        plain = [run for run in runs if run.configuration["loss"] == "squared error"]
+        plain = alike(runs)
         if not plain:
             continue
         networks = [run for run in plain if run.configuration["kind"] == "network"]
         accuracy = mean_and_sd([run.results["accuracy"] for run in networks])
-        what = f"{plain[0].configuration['network']}, {len(networks)} networks, accuracy {accuracy}"
+        seen = mean_and_sd([run.results["training_accuracy"] for run in networks])
+        what = f"{plain[0].configuration['network']}, {len(networks)} networks, accuracy {accuracy} (training {seen})"
         title = f"{what}: AUROC for wrong predictions"
         table = Table(title, ("method", "paper", "mean ± sd", "runs", "seconds"))
         for name, areas, seconds in rows(plain):
             each = " ".join(f"{area:.3f}" for area in areas)
-            table.add(name, PAPER[architecture].get(name, ""), mean_and_sd(areas), each, f"{fmean(seconds):.1f}")
+            table.add(name, PAPER[architecture].get(name, ""), mean_and_sd(areas), each, f"{seconds:.1f}")
         tables.append(table)
         if any(run.configuration["kind"] == "fit" for run in runs):
             tables.append(variants(runs))
@@ -99,7 +117,7 @@ def check(settings: Settings, record: Record) -> list[str]:
     """HeC3 from one network tells wrong predictions; the ensemble does at least nearly as well."""
     lost = []
     for architecture in ("resnet", "vit"):
-        runs = [run for run in record.runs(architecture=architecture) if run.configuration["loss"] == "squared error"]
+        runs = alike(record.runs(architecture=architecture))
         found: dict[str, Any] = {name: fmean(areas) for name, areas, _ in rows(runs) if areas}
         hec3 = found.get("HeC3, EKFAC, all layers")
         if hec3 is None:

@@ -18,7 +18,7 @@ from whence_paper.pictures import save
 
 Array = numpy.ndarray[Any, Any]
 MAPS = ("cividis", "RdBu")
-HEC3, HO, EQUAL, DATA = "#D55E00", "#0072B2", "#009E73", "#999999"
+HEC3, HO, EQUAL, DATA = "#0072B2", "#D55E00", "#009E73", "#999999"  # as in whence.plots: blue for HeC3
 
 
 def draw_sinc(record: dict[str, Any], path: Path) -> Path:

@@ -14,7 +14,7 @@ from whence.tangents.forms import Block
 from .basis import Basis
 from .factors import LARGEST_SIDE
 from .long_sides import side_bytes
-from .stream import LayerStream, working_precision
+from .stream import LEAST_PIECES, PIECES, LayerStream, working_precision
 
 SUMS = 26.0
 """Sums, weights and what is made on the way to them, in float64 numbers for each coordinate that is kept."""
@@ -76,7 +76,7 @@ def require_factors(
 
 
 def require_sums(stream: LayerStream, bases: Sequence[Basis]) -> None:
-    """Raise when the sums in these bases, and the weights of the training examples, do not fit."""
+    """Raise when the sums in these bases, and the weights of the training examples, do not fit; pieces get the rest."""
     problem = stream.problem
     kept = sum(math.prod(basis.shape) for basis in bases)
     roots = problem.hessian_roots
@@ -84,7 +84,9 @@ def require_sums(stream: LayerStream, bases: Sequence[Basis]) -> None:
     need = sums_bytes(kept, size, working_precision(problem).itemsize)
     need += examples_bytes(problem.n, problem.k, 0 if roots is None else roots.shape[2], problem.dtype.itemsize)
     what = f"sums over {kept} coordinates, and the weights of {problem.n} examples with {problem.k} outputs,"
-    problem.budget.require(need, what, _instead(stream))
+    least = max(PIECES * stream.example(problem.k), LEAST_PIECES * problem.budget.limit)
+    problem.budget.require(need + least, what, _instead(stream))
+    stream.held = need
 
 
 def _instead(stream: LayerStream) -> str:

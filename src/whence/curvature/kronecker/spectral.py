@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whence.curvature.base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from whence.errors import SingularCurvatureError
+from whence.memory import give_back
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Tangent
 
@@ -56,11 +57,12 @@ class SpectralBread(Bread):
             for s, basis in zip(spectrum.curvature, bases, strict=True)
         )
         self.degrees_of_freedom = float(stream.together(torch.tensor([freedom], dtype=torch.float64)))
-        parameters = {name: p.detach().double() for name, p in self.problem.selection.parameters.items()}
-        self._step = [
-            self.solve(at, score - ridge * basis.block.to_matrix(parameters))
-            for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True))
-        ]
+        selected = self.problem.selection.parameters
+        self._step = []
+        for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True)):
+            here = {name: selected[name].detach().double() for name in basis.block.parameters}
+            self._step.append(self.solve(at, score - ridge * basis.block.to_matrix(here)))
+            give_back(self.problem.device)
         self._meats: MeatSums | None = None
         self.hats, self._change = self._leverage(weigh)
 

@@ -28,6 +28,15 @@ PIECE_BYTES = {"cpu": 192 * 2**20, "cuda": 24 * 2**30}
 PIECE_SHARE = 0.18
 """The same as a share of the memory that may be taken: what is computed from a piece takes three or four times it."""
 
+PIECES = 3.6
+"""What is computed from a piece, in units of its size, itself included."""
+
+WITHOUT_HOLES = 0.7
+"""Share of the memory that tensors may take where little is left: a heap in which they come and go has holes."""
+
+LEAST_PIECES = 0.07
+"""Share of it that pieces take at least."""
+
 Cotangents = Callable[[slice, int], Tensor]
 """From the place among the training examples and their number n to cotangents (c, n, k)."""
 
@@ -54,6 +63,9 @@ class LayerStream:
         problem: the linearized training problem.
         known: what an earlier capture of the same model found out; this one is then proved on the first inputs that
             come, and must find the same blocks.
+
+    Attributes:
+        held: bytes that are in use beside the pieces, as far as they are known; pieces take what is left.
     """
 
     def __init__(self, problem: Linearization, known: Known | None = None) -> None:
@@ -61,6 +73,7 @@ class LayerStream:
         self.problem = problem
         self._pieces = Pieces(problem.batches.notes, "gradients of all layers")
         self._capture: Capture | None = None
+        self.held = 0.0
         self.notes: list[str] = []
         if known is None:
             first = problem.batches.first()
@@ -144,8 +157,13 @@ class LayerStream:
         if self.problem.chunk_size is not None:
             return self.problem.chunk_size
         most = PIECE_BYTES["cuda" if self.problem.device.type == "cuda" else "cpu"]
-        limit = min(most, PIECE_SHARE * self.problem.budget.limit)
-        return max(1, int(limit // max(self.known.fixed + cotangents * self.known.each, 1)))
+        room = self.problem.budget.limit
+        left = max(WITHOUT_HOLES * room - self.held, LEAST_PIECES * room) / PIECES
+        return max(1, int(min(most, PIECE_SHARE * room, left) // max(self.example(cotangents), 1)))
+
+    def example(self, cotangents: int) -> float:
+        """Bytes of the activations and output gradients of one example."""
+        return self.known.fixed + cotangents * self.known.each
 
     def read(
         self,

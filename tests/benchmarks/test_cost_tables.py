@@ -1,0 +1,30 @@
+"""The tables of cost: a peer that is ahead comes first, and what did not run is told."""
+
+from __future__ import annotations
+
+from benchmarks.cost_tables import every, winners
+
+
+def row(model: str, subject: str, fit: float, predict: float | None = None) -> dict[str, object]:
+    found: dict[str, object] = {"model": model, "subject": subject, "version": "1", "fit_multiple": fit}
+    return found if predict is None else {**found, "predict_multiple": predict}
+
+
+def test_where_a_peer_is_ahead_comes_first() -> None:
+    rows = [row("M1", "ekfac", 4.0, 1.0), row("M1", "diagonal", 2.0, 3.0)]
+    rows += [row("M1", "laplace", 8.0, 9.0), row("M1", "kronfluence", 3.0)]
+    assert winners(rows) == [
+        ["M1: fit", "kronfluence 3.0", "ekfac 4.0", "diagonal 2.0"],
+        ["M1: predict", "laplace 9.0", "ekfac 1.0", "ekfac 1.0"],
+    ]
+    assert winners(rows[:2]) == []
+
+
+def test_what_did_not_run_is_told() -> None:
+    rows = [
+        {"model": "M1", "subject": "laplace", "missing": True},
+        {"model": "M1", "subject": "ekfac", "failed": "stopped"},
+    ]
+    told = every(rows)
+    assert [one[2] for one in told] == ["not installed", "stopped"]
+    assert {len(one) for one in told} == {8}
