@@ -34,7 +34,7 @@ from forked_fits import (
     refused,
     test_inputs,
 )
-from long_factors import long_sides, peaks  # noqa: F401 (asked for by name)
+from long_factors import copied, fully_shard, long_sides, peaks  # noqa: F401 (asked for by name)
 
 
 def fits(names: Sequence[str], where: slice) -> dict[str, Any]:
@@ -248,10 +248,6 @@ def layers(folder: Path) -> dict[str, Any]:
 
 def wrapped(folder: Path) -> dict[str, Any]:
     """Models as `DistributedDataParallel` and `fully_shard` leave them."""
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:  # of older versions
-        from torch.distributed._composable.fsdp import fully_shard
     wanted = answers(fit("ekfac", slice(0, 24)))
 
     def work(rank: int) -> Any:

@@ -144,6 +144,14 @@ def test_no_process_holds_a_factor_that_is_shared(tmp_path: Path) -> None:
     assert found["1"][0] >= factor  # the measure sees it
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure peaks")
+def test_a_sharded_model_is_brought_together_once(tmp_path: Path) -> None:
+    found = ask(tmp_path, "copied")
+    for one in found["said"]:
+        assert one["held"] == found["whole"]
+        assert one["peak"] <= found["whole"] + 8 * found["layer"], one  # and not all of it a second time
+
+
 def test_what_cannot_be_done_with_layers_apart(told: dict[str, Any]) -> None:
     for one in told["layers"]["2"]:
         assert one["save"].startswith("InputError: expected a whole fit to save")
