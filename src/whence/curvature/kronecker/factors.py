@@ -14,9 +14,10 @@ from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
 
 from .basis import Basis
+from .kept import Cotangents
 from .measure import combine, raised
 from .second_moments import second_moment, summed, whole_moments
-from .stream import Cotangents, LayerStream
+from .stream import LayerStream
 
 LARGEST_SIDE = 8192
 """A layer with more inputs, or outputs, has no basis on that side: its factor would be a matrix of their square."""

@@ -175,7 +175,7 @@ def gather_squares(
     given = [frame, weights, *(one for basis in bases for one in basis.tensors)]
     for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k, state, given):
         residuals = problem.residuals[where] @ frame
-        for at, view in enumerate(views(tangents, bases, problem.device)):
+        for at, view in enumerate(stream.views(tangents, bases)):
             if roots is None:
                 sums[at].add(view, weights, residuals)
             else:

@@ -9,6 +9,7 @@ Axis letters: n examples, c cotangents, e groups, t positions, o outputs, i inpu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -24,8 +25,21 @@ class Factored:
     a: Tensor  # (n, e, t, i)
     g: Tensor  # (n, c, e, t, o)
 
+    @property
+    def vectors(self) -> bool:
+        """Whether every example has one gradient, the outer product of two vectors."""
+        return self.g.shape[1:4] == (1, 1, 1)
+
+    @cached_property
+    def squared(self) -> tuple[Tensor, Tensor]:
+        """Squares of the two vectors, (n, o) and (n, i)."""
+        return self.g.flatten(1).square(), self.a.flatten(1).square()
+
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, e, o, i)."""
+        if self.vectors:
+            outer, inner = self.squared
+            return weights.reshape(-1, 1, 1, 1) * (outer.T @ inner)
         if self.a.shape[2] == 1:
             outer = torch.einsum("qc,nceo->qneo", weights, self.g.squeeze(3).square())
             return torch.einsum("qneo,nei->qeoi", outer, self.a.squeeze(2).square())
@@ -38,12 +52,18 @@ class Factored:
 
     def single(self, weights: Tensor) -> Tensor:
         """sum_n weights[n, q] phi^2 for one cotangent seen at one position: (q, e, o, i)."""
-        outer, inner = self.g.flatten(1).square(), self.a.flatten(1).square()  # (n, o) and (n, i), with one group
-        return torch.stack([(outer * one.unsqueeze(1)).T @ inner for one in weights.T]).unsqueeze(1)
+        outer, inner = self.squared
+        if inner.shape[1] < outer.shape[1]:  # the shorter vector is weighted
+            found = outer.T @ (weights.unsqueeze(2) * inner.unsqueeze(1)).flatten(1)  # (o, q i)
+            return found.reshape(1, len(found), weights.shape[1], -1).permute(2, 0, 1, 3)
+        found = (weights.unsqueeze(2) * outer.unsqueeze(1)).flatten(1).T @ inner  # (q o, i)
+        return found.reshape(weights.shape[1], 1, -1, inner.shape[1])
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
         n, c, e, t, o = self.g.shape
+        if self.vectors:
+            return self._forms(weights).reshape(-1, n, 1, 1)
         if t == 1:
             scale = _times_inputs(self.a.squeeze(2).square(), weights)  # (w, n, e, o)
             return scaled_grams(self.g.reshape(n, c, e * o), scale.reshape(len(weights), n, 1, e * o), positive)
@@ -57,6 +77,8 @@ class Factored:
     def variances(self, weights: Tensor) -> Tensor:
         """The diagonals of `grams` alone: (w, n, c)."""
         n, c, e, t, o = self.g.shape
+        if self.vectors:
+            return self._forms(weights).unsqueeze(2)
         if t == 1:
             scale = _times_inputs(self.a.squeeze(2).square(), weights).reshape(len(weights), n, e * o)
             return (self.g.reshape(n, c, e * o).square() @ scale.permute(1, 2, 0)).permute(2, 0, 1)
@@ -76,7 +98,22 @@ class Factored:
 
     def total(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[n, c] phi: (e, o, i)."""
+        if self.vectors:
+            outer, inner = self.g.flatten(1), self.a.flatten(1)
+            shorter = inner.shape[1] < outer.shape[1]
+            found: Tensor = outer.T @ (weights * inner) if shorter else (weights * outer).T @ inner
+            return found.unsqueeze(0)
         return torch.einsum("neto,neti->eoi", torch.einsum("nceto,nc->neto", self.g, weights), self.a)
+
+    def _forms(self, weights: Tensor) -> Tensor:
+        """sum_p W_p phi^2 of one gradient an example, for weight matrices (w, 1, o, i): (w, n)."""
+        outer, inner = self.squared
+        _, _, o, i = weights.shape
+        if i < o:
+            moved = (outer @ weights.squeeze(1).transpose(0, 1).reshape(o, -1)).unflatten(1, (-1, i))  # (n, w, i)
+            return torch.einsum("nwi,ni->wn", moved, inner)
+        moved = (inner @ weights.reshape(-1, i).T).unflatten(1, (-1, o))  # (n, w, o)
+        return torch.einsum("nwo,no->wn", moved, outer)
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (e, o, i): (n, c, r)."""

@@ -226,7 +226,7 @@ class SpectralBread(Bread):
             state.update(states(self._meats.sums))
             given += self._meats.given
         for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k, state, given):
-            ready = views(tangents, self.bases, problem.device)
+            ready = self.stream.views(tangents, self.bases)
             for at, view in enumerate(ready):
                 hats[where] += weights[at].grams(view)[0]
                 change[where] += view.along(steps[at])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 
@@ -18,6 +19,10 @@ from whence.tangents.linearization import Linearization
 from whence.tangents.passes import State
 from whence.tangents.pieces import Pieces
 from whence.tangents.switches import rounded_products
+
+from .basis import Basis
+from .kept import Cotangents, Kept, Same
+from .view import View, views
 
 PROOF = 8
 """Examples that a capture may be proved on."""
@@ -37,8 +42,8 @@ WITHOUT_HOLES = 0.7
 LEAST_PIECES = 0.07
 """Share of it that pieces take at least."""
 
-Cotangents = Callable[[slice, int], Tensor]
-"""From the place among the training examples and their number n to cotangents (c, n, k)."""
+HELD_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
+"""Gradients of a whole training set, as they are and turned, are kept from pass to pass up to this size."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class LayerStream:
             self.notes = list(self._capture.notes)
             known = Known(self._capture.blocks, *self._measure(few))
         self.known = known
+        self._kept = Kept()
         self._layers = problem.passes.layers
         if len(known.blocks) < self._layers.size:
             raise InputError(
@@ -182,9 +188,35 @@ class LayerStream:
             state: as of `Linearization.read`.
             given: the same.
         """
+        held = self._kept.of(cotangents)
+        if held is not None:
+            yield from held
+            return
+        found: list[tuple[slice, list[Tangent]]] = []
+        holds = self._kept.wants(cotangents)
         for batch in self.problem.read(label, state, given):
             for part, tangents, _ in self.of(batch.inputs, batch.start, cotangents, count):
+                if holds:
+                    found.append((part, tangents))
                 yield part, tangents
+        if holds:
+            self._kept.keep(cotangents, found)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Pull back once meanwhile for all passes that want the same outputs, where the training set is small."""
+        problem, passes = self.problem, self.problem.passes
+        most = min(HELD_BYTES["cuda" if problem.device.type == "cuda" else "cpu"], PIECE_SHARE * problem.budget.limit)
+        size = 2.0 * problem.n * (self.known.fixed + problem.k * self.known.each)
+        self._kept = Kept(size <= most and problem.sketch is None and not passes.shared and passes.keeper is None)
+        try:
+            yield
+        finally:
+            self._kept = Kept()
+
+    def views(self, tangents: list[Tangent], bases: Sequence[Basis]) -> list[View]:
+        """Every block of a piece in its basis; of gradients that are held, the same as in the last pass."""
+        return self._kept.views(tangents, bases, self.problem.device) or views(tangents, bases, self.problem.device)
 
     def of(
         self, inputs: Inputs, start: int, cotangents: Cotangents, count: int
@@ -209,7 +241,7 @@ class LayerStream:
 
     def constant(self, rows: Tensor) -> Cotangents:
         """The same cotangents (c, k) for every example."""
-        return lambda _, n: rows.unsqueeze(1).expand(-1, n, -1)
+        return Same(rows)
 
     def _measure(self, few: Inputs) -> tuple[float, float]:
         """Bytes an example: of activations, and of output gradients for each cotangent."""

@@ -88,6 +88,11 @@ class EKFAC(OfLayers):
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
+        with stream.holding():
+            return self._fit(stream, facts, lam, weigh)
+
+    def _fit(self, stream: LayerStream, facts: list[str], lam: float, weigh: Weigh | None) -> SpectralBread:
+        problem = stream.problem
         whole, joint = self.basis == "gradients", self.meat == "joint"
         sides, exact = (self.largest_side, self.leading), self.largest_exact
         bases, _ = eigenbases(stream, lam, self.tolerance, exact, facts, whole=whole, joint=joint, sides=sides)
