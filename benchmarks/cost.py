@@ -86,6 +86,19 @@ def line(row: dict[str, Any]) -> str:
     return f"| {row['model']} | {name} | {fit} | {predict} | {memory} | {apart:.2f} |"
 
 
+def merged(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several, by model; what was measured later takes the place of the same pair, a failure of none."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in records:
+        for row in record["rows"]:
+            pair = row["model"], row["subject"]
+            if pair not in rows or "failed" not in row:
+                rows[pair] = {**row, "commit": record["commit"]}
+    together = sorted(rows.values(), key=lambda row: list(MODELS).index(row["model"]))  # stable
+    commands = list(dict.fromkeys(record["command"] for record in records))
+    return {**records[-1], "command": "; ".join(commands), "rows": together}
+
+
 def main() -> None:
     """Measure every pair that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,7 +111,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=900, help="after which one measurement is stopped")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--merge", nargs="+", type=Path, help="make one record of several, and measure nothing")
     given = parser.parse_args()
+    if given.merge:
+        save(given.out, merged([json.loads(path.read_text()) for path in given.merge]))
+        return
     record: dict[str, Any] = {**surroundings(), "threads": given.threads, "floors": FLOORS}
     record.update({"trained": given.data is not None, "rows": []})
     say("| model | subject | fit x [batch] | predict x [batch; points timed] | extra MB fit / predict | refs apart |")

@@ -160,7 +160,8 @@ def retry_in_double() -> None:
         try:
             return plain(matrix, *rest, **options)
         except RuntimeError:
-            return tuple(part.to(matrix.dtype) for part in plain(matrix.double(), *rest, **options))
+            found = plain(matrix.double(), *rest, **options)
+            return torch.return_types.linalg_eigh(tuple(part.to(matrix.dtype) for part in found))
 
     torch.linalg.eigh = eigh  # type: ignore[assignment]
 

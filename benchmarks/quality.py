@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import whence
 from . import networks
 from .data import Split, Task, batches, corrupt, random_images, read_digits
 from .dual import Exact, kernels
-from .record import save, say, surroundings
+from .record import attempt, save, say, surroundings
 from .reference import forward_backward, wall_seconds
 from .scores import auroc, median_scale, spearman
 from .training import accuracy, train
@@ -174,11 +175,8 @@ def run_case(name: str, case: Case, split: Split, given: argparse.Namespace, rec
                 "exact_freedom": truth.freedom,
                 "exact_largest_leverage": truth.largest,
             }
-            try:
-                row.update(measure(network, task, parse(text), ridge, truth, given.batch))
-                said = summary(row)
-            except (whence.WhenceError, RuntimeError) as error:
-                row["failed"] = said = f"{type(error).__name__}: {str(error)[:300]}"
+            measuring = partial(measure, network, task, parse(text), ridge, truth, given.batch)
+            said = attempt(row, measuring, summary)
             say(f"  {share:<6g} {text:22s} {said}")
             entry["rows"].append(row)
             save(given.out, record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,16 @@ def save(path: Path, content: dict[str, Any]) -> None:
 def say(*words: Any) -> None:
     """Print at once."""
     print(*words, flush=True)
+
+
+def attempt(row: dict[str, Any], measure: Callable[[], dict[str, Any]], summary: Callable[[Any], str]) -> str:
+    """Put what is measured into a row, or why it failed; and say it in a line."""
+    try:
+        row.update(measure())
+        return summary(row)
+    except (whence.WhenceError, RuntimeError) as error:
+        row["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
+        return str(row["failed"])
 
 
 def measured(path: Path, key: str, **same: Any) -> list[dict[str, Any]]:

@@ -31,6 +31,11 @@ def origin(record: dict[str, Any]) -> str:
     return f"Measured {record['when'][:10]} on {place}, torch {record['torch']}, commit {record['commit'][:12]}."
 
 
+def made(record: dict[str, Any]) -> str:
+    """The same, with the command, for a record that one command made."""
+    return f"{origin(record)} `{record['command']}`."
+
+
 def folded(summary: str, body: str) -> str:
     """A long table behind one line, which opens it."""
     return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{body}\n\n</details>'
@@ -60,7 +65,7 @@ def scale(value: float) -> str:
 
 def quality(record: dict[str, Any]) -> str:
     """One table a network: every structure and ridge."""
-    parts = [origin(record)]
+    parts = [made(record)]
     for case in record["cases"]:
         about = (
             f"<b>{case['case']}</b>: {case['data']}, {case['n']} examples, k = {case['outputs']}, "
@@ -85,7 +90,7 @@ def quality(record: dict[str, Any]) -> str:
 
 def cost(record: dict[str, Any]) -> str:
     """Where a peer is ahead, then all subjects of all models."""
-    parts = [f"{origin(record)} `{record['command']}`. Floors for `ekfac`: {cost_tables.floors()}."]
+    parts = [f"{made(record)} Floors for `ekfac`: {cost_tables.floors()}."]
     ahead = cost_tables.winners(record["rows"])
     if ahead:
         parts.append("The least of each side, where `ekfac` is furthest behind a peer first.")
@@ -121,7 +126,7 @@ def cifar(record: dict[str, Any]) -> str:
         for one in record["networks"]
     )
     repeated = ", repeated with flips and shifts" if record["repeated_with_flips_and_shifts"] else ""
-    return f"{origin(record)} {record['data']}{repeated}. {told}.\n\n{table(head, rows)}"
+    return f"{made(record)} {record['data']}{repeated}. {told}.\n\n{table(head, rows)}"
 
 
 def growth(record: dict[str, Any]) -> str:
@@ -139,7 +144,7 @@ def growth(record: dict[str, Any]) -> str:
         for row in record["rows"]
         if "fit_s" in row
     ]
-    return f"{origin(record)}\n\n{table(head, rows)}"
+    return f"{made(record)}\n\n{table(head, rows)}"
 
 
 def bases(record: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ def trained(
     epochs: int,
     seed: int,
     decoupled: bool = True,
+    constant: bool = False,
 ) -> nn.Module:
     """A trained network in evaluation mode, from `folder` if it was trained before.
 
@@ -42,6 +43,7 @@ def trained(
         epochs: passes over the data.
         seed: of the first weights and of the order of examples.
         decoupled: AdamW, or Adam with a penalty.
+        constant: keep the rate as it is, in place of one that falls to zero.
     """
     with torch.random.fork_rng(devices=[]):  # modules draw their weights from the global generator
         torch.manual_seed(seed)
@@ -52,7 +54,7 @@ def trained(
     if path.exists():
         network.load_state_dict(torch.load(path, weights_only=True))
         return network.eval()
-    train(network, inputs, targets, epochs=epochs, seed=seed, loss=LOSSES[loss], decoupled=decoupled)
+    train(network, inputs, targets, epochs=epochs, seed=seed, loss=LOSSES[loss], decoupled=decoupled, constant=constant)
     folder.mkdir(parents=True, exist_ok=True)
     partly = path.with_suffix(".part")
     torch.save(network.state_dict(), partly)

@@ -27,6 +27,7 @@ def train(
     flips: bool = False,
     loss: Callable[[Tensor, Tensor], Tensor] = squared_error,
     decoupled: bool = True,
+    constant: bool = False,
 ) -> nn.Module:
     """AdamW or Adam with a rate that falls to zero; data stay on the network's device. Ends in eval mode.
 
@@ -42,12 +43,13 @@ def train(
         flips: mirror half of the images and shift all by up to four pixels.
         loss: summed over a batch; its mean over the examples is minimised.
         decoupled: AdamW's weight decay, or a penalty on the loss as Adam has it.
+        constant: keep the first rate.
     """
     draw = torch.Generator().manual_seed(seed)
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     optimiser = kind(network.parameters(), lr=rate, weight_decay=weight_decay)
     steps = epochs * -(-len(inputs) // batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
+    schedule = None if constant else torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
     network.train()
     for _ in range(epochs):
         for chosen in torch.randperm(len(inputs), generator=draw).to(inputs.device).split(batch):
@@ -55,7 +57,8 @@ def train(
             optimiser.zero_grad(set_to_none=True)
             (loss(network(some), targets[chosen]) / len(chosen)).backward()
             optimiser.step()
-            schedule.step()
+            if schedule is not None:
+                schedule.step()
     for parameter in network.parameters():
         parameter.grad = None
     return network.eval()

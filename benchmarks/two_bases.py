@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from . import networks
 from .data import Split, Task, batches, read_digits
 from .dual import Exact, kernels
 from .quality import CASES, Case, prepare
-from .record import save, say, surroundings
+from .record import attempt, save, say, surroundings
 from .reference import forward_backward, wall_seconds
 from .scores import auroc, median_scale, spearman
 from .variants import Variant, parse, precision
@@ -129,11 +130,8 @@ def run(name: str, split: Split, seed: int, given: argparse.Namespace, record: d
         )
         for text in given.variants:
             row: dict[str, Any] = {"structure": text, "ridge_share": share}
-            try:
-                row.update(measure(network, task, parse(text), share * entry["n"], truth, units, given.batch))
-                said = summary(row)
-            except (whence.WhenceError, RuntimeError) as error:
-                row["failed"] = said = f"{type(error).__name__}: {str(error)[:300]}"
+            measuring = partial(measure, network, task, parse(text), share * entry["n"], truth, units, given.batch)
+            said = attempt(row, measuring, summary)
             say(f"  {text:52s} {said}")
             entry["rows"].append(row)
             save(given.out, record)

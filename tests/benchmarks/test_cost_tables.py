@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.cost import merged
 from benchmarks.cost_tables import every, winners
 
 
@@ -28,3 +29,15 @@ def test_what_did_not_run_is_told() -> None:
     told = every(rows)
     assert [one[2] for one in told] == ["not installed", "stopped"]
     assert {len(one) for one in told} == {8}
+
+
+def test_records_are_put_together() -> None:
+    first = {"command": "one", "commit": "a", "rows": [row("M4", "ekfac", 20.0), row("M1", "ekfac", 4.0)]}
+    failed = {"model": "M1", "subject": "ekfac", "failed": "stopped"}
+    second = {"command": "two", "commit": "b", "rows": [failed, row("M4", "ekfac", 10.0)]}
+    found = merged([first, second])
+    assert [(one["model"], one["fit_multiple"], one["commit"]) for one in found["rows"]] == [
+        ("M1", 4.0, "a"),
+        ("M4", 10.0, "b"),
+    ]
+    assert found["command"] == "one; two"

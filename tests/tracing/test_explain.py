@@ -110,6 +110,7 @@ def test_verdicts_on_digits_with_a_noisy_and_a_missing_class(seed: int, structur
     noisy, missing = task.test_digits == task.noisy, task.test_digits == task.missing
     uncertain = (found.noisy | found.scarce) & (noisy | missing)
     assert area(found.ratio[uncertain], noisy[uncertain]) >= 0.95
+    assert area(found.source[uncertain], noisy[uncertain]) >= 0.95
     assert float((~found.noisy & ~found.scarce)[task.ordinary].double().mean()) > 0.85
     assert float(found.noisy[noisy].double().mean()) > 0.9
     assert float(found.scarce[missing].double().mean()) > 3 * float(found.scarce[task.ordinary].double().mean())
@@ -137,3 +138,64 @@ def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
     noisy, missing = task.test_digits == task.noisy, task.test_digits == task.missing
     either = noisy | missing
     assert area(tracer.explain(task.test_inputs).ratio[either], noisy[either]) >= 0.95
+
+
+def test_which_way_a_doubt_leans_by_hand() -> None:
+    """Noise and leverage around the points and, each left out, around the training examples, with numpy."""
+    case = networks.build("mlp")
+    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
+    _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
+    _, asked, _ = oracles.tangents_of(case.model, case.test_inputs)
+    inverse = np.linalg.inv(oracles.damped_curvature(tangents, RIDGE))
+    e, u = tracer.residuals.numpy(), tracer.loo_residuals.numpy()
+    eye = np.eye(e.shape[1])
+    hats = [block @ inverse @ block.T for block in tangents]
+    leverages = np.array([np.trace(np.linalg.solve(eye - hat, hat)) for hat in hats])
+    products, noise = (e * u).sum(1), float(tracer.sigma.trace())
+
+    def around(block: Any, without: int | None = None) -> float:
+        sizes = np.array([((block @ inverse @ other.T) ** 2).sum() for other in tangents])
+        weights = sizes / leverages
+        if without is not None:
+            weights[without] = 0.0
+        return float((weights * products).sum() / (weights.sum() * noise))
+
+    usual = np.log([[around(block, i), leverages[i]] for i, block in enumerate(tangents)])
+    found = np.log([[around(block), np.trace(block @ inverse @ block.T)] for block in asked])
+    z = (found - usual.mean(0)) / usual.std(0, ddof=1)
+    r = np.corrcoef(usual.T)[0, 1]
+    wanted = z[:, 0] - (1 - r**2) * np.maximum(z[:, 1] - r * z[:, 0], 0.0)
+    np.testing.assert_allclose(tracer.explain(case.test_inputs).source, wanted, rtol=1e-7)
+
+
+def test_a_doubt_leans_to_noise_where_labels_are_noisy_and_to_scarcity_far_away(generator: torch.Generator) -> None:
+    _, y, features = where_noise_grows(generator)
+    weights = oracles.ridge_fit(features.unsqueeze(1).numpy(), y.numpy(), 0.1)
+    tracer = fit(networks.linear(weights.reshape(1, -1)), [(features, y)], ridge=0.1)
+    centres = torch.linspace(-1, 1, 12, dtype=torch.float64)
+    noisy = torch.exp(-((torch.tensor([[0.4], [0.6]], dtype=torch.float64) - centres) ** 2) / 0.02)
+    clean = torch.exp(-((torch.tensor([[-0.4], [-0.6]], dtype=torch.float64) - centres) ** 2) / 0.02)
+    found = tracer.explain(torch.cat([noisy, 9 * clean]))
+    assert bool((found.source[:2] > 0).all())
+    assert bool((found.source[2:] < 0).all())
+    assert "source" in found.to_frame()
+
+
+def test_examples_of_several_shapes_are_asked_about_together(generator: torch.Generator) -> None:
+    """Each shape of inputs is a group of its own; what is usual does not depend on how they are batched."""
+
+    class Mean(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.nn.Linear(3, 1, dtype=torch.float64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x.mean(1))
+
+    model = Mean().eval()
+    parts = [torch.randn(6, length, 3, generator=generator, dtype=torch.float64) for length in (2, 5, 2)]
+    y = torch.randn(18, 1, generator=generator, dtype=torch.float64)
+    mixed = fit(model, list(zip(parts, y.split(6), strict=True)), ridge=RIDGE)
+    means = torch.cat([part.mean(1, keepdim=True) for part in parts])
+    plain = fit(model, [(means, y)], ridge=RIDGE)
+    torch.testing.assert_close(mixed.explain(means[:4]).source, plain.explain(means[:4]).source)

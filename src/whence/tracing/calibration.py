@@ -38,7 +38,7 @@ class Calibration(Shown):
     @classmethod
     def of(cls, fitted: Fitted) -> Calibration:
         """From the leverage blocks and the leave-one-out residuals; no pass over the data."""
-        counts = _counted(fitted)
+        counts = counted(fitted)
         blocks = leave_one_out_leverage(fitted)[counts]
         traces = torch.diagonal(blocks, dim1=1, dim2=2).sum(1).sort().values
         noise = fitted.meats.roots["ho"].square().sum((1, 2)).expand(fitted.problem.n)[counts]
@@ -103,7 +103,7 @@ def leave_one_out_leverage(fitted: Fitted) -> Tensor:
     return solved
 
 
-def _counted(fitted: Fitted) -> Tensor:
+def counted(fitted: Fitted) -> Tensor:
     """(n,) examples that count in the loss."""
     weights = fitted.problem.sample_weights
     if weights is None:

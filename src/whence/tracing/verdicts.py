@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from whence.tangents.batches import Inputs
 
 from .calibration import Calibration
 from .fitted import Fitted
+from .leaning import Leaning
 from .tables import frame
 from .terms import Terms, terms_of
 
@@ -43,6 +44,8 @@ class Explanation(Shown):
         effective: (m,) effective number of training examples in Ho.
         check: (m, t) training examples with the largest shares of HeC3: labels to check first.
         near: (m, t) training examples with the largest shares of Ho: what the prediction rests on.
+        source: (m,) which way the doubt leans, above zero to noise, below to scarcity; see `Leaning`. `nan` where it
+            was not looked at.
     """
 
     level: float
@@ -56,6 +59,7 @@ class Explanation(Shown):
     effective: Tensor
     check: Tensor
     near: Tensor
+    source: Tensor
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -94,7 +98,7 @@ class Explanation(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a prediction."""
-        names = ("noise_p", "scarcity_p", "noise", "leverage", "ratio", "ho", "hec3", "effective")
+        names = ("noise_p", "scarcity_p", "noise", "leverage", "ratio", "ho", "hec3", "effective", "source")
         columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
         columns.update({name: [getattr(self, name)] for name in names})
         columns["check"] = [[_listing(row) for row in self.check]]
@@ -129,11 +133,19 @@ class Explanation(Shown):
         return Table(f"{count(m, 'prediction')}: {counts}", columns, f"{words}\n{more}".strip())
 
 
-def explain(fitted: Fitted, inputs: Inputs, usual: Calibration, level: float, top: int) -> Explanation:
+def explain(
+    fitted: Fitted, inputs: Inputs, usual: Calibration, level: float, top: int, leaning: Leaning | None = None
+) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     laplace = fitted.sandwich.predict(inputs).covariances["laplace"]
     leverage = torch.diagonal(laplace, dim1=1, dim2=2).sum(1)
-    return join([_explain(terms, leverage[where], usual, level, top) for where, terms in terms_of(fitted, inputs)])
+    parts = []
+    for where, terms in terms_of(fitted, inputs):
+        found = _explain(terms, leverage[where], usual, level, top)
+        if leaning is not None:
+            found = replace(found, source=leaning.source(terms.size.square(), leverage[where]))
+        parts.append(found)
+    return join(parts)
 
 
 def join(parts: Sequence[Explanation]) -> Explanation:
@@ -185,6 +197,7 @@ def judge(
         effective=effective,
         check=check,
         near=near,
+        source=torch.full_like(ratio, float("nan")),
     )
 
 

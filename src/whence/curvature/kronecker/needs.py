@@ -89,6 +89,11 @@ def require_sums(stream: LayerStream, bases: Sequence[Basis]) -> None:
     stream.held = need
 
 
+def require_all(stream: LayerStream) -> None:
+    """The same before there are any bases, where all coordinates will be kept."""
+    require_sums(stream, [Basis(block) for block in stream.blocks])
+
+
 def _instead(stream: LayerStream) -> str:
     return (
         "Use " if stream.problem.selection.one_layer else "Use parameters='last_layer' or a list of layers, "

@@ -42,7 +42,7 @@ WITHOUT_HOLES = 0.7
 LEAST_PIECES = 0.07
 """Share of it that pieces take at least."""
 
-HELD_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
+KEPT_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
 """Gradients of a whole training set, as they are and turned, are kept from pass to pass up to this size."""
 
 
@@ -188,26 +188,27 @@ class LayerStream:
             state: as of `Linearization.read`.
             given: the same.
         """
-        held = self._kept.of(cotangents)
-        if held is not None:
-            yield from held
+        known = self._kept.of(cotangents)
+        if known is not None:
+            yield from known
             return
         found: list[tuple[slice, list[Tangent]]] = []
-        holds = self._kept.wants(cotangents)
+        keeps = self._kept.wants(cotangents)
         for batch in self.problem.read(label, state, given):
             for part, tangents, _ in self.of(batch.inputs, batch.start, cotangents, count):
-                if holds:
+                if keeps:
                     found.append((part, tangents))
                 yield part, tangents
-        if holds:
+        if keeps:
             self._kept.keep(cotangents, found)
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
+    def keeping(self) -> Iterator[None]:
         """Pull back once meanwhile for all passes that want the same outputs, where the training set is small."""
         problem, passes = self.problem, self.problem.passes
-        most = min(HELD_BYTES["cuda" if problem.device.type == "cuda" else "cpu"], PIECE_SHARE * problem.budget.limit)
-        size = 2.0 * problem.n * (self.known.fixed + problem.k * self.known.each)
+        most = KEPT_BYTES["cuda" if problem.device.type == "cuda" else "cpu"]
+        most = min(most, LEAST_PIECES * problem.budget.limit)
+        size = 2.0 * problem.n * self.example(problem.k)
         self._kept = Kept(size <= most and problem.sketch is None and not passes.shared and passes.keeper is None)
         try:
             yield
@@ -215,7 +216,7 @@ class LayerStream:
             self._kept = Kept()
 
     def views(self, tangents: list[Tangent], bases: Sequence[Basis]) -> list[View]:
-        """Every block of a piece in its basis; of gradients that are held, the same as in the last pass."""
+        """Every block of a piece in its basis; of gradients that are kept, the same as in the last pass."""
         return self._kept.views(tangents, bases, self.problem.device) or views(tangents, bases, self.problem.device)
 
     def of(

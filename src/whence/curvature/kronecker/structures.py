@@ -22,7 +22,7 @@ from .corner import cut
 from .factors import LARGEST_SIDE, gather_factors, left_alone, takes_one_output_each
 from .long_sides import INPUTS, OUTPUTS, find_leading
 from .moments import Spectrum, Squares, gather_squares
-from .needs import require_factors, require_sums
+from .needs import require_all, require_factors, require_sums
 from .sharing import Found, decompose
 from .spectral import SpectralBread
 from .stream import LayerStream, working_precision
@@ -88,7 +88,9 @@ class EKFAC(OfLayers):
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
-        with stream.holding():
+        if self.tolerance <= 0 and self.leading is None:
+            require_all(stream)
+        with stream.keeping():
             return self._fit(stream, facts, lam, weigh)
 
     def _fit(self, stream: LayerStream, facts: list[str], lam: float, weigh: Weigh | None) -> SpectralBread:
@@ -123,6 +125,7 @@ class KFAC(OfLayers):
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
+        require_all(stream)
         bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts, products=True)
         require_sums(stream, bases)
         noise = noise_covariance(problem)

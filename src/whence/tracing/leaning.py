@@ -1,0 +1,131 @@
+"""Which way a doubt leans: to noisy labels, or to scarce data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from whence.tangents.batches import Inputs, take, tensors_of
+
+from .calibration import counted, leave_one_out_leverage
+from .fitted import Fitted
+
+SAMPLE = 200
+"""Training examples, evenly spaced, around which noise is looked at to know what is usual."""
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """Noise and scarcity on one scale: that of the training examples, each in the fit without it.
+
+    Noise around an input: N(x) = sum_i w_i e_i^T u_i / sum_i w_i tr Sigma_i over the training examples. The product of
+    residual and leave-one-out residual has the noise for its expectation, where the square of either has not. The
+    weights w_i = |a_i|^2 / q_i are squared correlations of the predictions at x and at x_i, up to a factor that all
+    share: alignments over leave-one-out leverages, so that examples of large leverage, which pull at everything, do not
+    speak for places they are not near.
+
+    Scarcity: the leverage q(x). Both as logarithms in standard deviations from the mean of the training examples, z_N
+    and z_q. Where leverage and noise go together in the training set (correlation r: a network that has learned noisy
+    labels one by one has high leverage there), a high leverage tells less: what counts is how far it exceeds what is
+    usual at such noise, times the share of its variance that noise does not explain.
+
+        z_N - (1 - r^2) max(z_q - r z_N, 0)
+
+    Attributes:
+        noise: (n,) e_i^T u_i.
+        usual: (n,) tr Sigma_i.
+        leverages: (n,) leave-one-out leverages, traces.
+        centre: means of log N and log q.
+        spread: their standard deviations.
+        together: their correlation r.
+    """
+
+    noise: Tensor
+    usual: Tensor
+    leverages: Tensor
+    centre: tuple[float, float]
+    spread: tuple[float, float]
+    together: float
+
+    @classmethod
+    def of(cls, fitted: Fitted) -> Leaning | None:
+        """From the alignments of `SAMPLE` training examples with all; the model must be borrowed.
+
+        `None` for fits of mixtures of outputs and for networks that answer at several positions, whose predictions are
+        told of by some outputs only; and where there is no noise, or no leverage, to compare.
+        """
+        problem = fitted.problem
+        if problem.sketch is not None or problem.dense or problem.n < 3:
+            return None
+        residuals, left_out = fitted.meats.roots["hec0"].sum(2), fitted.left_out.hec3
+        noise = (residuals * left_out).sum(1).clamp_min(0.0)
+        usual = fitted.meats.roots["ho"].square().sum((1, 2)).expand(problem.n)
+        leverages = torch.diagonal(leave_one_out_leverage(fitted), dim1=1, dim2=2).sum(1)
+        index = (counted(fitted) & (leverages > 0)).nonzero().squeeze(1)
+        if len(index) > SAMPLE:
+            index = index[torch.linspace(0, len(index) - 1, SAMPLE, device=index.device).round().long()]
+        plain = cls(noise, usual, leverages, (0.0, 0.0), (1.0, 1.0), 0.0)
+        around = torch.zeros_like(leverages)
+        for which, some in _inputs(fitted, index):
+            for where, chunks in fitted.bread.alignments(some):
+                sizes = torch.cat([aligned.square().sum((1, 3)) for _, aligned in chunks], dim=1)
+                sizes[torch.arange(len(sizes), device=index.device), which[where]] = 0.0  # in the fit without it
+                around[which[where]] = plain.around(sizes)
+        pair = torch.stack([around[index], leverages[index]])
+        pair = pair[:, (pair > 0).all(0)].log()
+        if pair.shape[1] < 3:
+            return None
+        spread = pair.std(1)
+        if not bool((spread > 1e-6).all()):
+            return None
+        correlation = float(torch.corrcoef(pair)[0, 1].clamp(-1.0, 1.0))
+        first, second = pair.mean(1).tolist()
+        return cls(noise, usual, leverages, (first, second), (float(spread[0]), float(spread[1])), correlation)
+
+    def around(self, sizes: Tensor) -> Tensor:
+        """(m,) noise around some inputs, over the usual.
+
+        Args:
+            sizes: (m, n) squared Frobenius norms of their alignments.
+        """
+        weights = sizes * torch.where(self.leverages > 0, 1.0 / self.leverages.clamp_min(_tiny(sizes)), 0.0)
+        return (weights @ self.noise) / (weights @ self.usual).clamp_min(_tiny(sizes))
+
+    def source(self, sizes: Tensor, leverage: Tensor) -> Tensor:
+        """(m,) above zero where noise stands out, below where scarcity does.
+
+        Args:
+            sizes: (m, n) squared Frobenius norms of the alignments.
+            leverage: (m,) of the inputs.
+        """
+        noise, scarcity = (
+            (value.clamp_min(_tiny(value)).log() - centre) / spread
+            for value, centre, spread in zip((self.around(sizes), leverage), self.centre, self.spread, strict=True)
+        )
+        beyond = (scarcity - self.together * noise).clamp_min(0.0)
+        return noise - (1.0 - self.together**2) * beyond
+
+
+def _inputs(fitted: Fitted, index: Tensor) -> Iterator[tuple[Tensor, Inputs]]:
+    """Yield (which examples, their inputs): as many together as have the same shapes, each costs a pass."""
+    groups: dict[tuple[torch.Size, ...], list[tuple[Tensor, Inputs]]] = {}
+    for batch in fitted.problem.read("what is usual"):
+        here = index[(index >= batch.start) & (index < batch.start + batch.size)]
+        if len(here):
+            some = take(batch.inputs, here - batch.start)  # type: ignore[arg-type]  # rows by number
+            shapes = tuple(leaf.shape[1:] for leaf in tensors_of(some))
+            groups.setdefault(shapes, []).append((here, some))
+    for parts in groups.values():
+        joined = tree_map(
+            lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
+            *(some for _, some in parts),
+        )
+        yield torch.cat([here for here, _ in parts]), joined
+
+
+def _tiny(values: Tensor) -> float:
+    return torch.finfo(values.dtype).tiny
