@@ -207,9 +207,11 @@ class LayerStream:
         """Pull back once meanwhile for all passes that want the same outputs, where the training set is small."""
         problem, passes = self.problem, self.problem.passes
         most = KEPT_BYTES["cuda" if problem.device.type == "cuda" else "cpu"]
-        most = min(most, LEAST_PIECES * problem.budget.limit)
+        room = LEAST_PIECES * problem.budget.limit
         size = 2.0 * problem.n * self.example(problem.k)
-        self._kept = Kept(size <= most and problem.sketch is None and not passes.shared and passes.keeper is None)
+        self._kept = Kept(
+            size <= min(most, room) and problem.sketch is None and not passes.shared and passes.keeper is None
+        )
         try:
             yield
         finally:
