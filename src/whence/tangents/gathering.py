@@ -84,7 +84,7 @@ def _all_rows(
         rows.append(Rows.of(likelihood, out.detach().to(dtype), batch, where))
         held = sum(row.roots.numel() for row in rows if row.roots is not None) * rows[0].outputs.element_size()
         budget.require(
-            2.0 * held,
+            3.0 * held,  # they are joined; and roots of the noise and leverages are as large
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
             f"{_sizes(out.shape[1:])}",
             "Look at a few mixtures of the outputs, for example outputs=16, use fewer training examples, or a larger "
