@@ -1,4 +1,4 @@
-"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `core:tf32=1`."""
+"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `ekfac:rounded=0` (no TF32 inside)."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def parse(text: str) -> Variant:
     values = {key: _literal(value) for key, value in given.items()}
     tf32, half = bool(values.pop("tf32", False)), bool(values.pop("bfloat16", False))
     options = {key: values.pop(key) for key in OPTIONS if key in values}
+    if "rounded" in values:
+        options["tf32"] = bool(values.pop("rounded"))
     return Variant(text, KINDS[kind](**values), options, tf32, half)
 
 
