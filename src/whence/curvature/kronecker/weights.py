@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from whence.tangents.linearization import Linearization
+
 from .basis import Basis
 from .measure import products_are_rounded
 from .rotated import Rotated
+from .stream import working_precision
 from .view import View
 
 
@@ -67,8 +70,10 @@ class Weights:
         return rotated.grams(self.inside, self.positive)
 
 
-def sum_of(parts: Iterable[Tensor]) -> Tensor:
-    """Add tensors up, the first one in place."""
+def sum_of(parts: Sequence[Tensor], shape: Sequence[int], problem: Linearization) -> Tensor:
+    """Add tensors of one shape up, the first one in place; zeros where a process has no blocks."""
+    if not parts:
+        return torch.zeros(*shape, dtype=working_precision(problem), device=problem.device)
     first, *rest = parts
     for part in rest:
         first += part
