@@ -71,9 +71,9 @@ def _read(path: str) -> str:
         return ""
 
 
-def give_back(device: torch.device) -> None:
+def give_back() -> None:
     """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept."""
-    if device.type == "cpu" and sys.platform == "linux":
+    if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:
             trim(0)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from whence.curvature.base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from whence.errors import SingularCurvatureError
-from whence.memory import give_back
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Tangent
 
@@ -66,7 +65,7 @@ class SpectralBread(Bread):
         for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True)):
             here = {name: selected[name].detach().double() for name in basis.block.parameters}
             self._step.append(self.solve(at, score - ridge * basis.block.to_matrix(here)))
-            give_back(self.problem.device)
+            self.problem.passes.give_back()
         self._meats: MeatSums | None = None
         self.hats, self._change = self._leverage(weigh)
 
@@ -132,7 +131,7 @@ class SpectralBread(Bread):
                 for _, tangents, out in self.stream.of(batch, 0, self.stream.identity(j), j)
             ]
             found.append(torch.cat(parts, dim=2))
-        return torch.cat(found)
+        return torch.cat(found).to(self.problem.dtype)
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse of this curvature."""
@@ -193,7 +192,7 @@ class SpectralBread(Bread):
             for tangent, one in zip(tangents, directions, strict=True)
         ]
         whole = self.stream.together(sum_of(summed, (n, c, m * k), self.problem))
-        return whole.reshape(n, c, m, k).permute(2, 3, 0, 1).to(self.problem.dtype)
+        return whole.reshape(n, c, m, k).permute(2, 3, 0, 1)
 
     def _noise_scale(self, root: Tensor | None) -> float | None:
         """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
