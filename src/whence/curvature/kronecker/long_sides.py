@@ -115,7 +115,10 @@ def product(rows: Tensor, matrix: Tensor, crew: Processes, what: str) -> Tensor:
     """A square matrix of which every process has some rows (some, i), times one (i, q) that all have: whole, (i, q)."""
     if crew.alone:
         return rows @ matrix
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # takes a second, which few need
+    try:  # here, since it takes a second, which few need
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+    except ImportError:  # of torch 2.4
+        from torch.distributed._tensor import DTensor, Replicate, Shard
 
     crew.tell(what)
     mesh = crew.mesh(rows.device)
