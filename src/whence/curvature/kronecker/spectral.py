@@ -21,7 +21,7 @@ from .factored import Factored, Parts, complement_of, seen_once
 from .moments import MeatSums, Spectrum, Squares, centre, gather_meats, states
 from .stream import LayerStream, working_precision
 from .view import View, views
-from .weights import Weights, sum_of
+from .weights import Weights, sum_of, times_noise
 
 BATCH = 500
 """Training examples that are taken to be multiplied with at once, where memory is planned."""
@@ -94,7 +94,7 @@ class SpectralBread(Bread):
         """Squares of the weighted gradients in the same basis."""
         roots = dict(meats.roots)
         ready: dict[str, list[Squares]] = {}
-        scale = self._noise_scale(roots.get("ho"))
+        scale = times_noise(roots.get("ho"), self.problem.hessian_roots, self.noise)
         if scale is not None:
             ready["ho"] = [one.times(scale) for one in self.spectrum.noise]
             del roots["ho"]
@@ -193,20 +193,6 @@ class SpectralBread(Bread):
         ]
         whole = self.stream.together(sum_of(summed, (n, c, m * k), self.problem))
         return whole.reshape(n, c, m, k).permute(2, 3, 0, 1)
-
-    def _noise_scale(self, root: Tensor | None) -> float | None:
-        """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
-        given = self.problem.hessian_roots
-        if root is not None and given is not None and root.shape == given.shape:
-            times = float(root.norm() / given.norm().clamp_min(torch.finfo(root.dtype).tiny))
-            near = max(1e-9, 16 * torch.finfo(root.dtype).eps)
-            return times**2 if torch.allclose(root, times * given, rtol=near, atol=1e-3 * near * times) else None
-        if root is None or given is not None or len(root) != 1:
-            return None
-        wanted = (root @ root.transpose(1, 2))[0]
-        size = float(self.noise.diagonal().sum())
-        scale = float(wanted.diagonal().sum()) / size if size > 0 else 1.0
-        return scale if torch.allclose(wanted, scale * self.noise, rtol=1e-9, atol=1e-12 * size) else None
 
     def _check_invertible(self) -> None:
         if self.ridge > 0:
