@@ -34,7 +34,7 @@ def asked(*words: str) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/memory_limits.json"))
-    parser.add_argument("--limits", type=int, nargs="+", default=[60_000_000, 100_000_000, 150_000_000])
+    parser.add_argument("--limits", type=int, nargs="+", default=[60_000_000, 70_000_000, 100_000_000, 150_000_000])
     parser.add_argument("--times", type=int, default=3)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []

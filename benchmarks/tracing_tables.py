@@ -62,9 +62,9 @@ def label_errors(record: Row) -> str:
 def verdicts(record: Row) -> str:
     """Areas and confusion matrices of every draw."""
     parts = [origin(record)]
-    head = "draw | noisy, missing class | noisy from missing: uncertain | all | truth | " + " | ".join(
-        record["verdicts"]
-    )
+    head = "draw | noisy, missing class | noisy from missing: uncertain | all | by HeC3/Ho: uncertain | all | truth | "
+    head += " | ".join(record["verdicts"])
+    kinds = [f"noisy_from_missing{among}{by}" for by in ("", "_ratio") for among in ("_uncertain", "")]
     for (case, optimiser, structure), rows in grouped(unseen(record), "case", "optimiser", "structure").items():
         first = rows[0]
         parts.append(
@@ -74,13 +74,12 @@ def verdicts(record: Row) -> str:
         lines: list[list[Any]] = []
         for row in rows:
             for at, (truth, counts) in enumerate(row["confusion"].items()):
-                start = [
-                    row["seed"],
-                    f"{row['noisy_class']}, {row['missing_class']}",
-                    f"{row['noisy_from_missing_uncertain']:.3f}",
-                    f"{row['noisy_from_missing']:.3f}",
-                ]
-                lines.append([*(start if at == 0 else [""] * 4), truth, *counts])
+                areas = ["-" if row[kind] is None else f"{row[kind]:.3f}" for kind in kinds]
+                start = [row["seed"], f"{row['noisy_class']}, {row['missing_class']}", *areas]
+                lines.append([*(start if at == 0 else [""] * len(start)), truth, *counts])
+        told = [[row[kind] for row in rows if row[kind] is not None] for kind in kinds]
+        means = [f"**{sum(values) / len(values):.3f}**" if values else "-" for values in told]
+        lines.append(["mean", "", *means, *([""] * (1 + len(record["verdicts"])))])
         parts.append(table(head, lines))
     return "\n\n".join(parts)
 

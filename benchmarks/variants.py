@@ -1,4 +1,4 @@
-"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `ekfac:rounded=0` (no TF32 inside)."""
+"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `ekfac:rounded=0` (no TF32)."""
 
 from __future__ import annotations
 

@@ -58,6 +58,13 @@ def groups(task: Task) -> dict[str, Tensor]:
     return {"noisy": noisy, "missing": missing, "other": ~noisy & ~missing}
 
 
+def area(score: Tensor, noisy: Tensor, among: Tensor) -> float | None:
+    """How well a score tells the noisy among some points; `None` where they are all noisy, or all missing."""
+    if not bool(noisy[among].any()) or bool(noisy[among].all()):
+        return None
+    return auroc(score[among], noisy[among])
+
+
 def judge(found: Explanation, task: Task, network: nn.Module) -> dict[str, Any]:
     """The confusion matrix and the areas of one draw."""
     truth = groups(task)
@@ -73,10 +80,10 @@ def judge(found: Explanation, task: Task, network: nn.Module) -> dict[str, Any]:
     other = truth["other"]
     return {
         "confusion": counts,
-        "noisy_from_missing_uncertain": auroc(source[uncertain], noisy[uncertain]),
-        "noisy_from_missing": auroc(source[either], noisy[either]),
-        "noisy_from_missing_uncertain_ratio": auroc(ratio[uncertain], noisy[uncertain]),
-        "noisy_from_missing_ratio": auroc(ratio[either], noisy[either]),
+        "noisy_from_missing_uncertain": area(source, noisy, uncertain),
+        "noisy_from_missing": area(source, noisy, either),
+        "noisy_from_missing_uncertain_ratio": area(ratio, noisy, uncertain),
+        "noisy_from_missing_ratio": area(ratio, noisy, either),
         "noisy_from_rest": auroc(ratio, noisy),
         "missing_from_other": auroc(leverage[missing | other], missing[missing | other]),
         "accuracy_other": accuracy(network, task.test_inputs[other], task.test_answers[other].to(task.inputs.device)),
@@ -159,11 +166,13 @@ def summary(row: dict[str, Any]) -> str:
     shares = {
         name: [round(count / max(sum(counts), 1), 2) for count in counts] for name, counts in row["confusion"].items()
     }
+    told = [
+        "none" if row[key] is None else f"{row[key]:.3f}"
+        for key in (f"noisy_from_missing{among}{by}" for by in ("", "_ratio") for among in ("_uncertain", ""))
+    ]
     return (
-        f"{row['case']} {row['optimiser']} {row['structure']} draw {row['seed']}: noisy from missing "
-        f"{row['noisy_from_missing_uncertain']:.3f} among the uncertain, {row['noisy_from_missing']:.3f} among all "
-        f"(HeC3 / Ho {row['noisy_from_missing_uncertain_ratio']:.3f}, {row['noisy_from_missing_ratio']:.3f}); "
-        f"verdicts {shares}"
+        f"{row['case']} {row['optimiser']} {row['structure']} draw {row['seed']}: noisy from missing {told[0]} among "
+        f"the uncertain, {told[1]} among all (HeC3 / Ho {told[2]}, {told[3]}); verdicts {shares}"
     )
 
 

@@ -56,6 +56,11 @@ def long_sides(folder: Path) -> dict[str, Any]:
         ]
         for world in (2, 4)
     }
+    for meat in ("one_basis", "two_bases"):  # a layer that all share, and that only one of them owns
+        options = {"parameters": "0.*", "structure": {"largest_side": 20, "leading": 9, "meat": meat}, "recenter": True}
+        alone = told(everything, **options)
+        several = forked(3, folder, lambda rank, options=options: told(everything, shard="layers", **options))
+        found[f"one layer, {meat}"] = [one.get("trace") or gap(one, alone) for one in several]
     both = forked(4, folder, lambda rank: {**told(cut([15, 9], rank // 2), shard=2), "share": wanted["share"]})
     found["4 by 2"] = [one.get("trace") or gap(one, wanted) for one in both]
     whole = told(everything, structure={})

@@ -76,6 +76,7 @@ def _read(path: str) -> str:
         return ""
 
 
+<<<<<<< HEAD
 def give_back(device: torch.device) -> None:
     """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept.
 
@@ -85,6 +86,13 @@ def give_back(device: torch.device) -> None:
         library = _c_library()
         trim, free = (getattr(library, name, None) for name in ("malloc_trim", "mallinfo2"))  # of glibc
         if trim is not None and (free is None or _told(free).fordblks >= LITTLE):
+=======
+def give_back() -> None:
+    """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        if trim is not None:
+>>>>>>> main
             trim(0)
 
 

@@ -104,6 +104,7 @@ def begin(
     passes = batches.passes
     crew = passes.crew
     limit = Budget(batches.device, max_memory).limit
+    passes.thrifty = max_memory is not None
     if not passes.shared and folder is None:
         return Budget(batches.device, limit)
     told = {name: described(option) for name, option in options.items()}

@@ -128,8 +128,9 @@ def test_layers_and_data_that_are_shared(told: dict[str, Any]) -> None:
 def test_long_sides_are_shared_by_rows(told: dict[str, Any]) -> None:
     """Leading directions of a factor of which each process has some rows; as many as its rank are all there is."""
     gaps = told["long_sides"]
-    assert [len(gaps[name]) for name in ("2", "4", "4 by 2")] == [2, 4, 4]
-    for name in ("2", "4", "4 by 2"):
+    sizes = {"2": 2, "4": 4, "4 by 2": 4, "one layer, one_basis": 3, "one layer, two_bases": 3}
+    for name, size in sizes.items():
+        assert len(gaps[name]) == size
         assert all(isinstance(gap, float) and gap <= 1e-12 for gap in gaps[name]), gaps[name]
     assert gaps["all of its rank"] <= 1e-12
 

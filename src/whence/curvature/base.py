@@ -179,8 +179,8 @@ class Bread(ABC):
         """a_i = J F_lam^-1 J_i^T of one batch with every training example.
 
         Yields (which inputs, chunks) for as many inputs as memory allows at once; chunks yield (which training
-        examples, a (m, k, n, k)) in order, and must be read before the next inputs are asked for. Nothing of size n
-        times the number of parameters is ever held.
+        examples, a (m, k, n, k)) in order, in the precision they were computed in, and must be read before the next
+        inputs are asked for. Nothing of size n times the number of parameters is ever held.
         """
 
     @abstractmethod

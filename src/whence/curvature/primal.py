@@ -149,9 +149,8 @@ class PrimalBread(Bread):
     def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
         m, k = scaled.shape[:2]
         flat = scaled.flatten(0, 1) / self.scale  # here, and not in every training row
-        for where, rows in self.rows.read("alignments"):
-            trained = rows.flatten(0, 1).to(flat.dtype)  # (n k, r)
-            yield where, (flat @ trained.T).reshape(m, k, -1, self.problem.k)
+        for where, rows in self.rows.read("alignments"):  # in the precision of the training rows
+            yield where, (flat.to(rows.dtype) @ rows.flatten(0, 1).T).reshape(m, k, -1, self.problem.k)
 
     def _accumulate(self, prescale: Tensor) -> tuple[Tensor, Tensor]:
         """The curvature of prescaled features, and the score."""

@@ -127,7 +127,7 @@ def _projected(structure: Core | Sketch, sizes: Sizes, limit: float) -> Stages:
     r = core_size(structure, sizes, limit)
     square = float(r) ** 2 * sizes.item
     rows = float(sizes.numbers) * r * sizes.working
-    held = rows if keeps_rows(float(sizes.numbers) * r * sizes.item, limit) else 0.0
+    held = rows if keeps_rows(float(sizes.numbers) * r * sizes.item, limit - primal_bytes(r)) else 0.0
     passing = layers_bytes(sizes) + 3.0 * sizes.piece * sizes.k * r * sizes.working
     found: Stages = {}
     if isinstance(structure, Core):

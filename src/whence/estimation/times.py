@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
+from whence.curvature.kronecker.projected import primal_bytes
 from whence.curvature.kronecker.stream import LayerStream, working_precision
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.linearization import Linearization
@@ -183,7 +184,7 @@ def _projected(structure: Core | Sketch, sizes: Sizes, speed: Speed, limit: floa
     r = core_size(structure, sizes, limit)
     turned = _rotations(sizes)
     rows = speed.layers + (turned + 2.0 * sizes.k * sizes.d) / speed.working
-    kept = keeps_rows(float(sizes.numbers) * r * sizes.item, limit)
+    kept = keeps_rows(float(sizes.numbers) * r * sizes.item, limit - primal_bytes(r))
     found: Steps = {}
     if isinstance(structure, Core):
         found["factors"] = _passes(1, speed.layers, sizes, speed) + sizes.n * turned / speed.working

@@ -55,6 +55,7 @@ class Passes:
         largest: the most that any process has; `None` for all.
         layers: processes that all read all data, and share the layers of the network instead.
         closed: whether several processes shared a fit, and have parted.
+        thrifty: whether a limit of memory was given, which is then kept also by what was freed.
     """
 
     crew: Processes = ALONE
@@ -65,6 +66,7 @@ class Passes:
     largest: int | None = None
     layers: Processes = ALONE
     closed: bool = False
+    thrifty: bool = False
 
     def over(
         self,
@@ -87,9 +89,7 @@ class Passes:
         """
         if self.closed:
             raise elsewhere()
-        devices = {one.device for one in state.values()}
-        for device in devices:  # what was freed before the pass
-            give_back(device)
+        self.give_back()
         done = self._begin(label, state, given)
         if done is None:
             return
@@ -102,8 +102,7 @@ class Passes:
             yield item
             if noted and self.keeper is not None and self.crew.alone:
                 self.keeper.note(where.stop)
-        for device in devices:
-            give_back(device)
+        self.give_back()
         self.crew.add(list(state.values()), label)
         if self.keeper is not None:
             self.keeper.finish()
@@ -112,6 +111,11 @@ class Passes:
     def shared(self) -> bool:
         """Whether several processes share the fit."""
         return not (self.crew.alone and self.layers.alone)
+
+    def give_back(self) -> None:
+        """Let the system have what was freed, where it is to be thrifty; else it is at hand for the next pass."""
+        if self.thrifty:
+            give_back()
 
     def restart(self) -> None:
         """The passes are done again, from the first one on."""

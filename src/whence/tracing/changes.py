@@ -26,6 +26,7 @@ from whence.errors import InputError
 from whence.estimators import leave_one_out
 from whence.tangents.batches import Inputs, take
 
+from .alignments import alignments
 from .fitted import Fitted
 from .settling import expected_targets, settle
 
@@ -152,7 +153,7 @@ def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
     after = change.left_out.diag_embed() if by_output else change.left_out.unsqueeze(2)
     kept = change.counts.clamp_min(0.0).sqrt().reshape(n, 1, 1)
     parts: list[list[Tensor]] = [[] for _ in range(5)]
-    for _, chunks in fitted.bread.alignments(inputs):
+    for _, chunks in alignments(fitted, inputs):
         aligned = torch.cat([part for _, part in chunks], dim=2)  # (m, k, n, k)
         ours = aligned[:, :, change.index].flatten(2)
         bent = aligned - (ours @ change.bend).reshape(aligned.shape)
@@ -226,7 +227,7 @@ def _rows_of(fitted: Fitted, index: Tensor) -> Tensor:
         here = index[(index >= batch.start) & (index < batch.start + batch.size)] - batch.start
         if len(here):
             some = take(batch.inputs, here)  # type: ignore[arg-type]  # tensors take positions as they take slices
-            for _, chunks in fitted.bread.alignments(some):
+            for _, chunks in alignments(fitted, some):
                 found.append(torch.cat([part for _, part in chunks], dim=2))
     return torch.cat(found) if found else problem.outputs.new_zeros(0, problem.k, problem.n, problem.k)
 

@@ -29,11 +29,12 @@ class Leaning:
     speak for places they are not near.
 
     Scarcity: the leverage q(x). Both as logarithms in standard deviations from the mean of the training examples, z_N
-    and z_q. Where leverage and noise go together in the training set (correlation r: a network that has learned noisy
-    labels one by one has high leverage there), a high leverage tells less: what counts is how far it exceeds what is
-    usual at such noise, times the share of its variance that noise does not explain.
+    and z_q. Where leverage and noise go together in the training set (correlation r, at least zero: a network that has
+    learned noisy labels one by one has high leverage there), a high leverage tells less: what counts is by how much
+    more than one standard deviation it exceeds what is usual at such noise, times the share of its variance that noise
+    does not explain.
 
-        z_N - (1 - r^2) max(z_q - r z_N, 0)
+        z_N - (1 - r^2) max(z_q - r z_N - 1, 0)
 
     Attributes:
         noise: (n,) e_i^T u_i.
@@ -41,7 +42,7 @@ class Leaning:
         leverages: (n,) leave-one-out leverages, traces.
         centre: means of log N and log q.
         spread: their standard deviations.
-        together: their correlation r.
+        together: their correlation r, zero where it is negative.
     """
 
     noise: Tensor
@@ -72,7 +73,7 @@ class Leaning:
         around = torch.zeros_like(leverages)
         for which, some in _inputs(fitted, index):
             for where, chunks in fitted.bread.alignments(some):
-                sizes = torch.cat([aligned.square().sum((1, 3)) for _, aligned in chunks], dim=1)
+                sizes = torch.cat([aligned.square().sum((1, 3)).to(noise.dtype) for _, aligned in chunks], dim=1)
                 sizes[torch.arange(len(sizes), device=index.device), which[where]] = 0.0  # in the fit without it
                 around[which[where]] = plain.around(sizes)
         pair = torch.stack([around[index], leverages[index]])
@@ -82,7 +83,7 @@ class Leaning:
         spread = pair.std(1)
         if not bool((spread > 1e-6).all()):
             return None
-        correlation = float(torch.corrcoef(pair)[0, 1].clamp(-1.0, 1.0))
+        correlation = float(torch.corrcoef(pair)[0, 1].clamp(0.0, 1.0))
         first, second = pair.mean(1).tolist()
         return cls(noise, usual, leverages, (first, second), (float(spread[0]), float(spread[1])), correlation)
 
@@ -106,7 +107,7 @@ class Leaning:
             (value.clamp_min(_tiny(value)).log() - centre) / spread
             for value, centre, spread in zip((self.around(sizes), leverage), self.centre, self.spread, strict=True)
         )
-        beyond = (scarcity - self.together * noise).clamp_min(0.0)
+        beyond = (scarcity - self.together * noise - 1.0).clamp_min(0.0)
         return noise - (1.0 - self.together**2) * beyond
 
 

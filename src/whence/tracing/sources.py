@@ -24,6 +24,7 @@ from torch import Tensor
 from whence.errors import InputError
 from whence.tangents.batches import take
 
+from .alignments import alignments
 from .fitted import Fitted
 from .kriging import Neighbours, krige, nearest
 
@@ -113,7 +114,7 @@ class _Rows:
                 if not len(part):
                     continue
                 some = take(batch.inputs, part)
-                for _, chunks in self.fitted.bread.alignments(some):
+                for _, chunks in alignments(self.fitted, some):
                     rows = torch.cat([aligned for _, aligned in chunks], dim=2)
                     yield slice(done, done + len(rows)), rows
                     done += len(rows)

@@ -12,6 +12,7 @@ from torch import Tensor
 from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
 from whence.tangents.batches import Inputs, batch_size, take
 
+from .alignments import alignments
 from .fitted import Fitted
 from .sources import Sources
 from .tables import frame
@@ -92,7 +93,7 @@ def split(fitted: Fitted, inputs: Inputs, sources: Sources) -> Split:
     parts = []
     for low in range(0, size, most):
         some = take(inputs, slice(low, min(low + most, size)))
-        for where, chunks in fitted.bread.alignments(some):
+        for where, chunks in alignments(fitted, some):
             sums = problem.outputs.new_zeros(4, where.stop - where.start, problem.seen(inputs))
             for there, aligned in chunks:
                 sums += _sums(fitted, aligned, there, sources)

@@ -72,7 +72,8 @@ def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: i
     ho, hec3, size = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
     pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
     noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
-    for where, aligned in chunks:  # (m, k, n, k)
+    for where, aligned in chunks:  # (m, k, n, k), in the precision it was computed in: squares and sums are too
+        noise, left_out = noise.to(aligned.dtype), left_out.to(aligned.dtype)
         size[:, where] = _moved(aligned, None).square().sum((1, 3)).sqrt().T
         ho[:, where] = _moved(aligned, noise if len(noise) == 1 else noise[where]).square().sum((1, 3)).T
         moved = _moved(aligned, left_out[where])

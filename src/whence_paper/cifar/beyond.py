@@ -111,9 +111,8 @@ def _members(settings: Settings, fit: Run, runs: list[Run]) -> Tensor | None:
         for run in runs
         if run.configuration["kind"] == "network" and all(run.configuration[k] == v for k, v in wanted.items())
     ]
-    if len(alike) < 2:
-        return None
-    return table3.kept_outputs(table3.arrays(settings, one) for one in alike)
+    paths = [path for path in (table3.arrays(settings, one) for one in alike) if path.exists()]
+    return table3.kept_outputs(paths) if len(paths) > 1 else None
 
 
 SHOWN = {

@@ -17,7 +17,7 @@ from whence.tangents.linearization import Linearization
 
 from .basis import Basis
 from .moments import gather_squares
-from .projected import Projected, primal_bytes
+from .projected import Projected, leaving, primal_bytes
 from .stream import LayerStream
 from .structures import LARGEST_EXACT, eigenbases
 
@@ -71,7 +71,7 @@ class Core(OfFeatures):
         sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])
         facts.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
         features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, facts)
-        return PrimalBread(problem, features, ridge)
+        return PrimalBread(leaving(problem, r), features, ridge)
 
     def _choose(
         self, spectrum: Sequence[Tensor], problem: Linearization, ridge: float | None

@@ -60,11 +60,6 @@ class Parts:
         beyond = g - turned @ out.T if complement is None else g @ complement
         return cls(a, inside, a - inside @ into.T, turned, beyond)
 
-    @property
-    def grads(self) -> Tensor:
-        """Both parts of the output gradients, one after the other."""
-        return torch.cat([self.grads_inside, self.grads_beyond], 2)
-
     @classmethod
     def join(cls, pieces: Sequence[Parts]) -> Parts:
         """Several pieces of a batch as one."""
@@ -102,33 +97,36 @@ class Factored:
         """Inner products with the gradients of n examples for c cotangents, (n, c, m k)."""
         assert isinstance(tangent, Kronecker)
         others = Parts.of(tangent, self.basis, self.inside.dtype, self.complement)
-        theirs, ours = others.grads, self.parts.grads
+        theirs, ours = others.grads_inside, self.parts.grads_inside
         n, c, y = theirs.shape
         m, k = ours.shape[:2]
         found = self.inside.new_empty(n, c, m * k)
         held = HELD["cuda" if self.inside.is_cuda else "cpu"]
-        many, few = max(1, 16 * held // (m * y)), max(1, held // (m * k * y))
+        many, few = (max(1, room // (m * max(y, 1))) for room in (16 * held, held // k))
+        weights, room = self.inside.new_empty(min(many, n), m, y), self.inside.new_empty(min(few, n), m, k, y)
         for low in range(0, n, many):
-            weights = self._weights(others, slice(low, min(low + many, n)))  # (some, m, y)
-            for first in range(0, len(weights), few):
-                here = weights[first : first + few]
-                where = slice(low + first, low + first + len(here))
-                scaled = (here.unsqueeze(2) * ours).reshape(len(here), m * k, y)
-                torch.bmm(theirs[where], scaled.transpose(1, 2), out=found[where])
+            some = slice(low, min(low + many, n))
+            here = self._weights(others, some, weights[: some.stop - low]).unsqueeze(2)  # (some, m, 1, y)
+            for scale, left, into in zip(*(one.split(few) for one in (here, theirs[some], found[some])), strict=True):
+                space = room if few == 1 else room[: len(scale)]
+                torch.mul(scale, ours, out=space)
+                torch.bmm(left, space.view(-1, m * k, y).mT, out=into)
+            if self.weight:
+                self._add_beyond(others, some, found[some].unflatten(2, (m, k)))
         return found
 
-    def _weights(self, others: Parts, some: slice) -> Tensor:
-        """B of every pair of examples, and what all directions outside weigh: one weight a coordinate of `grads`."""
-        m, y = self.inside.shape[:2]
-        weights = (others.inputs_inside[some] @ self.inside.flatten(0, 1).T).reshape(-1, m, y)
-        if not self.weight:
-            return weights
-        beyond, alike = (
-            self.weight * getattr(others, name)[some] @ getattr(self.parts, name).T
-            for name in ("inputs_beyond", "inputs")
-        )
-        rest = alike.unsqueeze(2).expand(-1, -1, self.parts.grads_beyond.shape[2])
-        return torch.cat([weights + beyond.unsqueeze(2), rest], 2)
+    def _weights(self, others: Parts, some: slice, into: Tensor) -> Tensor:
+        """B of every pair of examples, (some, m, y), written where it is told to."""
+        torch.mm(others.inputs_inside[some], self.inside.flatten(0, 1).T, out=into.flatten(1))
+        if self.weight:
+            into += (self.weight * others.inputs_beyond[some] @ self.parts.inputs_beyond.T).unsqueeze(2)
+        return into
+
+    def _add_beyond(self, others: Parts, some: slice, found: Tensor) -> None:
+        """Add what output directions outside the corner say to (some, c, m, k): one weight for all of them."""
+        alike = self.weight * others.inputs[some] @ self.parts.inputs.T  # (some, m)
+        products = others.grads_beyond[some].flatten(0, 1) @ self.parts.grads_beyond.flatten(0, 1).T
+        found.addcmul_(products.view_as(found), alike[:, None, :, None])
 
 
 def complement_of(basis: Basis, dtype: torch.dtype) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -115,18 +116,19 @@ def product(rows: Tensor, matrix: Tensor, crew: Processes, what: str) -> Tensor:
     """A square matrix of which every process has some rows (some, i), times one (i, q) that all have: whole, (i, q)."""
     if crew.alone:
         return rows @ matrix
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # takes a second, which few need
-
+    tensors: Any = import_module("torch.distributed.tensor")  # here, since it takes a second, which few need
+    if not hasattr(tensors, "DTensor"):  # torch 2.4
+        tensors = import_module("torch.distributed._tensor")
     crew.tell(what)
     mesh = crew.mesh(rows.device)
     if mesh is None:
         return crew.gather((rows @ matrix).cpu(), what, torch.device("cpu")).to(rows.device)
     shape, stride = (matrix.shape[0], matrix.shape[0]), (matrix.shape[0], 1)
-    left = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
-    right = DTensor.from_local(matrix, mesh, [Replicate()], run_check=False)
+    made, whole = tensors.DTensor.from_local, torch.Size(shape)
+    left = made(rows, mesh, [tensors.Shard(0)], run_check=False, shape=whole, stride=stride)
+    right = made(matrix, mesh, [tensors.Replicate()], run_check=False)
     with crew.watched(what):
-        shared: Any = left @ right
-        found: Tensor = shared.full_tensor()
+        found: Tensor = (left @ right).full_tensor()
     return found
 
 

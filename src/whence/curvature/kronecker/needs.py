@@ -19,6 +19,9 @@ from .stream import LEAST_PIECES, PIECES, LayerStream, working_precision
 SUMS = 26.0
 """Sums, weights and what is made on the way to them, in float64 numbers for each coordinate that is kept."""
 
+HOLES = 1.1
+"""A heap in which factors and eigenvectors come and go takes so many times what they do."""
+
 WHOLE = 5.0
 """Scores and steps, in float64 numbers for each weight."""
 
@@ -71,7 +74,7 @@ def require_factors(
     if leading is not None:
         need += side_bytes(stream.known.blocks, largest_side, leading, stream.problem.passes.layers.size)
     stream.problem.budget.require(
-        need, f"the Kronecker factors of {count(len(stream.blocks), 'block')} of parameters", _instead(stream)
+        HOLES * need, f"the Kronecker factors of {count(len(stream.blocks), 'block')} of parameters", _instead(stream)
     )
 
 

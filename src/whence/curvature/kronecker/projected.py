@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from whence.memory import Budget
 from whence.tangents.batches import Inputs
+from whence.tangents.linearization import Linearization
 
 from .basis import Basis
 from .stream import LayerStream
@@ -97,3 +99,8 @@ class Projected:
 def primal_bytes(r: int) -> float:
     """Memory of the primal algebra on r features."""
     return 9.0 * r * r * 8
+
+
+def leaving(problem: Linearization, r: int) -> Linearization:
+    """The same problem with the memory that the algebra on r features leaves, for their rows."""
+    return replace(problem, budget=Budget(problem.device, max(problem.budget.limit - primal_bytes(r), 0.0)))

@@ -17,7 +17,7 @@ from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
 
 from .basis import Basis
-from .projected import Projected, primal_bytes
+from .projected import Projected, leaving, primal_bytes
 from .stream import LayerStream, working_precision
 
 
@@ -54,7 +54,8 @@ class Sketch(OfFeatures):
         r = sum(len(index) for index in indices)
         problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
         facts = [*stream.notes, f"random sketch of {r} features for {problem.selection.size} weights"]
-        return PrimalBread(problem, Projected(stream, moved, indices, None, facts, orthonormal=False), ridge)
+        features = Projected(stream, moved, indices, None, facts, orthonormal=False)
+        return PrimalBread(leaving(problem, r), features, ridge)
 
 
 def allot(sizes: Sequence[int], total: int) -> list[int]:

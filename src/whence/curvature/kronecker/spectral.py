@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from whence.curvature.base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from whence.errors import SingularCurvatureError
-from whence.memory import give_back
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Tangent
 
@@ -21,7 +21,10 @@ from .factored import Factored, Parts, complement_of, seen_once
 from .moments import MeatSums, Spectrum, Squares, centre, gather_meats, states
 from .stream import LayerStream, working_precision
 from .view import View, views
-from .weights import Weights, sum_of
+from .weights import Weights, sum_of, times_noise
+
+BATCH = 500
+"""Training examples that are taken to be multiplied with at once, where memory is planned."""
 
 
 class SpectralBread(Bread):
@@ -62,7 +65,7 @@ class SpectralBread(Bread):
         for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True)):
             here = {name: selected[name].detach().double() for name in basis.block.parameters}
             self._step.append(self.solve(at, score - ridge * basis.block.to_matrix(here)))
-            give_back(self.problem.device)
+            self.problem.passes.give_back()
         self._meats: MeatSums | None = None
         self.hats, self._change = self._leverage(weigh)
 
@@ -91,7 +94,7 @@ class SpectralBread(Bread):
         """Squares of the weighted gradients in the same basis."""
         roots = dict(meats.roots)
         ready: dict[str, list[Squares]] = {}
-        scale = self._noise_scale(roots.get("ho"))
+        scale = times_noise(roots.get("ho"), self.problem.hessian_roots, self.noise)
         if scale is not None:
             ready["ho"] = [one.times(scale) for one in self.spectrum.noise]
             del roots["ho"]
@@ -114,26 +117,27 @@ class SpectralBread(Bread):
     def alignments(self, inputs: Inputs) -> Alignments:
         """Precondition the gradients of the inputs, then contract them with the layers of the training examples."""
         for where, directions in self._preconditioned(inputs):
-            yield where, self._align(directions, self.problem.seen(inputs))
+            yield where, self._align(directions, where.stop - where.start, self.problem.seen(inputs))
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """The same with the layers of other inputs."""
         k, j = self.problem.seen(inputs), self.problem.seen(others[0])
         found = []
-        for _, directions in self._preconditioned(inputs):
+        for where, directions in self._preconditioned(inputs):
+            m = where.stop - where.start
             parts = [
-                self._contract(tangents, directions, k)
+                self._contract(tangents, directions, (len(out), j, m, k))
                 for batch in others
-                for _, tangents, _ in self.stream.of(batch, 0, self.stream.identity(j), j)
+                for _, tangents, out in self.stream.of(batch, 0, self.stream.identity(j), j)
             ]
             found.append(torch.cat(parts, dim=2))
-        return torch.cat(found)
+        return torch.cat(found).to(self.problem.dtype)
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse of this curvature."""
         given = self.problem.selection.unflatten(vectors.double())
         solved = [self.solve(at, basis.block.to_matrix(given)) for at, basis in enumerate(self.bases)]
-        return self.stream.joined(solved, leading=1).to(vectors.dtype)
+        return self.stream.joined(solved, len(vectors)).to(vectors.dtype)
 
     def at(self, ridge: float, weigh: Weigh | None) -> SpectralBread:
         """The same bases and eigenvalues: one pass, for the leverages and the meats."""
@@ -143,9 +147,8 @@ class SpectralBread(Bread):
         """F_lam^-1 J^T of some inputs at a time, (m k, *shape) for each block, or factored where that serves."""
         problem, precision = self.problem, working_precision(self.problem)
         k = problem.seen(inputs)
-        row = k * problem.selection.size * torch.finfo(precision).bits // 8
-        most = max(1, int(0.05 * problem.budget.limit) // row)  # the gradients, and what is solved on the way
         size = batch_size(inputs, "this batch")
+        most = max(1, int(0.05 * problem.budget.limit) // self._row(inputs, k, precision))
         outside = [complement_of(basis, precision) for basis in self.bases]
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
@@ -166,32 +169,30 @@ class SpectralBread(Bread):
             ]
             yield where, solved
 
-    def _align(self, directions: Sequence[Tensor | Factored], k: int) -> Iterator[tuple[slice, Tensor]]:
-        for where, tangents in self.stream.read("alignments", self.stream.identity(), self.problem.k):
-            yield where, self._contract(tangents, directions, k)
+    def _row(self, inputs: Inputs, k: int, precision: torch.dtype) -> int:
+        """Bytes that the preconditioned gradients of one input take, and its products with a batch of examples."""
+        numbers = min(self.problem.n, BATCH) * self.problem.k * k
+        for _, tangents, _ in self.stream.of(take(inputs, slice(0, 1)), 0, self.stream.identity(k), k):
+            for tangent, basis in zip(tangents, self.bases, strict=True):  # one seen once is kept factored
+                numbers += k * basis.block.numel if seen_once(tangent) is None else math.prod(basis.shape)
+        return numbers * torch.finfo(precision).bits // 8
 
-    def _contract(self, tangents: Sequence[Tangent], directions: Sequence[Tensor | Factored], k: int) -> Tensor:
+    def _align(self, directions: Sequence[Tensor | Factored], m: int, k: int) -> Iterator[tuple[slice, Tensor]]:
+        c = self.problem.k
+        for where, tangents in self.stream.read("alignments", self.stream.identity(), c):
+            yield where, self._contract(tangents, directions, (where.stop - where.start, c, m, k))
+
+    def _contract(
+        self, tangents: Sequence[Tangent], directions: Sequence[Tensor | Factored], shape: tuple[int, int, int, int]
+    ) -> Tensor:
         """(m, k, n, c) inner products of all gradients with all directions (m k, ...), summed over blocks."""
-        summed = sum_of(  # (n, c, m k)
+        n, c, m, k = shape
+        summed = [  # (n, c, m k)
             one.align(tangent) if isinstance(one, Factored) else align(tangent, one)
             for tangent, one in zip(tangents, directions, strict=True)
-        )
-        whole = self.stream.together(summed)
-        return whole.reshape(*whole.shape[:2], -1, k).permute(2, 3, 0, 1).to(self.problem.dtype)
-
-    def _noise_scale(self, root: Tensor | None) -> float | None:
-        """How many times the noise covariance of the spectrum these weights are; `None` if they are not."""
-        given = self.problem.hessian_roots
-        if root is not None and given is not None and root.shape == given.shape:
-            times = float(root.norm() / given.norm().clamp_min(torch.finfo(root.dtype).tiny))
-            near = max(1e-9, 16 * torch.finfo(root.dtype).eps)
-            return times**2 if torch.allclose(root, times * given, rtol=near, atol=1e-3 * near * times) else None
-        if root is None or given is not None or len(root) != 1:
-            return None
-        wanted = (root @ root.transpose(1, 2))[0]
-        size = float(self.noise.diagonal().sum())
-        scale = float(wanted.diagonal().sum()) / size if size > 0 else 1.0
-        return scale if torch.allclose(wanted, scale * self.noise, rtol=1e-9, atol=1e-12 * size) else None
+        ]
+        whole = self.stream.together(sum_of(summed, (n, c, m * k), self.problem))
+        return whole.reshape(n, c, m, k).permute(2, 3, 0, 1)
 
     def _check_invertible(self) -> None:
         if self.ridge > 0:
@@ -266,22 +267,23 @@ class SpectralSandwich(Sandwich):
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
         dtype = self.bread.problem.dtype
-        outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view))
+        outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view), 2)
         return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The same without the covariances between outputs: gradients are read once for all estimators."""
         dtype = self.bread.problem.dtype
-        outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view))
+        outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view), 1)
         return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
 
-    def _sum(self, inputs: Inputs, of: Callable[[Weights, View], Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs, and sums over blocks of something (w, n, ...)."""
+    def _sum(self, inputs: Inputs, of: Callable[[Weights, View], Tensor], sides: int) -> tuple[Tensor, Tensor]:
+        """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k), with one or two sides."""
         stream, k = self.bread.stream, self.bread.problem.seen(inputs)
         outputs, sums = [], []
         for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):
             ready = views(tangents, self.bread.bases, self.bread.problem.device)
-            found = sum_of(of(weights, one) for weights, one in zip(self.weights, ready, strict=True))
-            sums.append(stream.together(found))
+            found = [of(weights, one) for weights, one in zip(self.weights, ready, strict=True)]
+            shape = (len(self.names), len(out), *[k] * sides)
+            sums.append(stream.together(sum_of(found, shape, self.bread.problem)))
             outputs.append(out)
         return torch.cat(outputs), torch.cat(sums, dim=1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.errors import InputError, UncapturedParameterError
+from whence.errors import UncapturedParameterError
 from whence.processes import shared_out
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.capture import Capture
@@ -89,14 +89,12 @@ class LayerStream:
         self.known = known
         self._kept = Kept()
         self._layers = problem.passes.layers
-        if len(known.blocks) < self._layers.size:
-            raise InputError(
-                f"expected at most as many processes as blocks of parameters, {len(known.blocks)}, where they share "
-                f"the layers, got {self._layers.size}. Use shard='data', or fewer processes."
-            )
         owners = shared_out([block_cost(block) for block in known.blocks], self._layers.size)
         self._mine = [at for at, owner in enumerate(owners) if owner == self._layers.rank]
         self._watched = self._mine
+        idle = self._layers.size - len(known.blocks)
+        if idle > 0:
+            self.notes.append(f"{idle} of {self._layers.size} processes have no layer of their own, and rows at most")
         if not self._layers.alone:
             self._watch_only_mine()
 
@@ -105,10 +103,11 @@ class LayerStream:
         few = take((first := self.problem.batches.first()).inputs, slice(0, min(first.size, PROOF)))
         names = {name for block in self.blocks for name in block.parameters}
         selected = {name: one for name, one in self.problem.selection.parameters.items() if name in names}
-        with rounded_products(False):
-            found = Capture(self.problem.network, selected, example_inputs=few)
-        if found.blocks == self.blocks:
-            self._capture, self._watched = found, list(range(len(found.blocks)))
+        if selected:
+            with rounded_products(False):
+                found = Capture(self.problem.network, selected, example_inputs=few)
+            if found.blocks == self.blocks:
+                self._capture, self._watched = found, list(range(len(found.blocks)))
         told = self._layers.tell("the layers", self._measure(few))  # pieces are of the same size everywhere
         self.known = Known(self.known.blocks, *map(max, zip(*told, strict=True)))
 
@@ -129,16 +128,15 @@ class LayerStream:
         self._layers.add([tensor], "sums over layers")
         return tensor
 
-    def joined(self, matrices: Sequence[Tensor], leading: int = 0) -> Tensor:
-        """(..., d) from matrices of the blocks of all processes."""
+    def joined(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
+        """(*lead, d) from float64 matrices of the blocks of all processes."""
         tensors: dict[str, Tensor] = {}
         for block, matrix in zip(self.blocks, matrices, strict=True):
             tensors.update(block.from_matrix(matrix))
-        lead = matrices[0].shape[:leading]
-        selected = self.problem.selection.parameters
+        selected, device = self.problem.selection.parameters, self.problem.device
         for name in selected.keys() - tensors.keys():
-            tensors[name] = matrices[0].new_zeros(*lead, *selected[name].shape)
-        return self.together(self.problem.selection.flatten(tensors, leading))
+            tensors[name] = torch.zeros(*lead, *selected[name].shape, dtype=torch.float64, device=device)
+        return self.together(self.problem.selection.flatten(tensors, len(lead)))
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, proved on these inputs if it was not yet."""

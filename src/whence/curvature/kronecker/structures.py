@@ -13,7 +13,6 @@ from whence.curvature.base import Weigh
 from whence.curvature.kronecker.kinds import OfLayers
 from whence.display import count
 from whence.errors import InputError
-from whence.memory import give_back
 from whence.tangents.forms import Block
 from whence.tangents.linearization import Linearization
 
@@ -214,7 +213,7 @@ def eigenbases(
             one.join(weighted[at])
         positions = one.positions / stream.problem.total_weight
         basis, product = cut(*one.basis(notes), positions, ridge, tolerance)
-        give_back(stream.problem.device)
+        stream.problem.passes.give_back()
         return basis.to(precision), product if products else None
 
     found = decompose(factors, make, stream.problem.passes.crew, stream.problem.device, facts)

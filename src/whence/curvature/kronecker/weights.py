@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from whence.tangents.linearization import Linearization
+
 from .basis import Basis
 from .measure import products_are_rounded
 from .rotated import Rotated
+from .stream import working_precision
 from .view import View
 
 
@@ -67,9 +70,31 @@ class Weights:
         return rotated.grams(self.inside, self.positive)
 
 
-def sum_of(parts: Iterable[Tensor]) -> Tensor:
-    """Add tensors up, the first one in place."""
+def sum_of(parts: Sequence[Tensor], shape: Sequence[int], problem: Linearization) -> Tensor:
+    """Add tensors of one shape up, the first one in place; zeros where a process has no blocks."""
+    if not parts:
+        return torch.zeros(*shape, dtype=working_precision(problem), device=problem.device)
     first, *rest = parts
     for part in rest:
         first += part
     return first
+
+
+def times_noise(root: Tensor | None, given: Tensor | None, noise: Tensor) -> float | None:
+    """How many times the noise of a spectrum these weights of the examples are; `None` if they are not.
+
+    Args:
+        root: the weights.
+        given: roots of the Hessians of the loss, where these are the noise.
+        noise: (k, k) covariance of the residuals, where it is that.
+    """
+    if root is not None and given is not None and root.shape == given.shape:
+        times = float(root.norm() / given.norm().clamp_min(torch.finfo(root.dtype).tiny))
+        near = max(1e-9, 16 * torch.finfo(root.dtype).eps)
+        return times**2 if torch.allclose(root, times * given, rtol=near, atol=1e-3 * near * times) else None
+    if root is None or given is not None or len(root) != 1:
+        return None
+    wanted = (root @ root.transpose(1, 2))[0]
+    size = float(noise.diagonal().sum())
+    scale = float(wanted.diagonal().sum()) / size if size > 0 else 1.0
+    return scale if torch.allclose(wanted, scale * noise, rtol=1e-9, atol=1e-12 * size) else None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.tangents.batches import Inputs, batch_size, take
+from whence.tracing.alignments import alignments
 from whence.tracing.asking import inputs_of
 from whence.tracing.fitted import Fitted
 
@@ -139,7 +140,7 @@ def _influence(fitted: Fitted, points: Points) -> Tensor:
     units = problem.n if groups is None else groups.total
     total = torch.zeros(units, roots.shape[2], dtype=problem.dtype, device=problem.device)
     for _, inputs in points:
-        for _, chunks in fitted.bread.alignments(inputs):
+        for _, chunks in alignments(fitted, inputs):
             pooled: Tensor | None = None
             for there, aligned in chunks:  # (m, k, n, k)
                 weighted = torch.einsum("mkni,niq->mknq", aligned, roots[there]).flatten(0, 1)
