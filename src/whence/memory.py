@@ -76,23 +76,15 @@ def _read(path: str) -> str:
         return ""
 
 
-<<<<<<< HEAD
-def give_back(device: torch.device) -> None:
+def give_back() -> None:
     """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept.
 
     Where that is little, nothing is done: taking it again would cost more than small fits do.
     """
-    if device.type == "cpu" and sys.platform == "linux":
+    if sys.platform == "linux":
         library = _c_library()
         trim, free = (getattr(library, name, None) for name in ("malloc_trim", "mallinfo2"))  # of glibc
         if trim is not None and (free is None or _told(free).fordblks >= LITTLE):
-=======
-def give_back() -> None:
-    """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-        if trim is not None:
->>>>>>> main
             trim(0)
 
 
