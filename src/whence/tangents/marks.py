@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -74,10 +76,13 @@ def _sums(flat: Tensor, table: Tensor) -> Tensor:
     """Weighted sums (s,) of the words in each span."""
     words = flat.contiguous().view(_WORDS[flat.element_size()]).long()
     spans = -(-len(words) // SPAN)
+    if spans == 1:
+        return (words * table[: len(words)]).sum(0, keepdim=True)
     padded = torch.nn.functional.pad(words, (0, spans * SPAN - len(words)))
     return (padded.reshape(spans, SPAN) * table).sum(1)
 
 
+@cache
 def _table(device: torch.device) -> Tensor:
     """Odd numbers without a pattern: the finaliser of splitmix64 on 1, 2, 3, ..."""
     mixed = torch.arange(1, SPAN + 1, device=device) * -0x61C8864680B583EB

