@@ -247,7 +247,7 @@ Rotated: TypeAlias = Factored | Full | Sparse
 
 
 def _crossed(outer: Tensor, inner: Tensor) -> Tensor:
-    """Sums of products (o, i) of rows (n, o) and (n, i): the shorter ones on the left, which is up to 7 times faster."""
+    """Sums of products (o, i) of rows (n, o) and (n, i): the shorter ones on the left, up to 7 times as fast."""
     found: Tensor = (inner.T @ outer).T if inner.shape[1] < outer.shape[1] else outer.T @ inner
     return found
 

@@ -188,7 +188,7 @@ class LayerStream:
         """
         known = self._kept.of(cotangents)
         if known is not None:
-            yield from known
+            yield from self.problem.progress.track(known, f"{label}, batch", len(known))
             return
         found: list[tuple[slice, list[Tangent]]] = []
         keeps = self._kept.wants(cotangents)
