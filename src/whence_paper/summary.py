@@ -17,20 +17,23 @@ from .records import Record, Run
 from .tables import Table, write_tables
 
 SCORES = ("Ho", "HeC3", "HeC3/Ho")
-SHOWN: dict[str, dict[str, Any]] = {
-    "mnist": {"size": 8000, "epochs": 20, "optimiser": "adam", "schedule": "constant", "fit": "two-bases"},
-    "fashion-mnist": {
-        "network": "CNN 32-64-128-256 max",
-        "size": "all",
-        "optimiser": "adam",
-        "schedule": "constant",
-        "fit": "two-bases-whole",
-    },
+FASHION = {
+    "network": "CNN 32-64-128-256 max",
+    "size": "all",
+    "optimiser": "adam",
+    "schedule": "constant",
+    "fit": "two-bases-whole",
+}
+SHOWN: dict[tuple[str, str], dict[str, Any]] = {
+    ("table1", "mnist"): {"size": "all", "optimiser": "adamw", "schedule": "constant", "fit": "two-bases"},
+    ("table2", "mnist"): {"size": 8000, "optimiser": "adam", "schedule": "constant", "fit": "two-bases"},
+    ("table1", "fashion-mnist"): FASHION,
+    ("table2", "fashion-mnist"): FASHION,
 }
 """The runs that stand for a case, of all that its record has."""
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 METHODS = {
-    "deep ensemble, variance": "ensemble of ten",
+    "deep ensemble, variance": "deep ensemble",
     "Ho, EKFAC, all layers": "Ho, EKFAC",
     "HeC3, EKFAC, all layers": "HeC3, EKFAC",
     "Ho, dense, last layer": "Ho, last layer",
@@ -52,7 +55,7 @@ def pair(paper: str, ours: list[float]) -> str:
 
 def draws(folder: Path, experiment: str, case: str) -> list[Run]:
     """The first five of a case."""
-    runs = Record(folder / f"{experiment}.json", experiment).runs(case=case, **SHOWN[case])
+    runs = Record(folder / f"{experiment}.json", experiment).runs(case=case, **SHOWN[experiment, case])
     return [run for run in runs if run.configuration["seed"] < table1.DRAWS]
 
 
@@ -69,6 +72,8 @@ def sources(folder: Path) -> Table:
             table.add(f"{name}, {words}", *map(pair, table1.PAPER[case, which], ours))
     for case, name in TITLES.items():
         runs = draws(folder, "table2", case)
+        size = SHOWN["table2", case]["size"]
+        name += "" if size == "all" else f" ({size:,} images)"
         for which, words in (("clean", "put right by true labels"), ("add", "put right by adding the class")):
             ours = [[run.results[which]["auroc"][score] for run in runs] for score in SCORES]
             table.add(f"{name}, {words}", *map(pair, table2.PAPER[case, which], ours))
@@ -80,15 +85,18 @@ def mistakes(folder: Path) -> Table:
     title = "Wrong predictions on CIFAR-10: AUROC, the paper's, then ours"
     table = Table(title, ("score", "ResNet-18", "ViT"))
     record, beyond = Record(folder / "table3.json", "table3"), Record(folder / "beyond.json", "beyond")
-    columns = []
+    columns, members = [], []
     for architecture, paper in table3_shown.PAPER.items():
         runs = table3_shown.alike(record.runs(architecture=architecture))
         areas = {name: values for name, values, _ in table3_shown.rows(runs)}
+        members += [max(run.configuration.get("members", 0) for run in runs)] if runs else []
         column = [pair(paper.get(method, ""), areas.get(method, [])) for method in METHODS]
         recipe = {key: runs[0].configuration[key] for key in table3_shown.RECIPE} if runs else {}
         judged = table3_shown.main_fits(beyond.runs(architecture=architecture, **recipe), "EKFAC, all layers")
         columns.append([*column, pair("", [run.results["scores"][BEYOND][1] for run in judged])])
-    for row in zip((*METHODS.values(), "margin over its standard error by HeC3"), *columns, strict=True):
+    first, *names = METHODS.values()
+    names = [f"{first} of {' and '.join(map(str, members))}", *names, "margin over its standard error by HeC3"]
+    for row in zip(names, *columns, strict=True):
         table.add(*row)
     return table
 

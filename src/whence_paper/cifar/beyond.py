@@ -23,7 +23,7 @@ from . import cases, table3
 from .fits import Predicted
 from .scores import of_both, of_members, of_outputs, of_probabilities, of_variances
 
-WEIGHTS = (-1.0, -0.5, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.5, 1.0)
+WEIGHTS = (-1.0, -0.5, -0.2, -0.1, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Of the standardised log-variance beside the standardised margin."""
 
 
@@ -133,7 +133,8 @@ ENSEMBLES = {"ensemble variance": "ensemble's variance", "ensemble margin": "mar
 def show(settings: Settings, record: Record) -> list[Path]:
     """Of each kind of fit: every score on the second half, what was best on the first half, and the ensemble."""
     groups: dict[str, list[Run]] = {}
-    for run in sorted(record.runs(), key=lambda run: int(run.configuration["seed"])):
+    keys = ("architecture", "loss", "way", "seed")
+    for run in sorted(record.runs(), key=lambda run: [str(run.configuration[key]) for key in keys]):
         about = run.configuration
         way = f"{about['way']}, {about['loss']}, {about['epochs']} epochs, lambda {about['ridge share']:g} n"
         groups.setdefault(f"{about['network']}, {way}", []).append(run)

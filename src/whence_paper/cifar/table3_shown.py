@@ -57,7 +57,7 @@ def rows(runs: list[Run]) -> list[tuple[str, list[float], float]]:
     ensembles = [run for run in runs if run.configuration["kind"] == "ensemble"]
     training = [run.results["train_s"] for run in networks]
     found: list[tuple[str, list[float], float]] = []
-    for run in ensembles[-1:]:
+    for run in sorted(ensembles, key=lambda run: int(run.configuration["members"]))[-1:]:
         for name, words in (("ensemble variance", "variance"), ("ensemble margin", "margin of the mean")):
             seconds = min(training) * run.configuration["members"]
             found.append((f"deep ensemble, {words}", [run.results["auroc"][name]], seconds))

@@ -6,6 +6,7 @@ Ten classes, no noise added: MNIST (MLP), Fashion-MNIST (CNN) and CIFAR-10 (ResN
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 
 from whence import one_hot
 from whence_paper.cifar import cases as cifar
+from whence_paper.cifar import table3
+from whence_paper.cifar.fits import Predicted
+from whence_paper.cifar.scores import of_outputs
 from whence_paper.data import Images, read_images
 from whence_paper.data.images import Name
 from whence_paper.experiment import Experiment, Settings
@@ -44,11 +48,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--sets", nargs="+", choices=("mnist", "fashion-mnist", "cifar-10"), help="default all; quick, mnist's network")
     add("--fit", choices=sorted(FITS), default="ekfac", help="default ekfac")
+    add("--optimiser", choices=("adam", "adamw"), help="of MNIST and Fashion-MNIST (default adam; quick, adamw)")
 
 
 def plain_case(name: str, settings: Settings) -> Case:
     """The case of Table 1 of that name."""
-    return mnist(settings.quick) if name == "mnist" else fashion(settings.quick, "max")
+    case = mnist(settings.quick) if name == "mnist" else fashion(settings.quick, "max")
+    recipe = replace(case.recipe, optimiser=settings.optimiser or case.recipe.optimiser)
+    return replace(case, recipe=recipe, size=settings.size, tested=settings.tested)
 
 
 def configuration(name: str, settings: Settings, seed: int) -> Configuration:
@@ -56,7 +63,7 @@ def configuration(name: str, settings: Settings, seed: int) -> Configuration:
     if name == "cifar-10":
         about = cifar.configuration(cifar.architectures(settings)[0], settings, seed)
     else:
-        about = plain_case(name, settings).configuration()
+        about = plain_case(name, settings).judged()
     more = {"set": name, "seed": seed, "fit": settings.fit, "ridge share": settings.ridge_share}
     return {**about, **more, "fit size": settings.fit_size}
 
@@ -68,18 +75,36 @@ def network_of(name: str, settings: Settings, seed: int) -> tuple[nn.Module, Ima
         return cifar.trained(cifar.configuration(one, settings, seed), one, images, settings)[0], images
     case = plain_case(name, settings)
     images = case.read(settings)
+    draw = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(images.labels), generator=draw)[: case.size].sort().values.to(images.labels.device)
+    images = replace(images, inputs=images.inputs[chosen], labels=images.labels[chosen])
     return case.plain(images, settings, seed), images
 
 
-def judge(name: str, settings: Settings, seed: int) -> dict[str, Any]:
-    """Which images stand in which grid."""
+def predictions(name: str, settings: Settings, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Outputs and scores of the test images, and their labels; those that Table 3 has kept, if it has."""
+    if name == "cifar-10" and settings.fit == "ekfac":
+        about = cifar.configuration(cifar.architectures(settings)[0], settings, seed)
+        way = {"way": "EKFAC, all layers", "ridge share": settings.ridge_share, "fit size": settings.fit_size}
+        path = table3.arrays(settings, {**about, **way, "kind": "fit"})
+        if path.exists():
+            kept = Predicted.load(path)
+            scores = {"Ho": kept.variances["ho"].sum(1), "HeC3": kept.variances["hec3"].sum(1)}
+            margin = of_outputs(kept.outputs)["margin"]
+            return {"outputs": kept.outputs, **scores, "margin": margin}, cifar.read(settings).test_labels.cpu()
     network, images = network_of(name, settings, seed)
     draw = torch.Generator().manual_seed(0)
     chosen = torch.randperm(len(images.labels), generator=draw)[: settings.fit_size].to(images.labels.device)
     data = images.inputs[chosen], one_hot(images.labels[chosen], CLASSES)
-    found = answers(fitted(network, data, settings.fit, settings.ridge_share), images.test_inputs)
+    tracer = fitted(network, data, settings.fit, settings.ridge_share)
+    return answers(tracer, images.test_inputs), images.test_labels.cpu()
+
+
+def judge(name: str, settings: Settings, seed: int) -> dict[str, Any]:
+    """Which images stand in which grid."""
+    found, truth = predictions(name, settings, seed)
     said = found["outputs"].argmax(1)
-    wrong = said != images.test_labels.cpu()
+    wrong = said != truth
     ho, hec3 = ranks(found["Ho"]), ranks(found["HeC3"])
     orders = {"HeC3": hec3, "Ho": ho, "HeC3 over Ho": hec3 - ho, "Ho over HeC3": ho - hec3}
     grids = {}

@@ -115,6 +115,7 @@ class LayerStream:
         """The same for some of all blocks, whichever process has them; all that share the layers must ask for it."""
         other = copy(self)
         other._capture, other._mine, other._watched = None, list(chosen), list(chosen)
+        other._kept = Kept()  # gradients of other blocks
         other._watch_only_mine()
         return other
 
