@@ -195,6 +195,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "quality": quality,
     "cost": cost,
     "gpu_cifar": cifar,
+    "gpu_tf32": cifar,
     "scaling": growth,
     "two_bases": bases,
     "soak": asked,
