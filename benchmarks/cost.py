@@ -93,9 +93,9 @@ def merged(records: list[dict[str, Any]]) -> dict[str, Any]:
         for row in record["rows"]:
             pair = row["model"], row["subject"]
             if pair not in rows or "failed" not in row:
-                rows[pair] = {**row, "commit": record["commit"]}
+                rows[pair] = {"commit": record["commit"], **row}  # that of a record put together before stays
     together = sorted(rows.values(), key=lambda row: list(MODELS).index(row["model"]))  # stable
-    commands = list(dict.fromkeys(record["command"] for record in records))
+    commands = dict.fromkeys(one for record in records for one in record["command"].split("; "))
     return {**records[-1], "command": "; ".join(commands), "rows": together}
 
 
