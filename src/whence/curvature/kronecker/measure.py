@@ -97,14 +97,14 @@ def energy(tangent: Tangent) -> Tensor:
     if not isinstance(tangent, Kronecker):
         full = tangent.materialize().flatten(2)
         return raised(full) @ raised(full).transpose(1, 2)
+    if tangent.cotangents == 1:  # the very numbers of `lengths`, whichever is asked for first
+        return lengths(tangent).unsqueeze(2)
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     n, c = g.shape[:2]
     if tangent.positions == 1:
         scaled = g * a.square().sum(-1, keepdim=True).unsqueeze(1)
     else:
         scaled = (a @ a.transpose(-1, -2)).unsqueeze(1) @ g
-    if c == 1:
-        return (scaled * g).flatten(1).sum(1).reshape(n, 1, 1)
     return scaled.reshape(n, c, -1) @ g.reshape(n, c, -1).transpose(1, 2)
 
 
