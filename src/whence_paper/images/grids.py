@@ -28,6 +28,7 @@ from whence_paper.scores import auroc, ranks
 
 from .cases import FITS, Case, answers, fashion, fitted, mnist
 from .tasks import CLASSES
+from .training import outputs as network_outputs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,12 +50,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--sets", nargs="+", choices=("mnist", "fashion-mnist", "cifar-10"), help="default all; quick, mnist's network")
     add("--fit", choices=sorted(FITS), default="ekfac", help="default ekfac")
     add("--optimiser", choices=("adam", "adamw"), help="of MNIST and Fashion-MNIST (default adam; quick, adamw)")
+    add("--channels", type=int, nargs="+", help="of Fashion-MNIST's convolutions (default 32 64 128 256)")
 
 
 def plain_case(name: str, settings: Settings) -> Case:
     """The case of Table 1 of that name."""
-    case = mnist(settings.quick) if name == "mnist" else fashion(settings.quick, "max")
-    recipe = replace(case.recipe, optimiser=settings.optimiser or case.recipe.optimiser)
+    case = mnist(settings.quick) if name == "mnist" else fashion(settings.quick, "max", settings.channels)
+    usual = case.recipe
+    recipe = replace(usual, optimiser=settings.optimiser or usual.optimiser, epochs=settings.epochs or usual.epochs)
     return replace(case, recipe=recipe, size=settings.size, tested=settings.tested)
 
 
@@ -97,7 +100,8 @@ def predictions(name: str, settings: Settings, seed: int) -> tuple[dict[str, Ten
     chosen = torch.randperm(len(images.labels), generator=draw)[: settings.fit_size].to(images.labels.device)
     data = images.inputs[chosen], one_hot(images.labels[chosen], CLASSES)
     tracer = fitted(network, data, settings.fit, settings.ridge_share)
-    return answers(tracer, images.test_inputs), images.test_labels.cpu()
+    missed = (network_outputs(network, data[0]).argmax(1) != images.labels[chosen].cpu()).double()
+    return {**answers(tracer, images.test_inputs), "missed": missed}, images.test_labels.cpu()
 
 
 def judge(name: str, settings: Settings, seed: int) -> dict[str, Any]:
@@ -113,7 +117,8 @@ def judge(name: str, settings: Settings, seed: int) -> dict[str, Any]:
         grids[kind] = {"images": first.tolist(), "wrong": wrong[first].int().tolist(), "said": said[first].tolist()}
     scores = ("HeC3", "Ho", "margin")
     areas = {score: auroc(found[score], wrong) for score in scores}
-    return {"grids": grids, "accuracy": float((~wrong).double().mean()), "auroc": areas, "tested": len(wrong)}
+    results = {"grids": grids, "accuracy": float((~wrong).double().mean()), "auroc": areas, "tested": len(wrong)}
+    return results | ({"training_answers_wrong": float(found["missed"].mean())} if "missed" in found else {})
 
 
 def compute(settings: Settings, record: Record) -> None:
