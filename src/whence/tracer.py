@@ -43,8 +43,8 @@ class Tracer(Predictor):
         """The training examples that carry the variance of each prediction.
 
         HeC3 and Ho are sums over training examples, so each term is that example's share. Costs about one forward and
-        k backward passes over the training set for as many predictions as memory allows at once, and k forward
-        passes a prediction.
+        k backward passes over the training set for as many predictions as memory allows at once, and about one forward
+        pass or less a prediction.
 
         Args:
             x: as for `predict`.
