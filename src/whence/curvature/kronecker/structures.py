@@ -115,17 +115,20 @@ class KFAC(OfLayers):
 
     Args:
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
+        largest_side: inputs, or outputs, of a layer up to which its factor is decomposed; longer ones stay as they are.
     """
 
     name: ClassVar[str] = "kfac"
     largest_exact: int = LARGEST_EXACT
+    largest_side: int = LARGEST_SIDE
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> SpectralBread:
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
         require_all(stream)
-        bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts, products=True)
+        sides = (self.largest_side, None)
+        bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts, products=True, sides=sides)
         require_sums(stream, bases)
         noise = noise_covariance(problem)
         measured = gather_squares(stream, bases, noise)
