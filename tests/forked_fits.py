@@ -130,7 +130,7 @@ def forked(world: int, folder: Path, work: Callable[[int], Any]) -> list[Any]:
     for child in children:
         os.waitpid(child, 0)
     files = [folder / f"said-{rank}" for rank in range(world)]
-    found = [torch.load(file) if file.exists() else None for file in files]
+    found = [torch.load(file, weights_only=True) if file.exists() else None for file in files]
     for file in files:
         file.unlink(missing_ok=True)
     return found

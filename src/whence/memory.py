@@ -5,15 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from functools import cache
-from typing import Any
 
 import torch
 
 from .errors import TooLargeError
-
-LITTLE = 16 * 2**20
-"""Bytes that may stay with the C library when they were freed."""
 
 RESERVE = 0.8
 """Share of the free memory that `whence` plans with."""
@@ -77,34 +72,11 @@ def _read(path: str) -> str:
 
 
 def give_back() -> None:
-    """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept.
-
-    Where that is little, nothing is done: taking it again would cost more than small fits do.
-    """
+    """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept."""
     if sys.platform == "linux":
-        library = _c_library()
-        trim, free = (getattr(library, name, None) for name in ("malloc_trim", "mallinfo2"))  # of glibc
-        if trim is not None and (free is None or _told(free).fordblks >= LITTLE):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        if trim is not None:
             trim(0)
-
-
-class _Heap(ctypes.Structure):
-    """What the C library says about the memory it handed out."""
-
-    before = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks")
-    fordblks: int
-    _fields_ = [(name, ctypes.c_size_t) for name in (*before, "fordblks", "keepcost")]
-
-
-@cache
-def _c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _told(about: Any) -> _Heap:
-    about.restype = _Heap
-    found: _Heap = about()
-    return found
 
 
 def readable(size: float) -> str:

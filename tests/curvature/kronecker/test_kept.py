@@ -62,3 +62,13 @@ def test_nothing_stays_behind() -> None:
     kept = tracer.bread.stream._kept
     assert not kept.open
     assert not kept._pieces
+
+
+def test_a_chunk_size_is_the_most_that_is_held() -> None:
+    """Fewer examples at a time than there are: every pass reads the data."""
+    passes = []
+    for chunk_size in (60, 59):
+        data = Counted(1, "gaussian")
+        whence.fit(network(1), data, structure="ekfac", ridge=0.5, progress=False, chunk_size=chunk_size)
+        passes.append(data.passes)
+    assert passes[1] - passes[0] == 2

@@ -207,10 +207,9 @@ class LayerStream:
         problem, passes = self.problem, self.problem.passes
         most = KEPT_BYTES["cuda" if problem.device.type == "cuda" else "cpu"]
         room = LEAST_PIECES * problem.budget.limit
-        size = 2.0 * problem.n * self.example(problem.k)
-        self._kept = Kept(
-            size <= min(most, room) and problem.sketch is None and not passes.shared and passes.keeper is None
-        )
+        small = 2.0 * problem.n * self.example(problem.k) <= min(most, room)
+        allowed = problem.n <= (problem.chunk_size or problem.n)  # that many examples' gradients are held, and no more
+        self._kept = Kept(small and allowed and problem.sketch is None and not passes.shared and passes.keeper is None)
         try:
             yield
         finally:
