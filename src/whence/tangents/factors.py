@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 
+MANY_ROWS = 500
+"""From so many on, filling columns up to eights costs less than it saves."""
+
+
 class Factor(Protocol):
     """One side of a `Kronecker` tangent, perhaps not yet computed: a tensor (..., e, t, i)."""
 
@@ -57,12 +61,21 @@ class Whole:
         if one and lies_transposed(values):
             projected = (linear[0].T @ values.squeeze(-3).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-3)
         elif one and values[0].numel() == values.shape[-1]:  # rows, whatever the strides of axes of length 1 say
-            rows = values.reshape(len(values), -1)
-            found = rows @ linear[0] if constant is None else torch.addmm(constant[0], rows, linear[0])
-            return found.reshape(*values.shape[:-1], -1)
+            return _times(values.reshape(len(values), -1), linear[0], constant).reshape(*values.shape[:-1], -1)
         else:
             projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
         return projected if constant is None else projected + constant
+
+
+def _times(rows: Tensor, linear: Tensor, constant: Tensor | None) -> Tensor:
+    """Rows (n, i) times (i, r), plus (1, 1, r). A CPU's products like columns in eights, and are a third faster."""
+    size = linear.shape[1]
+    missing = 0 if rows.is_cuda or len(rows) < MANY_ROWS else -size % 8
+    if missing:
+        linear = torch.nn.functional.pad(linear, (0, missing))
+        constant = None if constant is None else torch.nn.functional.pad(constant, (0, missing))
+    found = rows @ linear if constant is None else torch.addmm(constant[0], rows, linear)
+    return found[:, :size]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -60,7 +61,7 @@ class Block:
     groups: int = 1
     transposed: bool = False
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of scalar parameters."""
         return sum(math.prod(shape) for shape in self.shapes)
@@ -70,7 +71,7 @@ class Block:
         """Whether the last column of a kronecker block's matrix is the bias."""
         return self.kind == "kronecker" and len(self.parameters) == 2
 
-    @property
+    @cached_property
     def matrix_shape(self) -> tuple[int, ...]:
         """(e, o, i) for kronecker, (V, d) for rows, (p,) for dense."""
         if self.kind == "dense":

@@ -38,6 +38,8 @@ def mark(tensor: Tensor) -> int:
     """
     flat = _real(tensor).reshape(-1)
     table = _table(flat.device)
+    if 0 < flat.numel() * flat.element_size() <= SPAN:  # one span at most, in few calls
+        return int(_sums(flat, table))
     sums = [_sums(piece, table) for piece in flat.split(PIECE)]
     joined = torch.cat(sums)
     while len(joined) > 1:

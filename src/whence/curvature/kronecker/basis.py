@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class Basis:
     inputs: Tensor | None = None
     outputs: Tensor | None = None
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of the coordinates."""
         full = self.block.matrix_shape
@@ -45,7 +46,7 @@ class Basis:
         """What there is of it."""
         return [one for one in (self.inputs, self.outputs) if one is not None]
 
-    @property
+    @cached_property
     def outside(self) -> int:
         """Number of directions that the basis does not span."""
         return self.block.numel - math.prod(self.shape)

@@ -28,8 +28,18 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
     return mixed.transpose(3, 4) if turned else mixed
 
 
+def few_columns(rows: Tensor, columns: Tensor) -> Tensor:
+    """Columns (q, p) times rows (n, p) as (q, n): with few columns and many rows up to four times as fast as (n, q)."""
+    return columns @ rows.T
+
+
 def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
     """Inner products of sum_t g_t a_t^T with a direction (e, o, i), for (n, e, t, i) and (n, c, e, t, o): (n, c)."""
+    if g.shape[1:4] == (1, 1, 1) and not g.is_cuda:  # one outer product of two vectors, the longer ones first
+        outer, inner, matrix = g.flatten(1), a.flatten(1), direction[0]
+        if inner.shape[1] > outer.shape[1]:
+            outer, inner, matrix = inner, outer, matrix.T
+        return (few_columns(outer, matrix.T) * inner.T).sum(0).unsqueeze(1)
     turned = direction.transpose(-1, -2)
     moved = (a.squeeze(1) @ turned[0]).unsqueeze(1) if len(turned) == 1 else a @ turned  # (n, e, t, o)
     if lies_transposed(g):
@@ -46,8 +56,8 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
     if c == 1:
         squares = values.squeeze(1).square()
         flat = scales.reshape(len(scales), -1, p)
-        one = squares @ flat.squeeze(1).T if flat.shape[1] == 1 else torch.einsum("np,wnp->nw", squares, flat)
-        return one.T.reshape(len(scales), n, 1, 1)
+        one = few_columns(squares, flat.squeeze(1)) if flat.shape[1] == 1 else torch.einsum("np,wnp->wn", squares, flat)
+        return one.reshape(len(scales), n, 1, 1)
     if values.is_cuda and positive:
         roots = (values * scale.sqrt() for scale in scales)
         return torch.stack([_grouped_products(one, one) for one in roots])

@@ -93,7 +93,7 @@ def lengths(tangent: Tangent) -> Tensor:
 def energy(tangent: Tangent) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
     if isinstance(tangent, Dense) and tangent.values.shape[1] == 1:
-        return raised(tangent.values).square().sum(2, keepdim=True)
+        return torch.linalg.vector_norm(raised(tangent.values), dim=2, keepdim=True).square()
     if not isinstance(tangent, Kronecker):
         full = tangent.materialize().flatten(2)
         return raised(full) @ raised(full).transpose(1, 2)
@@ -108,16 +108,19 @@ def energy(tangent: Tangent) -> Tensor:
     return scaled.reshape(n, c, -1) @ g.reshape(n, c, -1).transpose(1, 2)
 
 
-def total(tangent: Tangent) -> Tensor:
-    """The gradients of all examples and cotangents together, shaped as the block's matrix."""
-    if isinstance(tangent, Kronecker):
-        a, g = raised(tangent.inputs()), raised(tangent.grads())
+def total(tangent: Tangent, weights: Tensor) -> Tensor:
+    """The gradients of all examples and cotangents together, weighted by (n, c), shaped as the block's matrix."""
+    if isinstance(tangent, Dense):  # as one product: scaled gradients would be as large as they are
+        values = raised(tangent.values)
+        return weights.to(values.dtype).reshape(-1) @ values.flatten(0, 1)
+    mixed = combine(tangent, weights.unsqueeze(2))
+    if isinstance(mixed, Kronecker):
+        a, g = raised(mixed.inputs()), raised(mixed.grads())
         return torch.einsum("neto,neti->eoi", g.sum(1), a)
-    if isinstance(tangent, Rows):
-        rows, _, values = tangent.aggregate()
-        summed = raised(values).sum(1)
-        return summed.new_zeros(tangent.block.matrix_shape).index_add_(0, rows, summed)
-    return raised(tangent.values).sum((0, 1))
+    assert isinstance(mixed, Rows)
+    rows, _, values = mixed.aggregate()
+    summed = raised(values).sum(1)
+    return summed.new_zeros(tangent.block.matrix_shape).index_add_(0, rows, summed)
 
 
 def along(tangent: Tangent, direction: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .contraction import CACHE_NUMBERS, along_factors, mix, scaled_grams
+from .contraction import CACHE_NUMBERS, along_factors, few_columns, mix, scaled_grams
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class Factored:
         outer, inner = self.squared
         _, _, o, i = weights.shape
         if i < o:
-            moved = (outer @ weights.squeeze(1).transpose(0, 1).reshape(o, -1)).unflatten(1, (-1, i))  # (n, w, i)
-            return torch.einsum("nwi,ni->wn", moved, inner)
-        moved = (inner @ weights.reshape(-1, i).T).unflatten(1, (-1, o))  # (n, w, o)
-        return torch.einsum("nwo,no->wn", moved, outer)
+            moved = few_columns(outer, weights.squeeze(1).transpose(1, 2).reshape(-1, o)).unflatten(0, (-1, i))
+            return (moved * inner.T).sum(1)
+        moved = few_columns(inner, weights.reshape(-1, i)).unflatten(0, (-1, o))  # (w, o, n)
+        return (moved * outer.T).sum(1)
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (e, o, i): (n, c, r)."""
@@ -158,10 +158,10 @@ class Full:
     def variances(self, weights: Tensor) -> Tensor:
         """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
         n, c, p = self.values.shape
-        flat, turned = self.values.reshape(n * c, p), self._padded(weights).reshape(len(weights), p).T
+        flat, columns = self.values.reshape(n * c, p), self._padded(weights).reshape(len(weights), p)
         step = n * c if flat.is_cuda else max(1, CACHE_NUMBERS // p)
-        parts = [flat[low : low + step].square() @ turned for low in range(0, n * c, step)]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(n, c, -1).permute(2, 0, 1)
+        parts = [few_columns(flat[low : low + step].square(), columns) for low in range(0, n * c, step)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).reshape(-1, n, c)
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""

@@ -15,6 +15,12 @@ from .measure import CHUNK_NUMBERS, outer
 LONGEST_SUM = 8192
 """Rows whose products are summed in their own precision."""
 
+PANELS = 4
+"""A symmetric product is made of so many panels, 5/8 of the whole."""
+
+LEAST_PANELS = 128
+"""Where it has so many columns: with fewer, calls cost what the panels save."""
+
 
 def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of G = sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o).
@@ -68,8 +74,22 @@ def second_moment(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i), summed in float64 where they are many, or small eigenvalues would drown."""
     parts = rows.split(LONGEST_SUM * (32 if rows.is_cuda else 1), dim=-2)  # a GPU sums in tiles, and calls cost more
     if len(parts) == 1 or rows.dtype == torch.float64:
-        return rows.transpose(-1, -2) @ rows
+        return _crossed(rows)
     total = torch.zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
     for part in parts:
-        total += part.transpose(-1, -2) @ part
+        total += _crossed(part)
     return total
+
+
+def _crossed(rows: Tensor) -> Tensor:
+    """Rows (..., m, i) to (..., i, i); of one matrix on a CPU the upper half alone, in panels of columns."""
+    size = rows.shape[-1]
+    if rows.is_cuda or size < LEAST_PANELS or rows.numel() != rows.shape[-2] * size:
+        return rows.transpose(-1, -2) @ rows
+    flat = rows.reshape(-1, size)
+    found, step = flat.new_empty(size, size), -(-size // PANELS)
+    for low in range(0, size, step):
+        high = low + step
+        torch.mm(flat[:, low:high].T, flat[:, low:], out=found[low:high, low:])
+        found[high:, low:high] = found[low:high, high:].T
+    return found.reshape(*rows.shape[:-2], size, size)

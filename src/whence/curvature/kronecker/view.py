@@ -11,7 +11,7 @@ from whence.tangents.forms import Dense, Factor, Kronecker, Rows, Tangent, Whole
 
 from .basis import Basis
 from .contraction import along_factors, mix
-from .measure import CHUNK_NUMBERS, along, beyond, combine, energy, lengths, outer, products_are_rounded, raised, total
+from .measure import CHUNK_NUMBERS, along, beyond, energy, lengths, outer, products_are_rounded, raised, total
 from .rotated import Factored, Full, Rotated, Sparse
 
 ALIGNED = 4
@@ -90,7 +90,7 @@ class View:
 
     def total(self, weights: Tensor) -> Tensor:
         """Sum of the gradients weighted by (n, c), shaped as the block's matrix, where the basis does not span all."""
-        return total(combine(self.tangent, weights.unsqueeze(2)))
+        return total(self.tangent, weights)
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products (n, c) with a direction: in coordinates of a basis that spans all, else of the block."""

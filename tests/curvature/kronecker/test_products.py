@@ -1,0 +1,44 @@
+"""Products in the order and the layout that a processor likes are still the same products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence.curvature.kronecker.contraction import along_factors
+from whence.curvature.kronecker.rotated import Factored
+from whence.curvature.kronecker.second_moments import LEAST_PANELS, second_moment
+from whence.tangents.factors import MANY_ROWS, Whole
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("shape", [(30, 3), (7, LEAST_PANELS), (1, 9, LEAST_PANELS + 3), (2, 5, LEAST_PANELS)])
+def test_a_second_moment_in_panels(shape: tuple[int, ...]) -> None:
+    rows = normal(*shape)
+    found = second_moment(rows)
+    torch.testing.assert_close(found, torch.einsum("...mi,...mj->...ij", rows, rows), rtol=1e-12, atol=1e-12)
+    assert torch.equal(found, found.transpose(-1, -2)) or shape[0] == 2  # of several at once torch makes both halves
+
+
+@pytest.mark.parametrize("ones", [False, True])
+@pytest.mark.parametrize("columns", [3, 8, 13])
+@pytest.mark.parametrize("n", [5, MANY_ROWS])
+def test_columns_that_are_filled_up(n: int, columns: int, ones: bool) -> None:
+    factor, basis = Whole(normal(n, 1, 1, 6), ones), normal(1, 6 + ones, columns)
+    torch.testing.assert_close(factor.project(basis), factor.tensor() @ basis[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("o", "i"), [(7, 3), (3, 7), (1, 5), (5, 1)])
+def test_forms_of_single_outer_products(o: int, i: int) -> None:
+    a, g = normal(11, 1, 1, i), normal(11, 1, 1, 1, o)
+    phi = torch.einsum("no,ni->noi", g.flatten(1), a.flatten(1))
+    weights, direction = normal(4, 1, o, i), normal(1, o, i)
+    wanted = torch.einsum("noi,woi->wn", phi.square(), weights[:, 0])
+    torch.testing.assert_close(Factored(a, g).variances(weights), wanted.unsqueeze(2), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(Factored(a, g).grams(weights), wanted.reshape(4, 11, 1, 1), rtol=1e-12, atol=1e-12)
+    along = torch.einsum("noi,oi->n", phi, direction[0]).unsqueeze(1)
+    torch.testing.assert_close(along_factors(a, g, direction), along, rtol=1e-12, atol=1e-12)
