@@ -70,10 +70,14 @@ science: setup ## the slow tests: simulations, retraining, coverage
 	$(PYTEST) -m slow
 
 # DATA is a folder with uci/, mnist/, fashion-mnist/, cifar-10/ and california-housing/; benchmarks/data.py says in which form.
-bench: $(VENV)/.peers ## cost, quality and label errors beside the peers; hours. All of it needs DATA=FOLDER (see Makefile)
-	$(BIN)/python -m benchmarks.cost $(if $(DATA),--data $(DATA))
-	$(BIN)/python -m benchmarks.label_errors $(if $(DATA),--data $(DATA),--cases digits)
-	$(if $(DATA),$(BIN)/python -m benchmarks.quality_peers --data $(DATA),@echo "quality was left out: make bench DATA=FOLDER")
+# Without it: random inputs for cost, and what comes with scikit-learn for quality and label errors. SIZE=full takes hours.
+SIZE ?= small
+ALL := $(filter full,$(SIZE))
+bench: $(VENV)/.peers ## cost, quality and label errors beside the peers, small; DATA=FOLDER SIZE=full for all (see Makefile)
+	$(BIN)/python -m benchmarks.cost $(if $(DATA),--data $(DATA)) $(if $(ALL),,--small)
+	$(BIN)/python -m benchmarks.label_errors $(if $(DATA),--data $(DATA)) \
+	  $(if $(DATA),$(if $(ALL),,--cases digits mnist fashion-mnist),--cases digits) $(if $(ALL),,--seeds 200)
+	$(BIN)/python -m benchmarks.quality_peers $(if $(DATA),--data $(DATA)) $(if $(ALL),,--splits 0 --draws 100)
 
 soak: setup ## a hundred thousand predictions in small batches, for every structure: memory and answers
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --out out/soak.json

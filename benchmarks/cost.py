@@ -5,7 +5,9 @@
 One process for each pair of model and subject: CPU time of all threads, the smallest of several runs where they are
 short; batch sizes are swept for everyone, the reference included, on a part of the data, and the best is used; the
 reference is timed before and after in the same process, on a copy of the network that never met the subject. Memory is
-measured in a second process. Peers that are not importable are reported as not installed.
+measured in a second process. Peers that are not importable are reported as not installed. One that does not end in
+time is measured with few examples; so are all with --small, where what does not grow with the examples
+(eigendecompositions, above all) weighs more in the multiples.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from .record import save, say, surroundings
 STRUCTURES = ("ekfac", "core", "sketch", "kfac", "diagonal")
 FLOORS = {"M1": (6.0, 2.0), "M2": (6.0, 3.0), "M3": (6.0, 3.0), "M4": (12.0, 5.0)}
 """What the default must not exceed: fit, predict."""
+SMALL = ("ekfac",)
+"""Structures of a small run."""
+STOPPED = "stopped at"
 
 
 def child(model: str, subject: str, prepared: Path, given: argparse.Namespace, *more: str) -> dict[str, Any]:
@@ -46,7 +51,7 @@ def child(model: str, subject: str, prepared: Path, given: argparse.Namespace, *
             failed = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:300]
     except subprocess.TimeoutExpired as late:
         out = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
-        failed = f"stopped at {given.seconds:g} s"
+        failed = f"{STOPPED} {given.seconds:g} s"
     lines = [line for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
     row: dict[str, Any] = json.loads(lines[-1]) if lines else {"model": model}
     if failed:
@@ -73,7 +78,7 @@ def line(row: dict[str, Any]) -> str:
     if row.get("frozen"):
         name += f", {row['frozen']} parameters frozen"
     if "missing" in row:
-        return f"| {row['model']} | {name} | not installed | | | |"
+        return f"| {row['model']} | {name} | not installed: {row['missing']} | | | | |"
 
     def number(key: str, digits: str = ".2f") -> str:
         return format(row[key], digits) if key in row else row.get("failed", "-")
@@ -83,7 +88,24 @@ def line(row: dict[str, Any]) -> str:
     references = row.get("reference_fit_s", []) + row.get("reference_predict_s", [])
     apart = max((max(pair) / min(pair) for pair in (references[:2], references[2:]) if pair), default=1.0)
     memory = f"{number('fit_extra_mb', '.0f')} / {number('predict_extra_mb', '.0f')}"
-    return f"| {row['model']} | {name} | {fit} | {predict} | {memory} | {apart:.2f} |"
+    return f"| {row['model']} | {name} | {row.get('n', '-')} | {fit} | {predict} | {memory} | {apart:.2f} |"
+
+
+def prepared_for(model: str, few: bool, given: argparse.Namespace, folder: Path) -> Path:
+    """The file of a network and its data, made if it is not there."""
+    chosen, path = MODELS[model], folder / f"{model}{'-few' if few else ''}.pt"
+    if not path.exists():
+        n, test = chosen.few if few else (chosen.n, chosen.test)
+        chosen.prepare(given.data, given.n or n, given.test or test, path)
+    return path
+
+
+def best_row(model: str, subject: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All examples, or few where these were asked for or all did not end in time."""
+    row = measure(model, subject, prepared_for(model, given.small, given, folder), given)
+    if given.small or given.n or not row.get("failed", "").startswith(STOPPED) or "fit_multiple" in row:
+        return row
+    return {**measure(model, subject, prepared_for(model, True, given, folder), given), "with_all": row["failed"]}
 
 
 def merged(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -104,7 +126,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--data", type=Path, help="folder of the data sets; random weights and inputs when not given")
-    parser.add_argument("--subjects", nargs="+", default=[*STRUCTURES, *PEERS], help="structures or peers")
+    parser.add_argument("--small", action="store_true", help="few examples, and of the structures the default alone")
+    parser.add_argument("--subjects", nargs="+", help="structures or peers (default: all)")
     parser.add_argument("--out", type=Path, default=Path("out/cost.json"))
     parser.add_argument("--n", type=int, help="training examples, in place of each model's")
     parser.add_argument("--test", type=int, help="test points, in place of each model's")
@@ -118,15 +141,12 @@ def main() -> None:
         return
     record: dict[str, Any] = {**surroundings(), "threads": given.threads, "floors": FLOORS}
     record.update({"trained": given.data is not None, "rows": []})
-    say("| model | subject | fit x [batch] | predict x [batch; points timed] | extra MB fit / predict | refs apart |")
-    say("|---|---|---|---|---|---|")
+    say("| model | subject | n | fit x [batch] | predict x [batch; points timed] | MB fit / predict | refs apart |")
+    say("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for model in given.models:
-            prepared = Path(folder) / f"{model}.pt"
-            chosen = MODELS[model]
-            chosen.prepare(given.data, given.n or chosen.n, given.test or chosen.test, prepared)
-            for subject in given.subjects:
-                row = measure(model, subject, prepared, given)
+            for subject in given.subjects or [*(SMALL if given.small else STRUCTURES), *PEERS]:
+                row = best_row(model, subject, given, Path(folder))
                 record["rows"].append(row)
                 save(given.out, record)
                 say(line(row))

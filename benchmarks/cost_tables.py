@@ -51,7 +51,7 @@ def every(rows: Iterable[Row]) -> list[list[str]]:
     found = []
     for row in rows:
         if "missing" in row:
-            found.append([row["model"], row["subject"], "not installed", *[""] * 5])
+            found.append([row["model"], row["subject"], "-", f"not installed: {row['missing']}", *[""] * 5])
             continue
         references = [row.get("reference_fit_s", []), row.get("reference_predict_s", [])]
         apart = max((max(pair) / min(pair) for pair in references if pair), default=1.0)
@@ -59,8 +59,9 @@ def every(rows: Iterable[Row]) -> list[list[str]]:
             [
                 row["model"],
                 named(row),
+                f"{row['n']:,}" if "n" in row else "-",
                 f"{row['fit_multiple']:.1f}" if "fit_multiple" in row else row.get("failed", "-"),
-                f"{row['predict_multiple']:.1f}" if "predict_multiple" in row else "-",
+                f"{row['predict_multiple']:.1f}" if "predict_multiple" in row else row.get("failed", "-"),
                 _pair(row, "fit_batch", "predict_batch"),
                 str(row.get("predict_points", "-")),
                 _pair(row, "fit_extra_mb", "predict_extra_mb"),

@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cleanlab import __version__ as cleanlab_version
-from cleanlab.filter import find_label_issues
-from cleanlab.rank import get_label_quality_scores
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,7 +25,7 @@ from whence import one_hot
 
 from . import networks
 from .data import Split, batches
-from .record import save, say
+from .record import installed, save, say
 from .scores import auroc
 from .studied import UNSEEN, WEIGHT_DECAY, Study, adjusted, arguments, open_record, options, put, read
 from .trained import LOSSES, trained
@@ -100,6 +97,9 @@ def outputs_of(network: torch.nn.Module, inputs: Tensor) -> Tensor:
 
 def cleanlab_scores(outputs: Tensor, task: Flipped, loss: str, where: str) -> tuple[dict[str, Tensor], Tensor]:
     """Scores that are high for doubtful labels, and the examples that cleanlab calls issues."""
+    from cleanlab.filter import find_label_issues  # a peer, present or not
+    from cleanlab.rank import get_label_quality_scores
+
     given, labels = probabilities(outputs, loss).numpy(), task.labels.numpy()
     found = {
         f"cleanlab {kind}, {where}": -torch.from_numpy(get_label_quality_scores(labels, given, method=method))
@@ -110,16 +110,18 @@ def cleanlab_scores(outputs: Tensor, task: Flipped, loss: str, where: str) -> tu
 
 def by_peers(task: Flipped, outputs: Tensor, outside: Tensor, loss: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Scores of the loss and of cleanlab, and how well cleanlab's own choice of issues does."""
-    inside, _ = cleanlab_scores(outputs, task, loss, "in-sample")
-    crossed, issues = cleanlab_scores(outside, task, loss, "cross-validated")
     scores = {
         "loss, in-sample": losses(outputs, task, loss),
         "loss, cross-validated": losses(outside, task, loss),
-        **inside,
-        **crossed,
     }
+    flipped = int(task.flipped.sum())
+    try:
+        inside, _ = cleanlab_scores(outputs, task, loss, "in-sample")
+        crossed, issues = cleanlab_scores(outside, task, loss, "cross-validated")
+    except ImportError as error:
+        return scores, {"called": flipped, "hits": 0, "flipped": flipped, "missing": f"cleanlab: {error}"}
     hits = int((issues & task.flipped).sum())
-    return scores, {"called": int(issues.sum()), "hits": hits, "flipped": int(task.flipped.sum())}
+    return {**scores, **inside, **crossed}, {"called": int(issues.sum()), "hits": hits, "flipped": flipped}
 
 
 def by_whence(
@@ -201,7 +203,7 @@ def main() -> None:
     parser = arguments(__doc__, CASES, "label_errors", LATER)
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
     given = parser.parse_args()
-    record = open_record(given.out, given.append, cleanlab=cleanlab_version, flipped=FLIPPED, folds=FOLDS)
+    record = open_record(given.out, given.append, cleanlab=installed("cleanlab"), flipped=FLIPPED, folds=FOLDS)
     for name in given.cases:
         study = adjusted(CASES[name], given)
         split = read(name.partition(",")[0], given.data)
@@ -211,6 +213,8 @@ def main() -> None:
                 put(record, {**row, "network": study.describe, "epochs": study.epochs}, ("case", "loss", "seed"))
                 save(given.out, record)
                 say(name, loss, seed, "  ".join(f"{key} {value:.3f}" for key, value in row["auroc"].items()))
+                if "missing" in row["cleanlab_issues"]:
+                    say(f"not installed: {row['cleanlab_issues']['missing']}")
 
 
 if __name__ == "__main__":

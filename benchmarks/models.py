@@ -25,6 +25,7 @@ class Model:
         source: the data set it is trained on, where one is at hand.
         sweep: batch sizes to try.
         points: batch sizes to try for predictions of peers, whose cost grows with the square of the batch.
+        few: training examples and test points of a small run, and of peers that do not end with all.
     """
 
     make: Callable[[], nn.Module]
@@ -35,6 +36,7 @@ class Model:
     test: int
     sweep: tuple[int, ...]
     points: tuple[int, ...]
+    few: tuple[int, int]
 
     def prepare(self, folder: Path | None, n: int, test: int, path: Path) -> None:
         """Save a network and its data: trained for two epochs on real data, or all at random without them.
@@ -81,8 +83,21 @@ MODELS = {
         2000,
         (250, 1000, 2500),
         (1, 4, 10),
+        (250, 10),
     ),
-    "M2": Model(partial(networks.cnn, 10), (1, 28, 28), 10, "fashion-mnist", 2000, 500, (50, 125, 250, 500), (5, 20)),
-    "M3": Model(partial(networks.ViT, 32, 4, 3, 10), (3, 32, 32), 10, "cifar", 1000, 200, (25, 50, 100), (5, 20)),
-    "M4": Model(networks.tabular, (8,), 1, "housing", 16_000, 2000, (500, 2000, 16_000), (10, 50, 200)),
+    "M2": Model(
+        partial(networks.cnn, 10),
+        (1, 28, 28),
+        10,
+        "fashion-mnist",
+        2000,
+        500,
+        (50, 125, 250, 500),
+        (5, 20),
+        (100, 20),
+    ),
+    "M3": Model(
+        partial(networks.ViT, 32, 4, 3, 10), (3, 32, 32), 10, "cifar", 1000, 200, (25, 50, 100), (5, 20), (50, 20)
+    ),
+    "M4": Model(networks.tabular, (8,), 1, "housing", 16_000, 2000, (500, 2000, 16_000), (10, 50, 200), (16_000, 2000)),
 }

@@ -41,7 +41,7 @@ def best(work: Callable[[], object], least: float = 1.0, most: int = 10) -> floa
 def sweep(work: Callable[[int], object], sizes: Sequence[int]) -> tuple[int, dict[int, float]]:
     """The batch size that takes least CPU time, and all times; larger sizes are left out once it takes too long."""
     times: dict[int, float] = {}
-    for size in sizes:
+    for size in sorted(set(sizes)):
         times[size] = best(partial(work, size), least=0.3)
         if sum(times.values()) > PATIENCE:
             break
@@ -78,18 +78,20 @@ class Bench:
         """Reference, fit, predict, reference again."""
         some, answers = self.inputs[: self.few], self.targets[: self.few]
         forward_backward(self.untouched, [some[:8]])
-        batch, times = sweep(lambda size: forward_backward(self.untouched, some.split(size)), self.model.sweep)
+        sizes = [min(size, self.few) for size in self.model.sweep]
+        batch, times = sweep(lambda size: forward_backward(self.untouched, some.split(size)), sizes)
         before = self.reference(self.inputs, batch), self.reference(self.tests, batch)
         self.tell(reference_batch=batch, reference_sweep=times, reference_fit_s=[before[0]])
         self.who.fit(self.network, some[:32], answers[:32], 32)
-        batch_fit, times = sweep(lambda size: self.who.fit(self.network, some, answers, size), self.model.sweep)
+        batch_fit, times = sweep(lambda size: self.who.fit(self.network, some, answers, size), sizes)
         self.tell(fit_batch=batch_fit, fit_sweep=times, sweep_n=self.few)
         fits: list[Any] = []
 
         def fit() -> None:
             fits[:] = [self.who.fit(self.network, self.inputs, self.targets, batch_fit)]
 
-        self.tell(fit_s=best(fit, most=3))
+        seconds = best(fit, most=3)
+        self.tell(fit_s=seconds, fit_multiple=seconds / before[0])  # stands if the predictions do not end
         self.predict(fits[0])
         after = self.reference(self.inputs, batch), self.reference(self.tests, batch)
         self.tell(
@@ -105,8 +107,8 @@ class Bench:
         if self.who.predict(fitted, self.tests[:2], 2) is None:
             return
         sizes = self.model.points if self.who.squared else self.model.sweep
-        sizes = sorted({min(size, self.test) for size in sizes})
-        few = self.tests[: sizes[-1]]
+        sizes = [min(size, self.test) for size in sizes]
+        few = self.tests[: max(sizes)]
         batch, times = sweep(lambda size: self.who.predict(fitted, few, size), sizes)
         each = times[batch] / len(few)
         points = self.test if each * self.test < PATIENCE else max(len(few), int(PATIENCE / each))

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from mapie.regression import CrossConformalRegressor, SplitConformalRegressor
 from sklearn.base import BaseEstimator, RegressorMixin
 from torch import Tensor, nn
 from torch.distributions import Normal
@@ -23,6 +22,7 @@ from torch.distributions import Normal
 import whence
 from whence_paper.baselines import SWAG, Answer, Baseline, Data, DeepEnsemble, LaplaceTorch, MCDropout, Recipe
 
+from . import shipped
 from .training import train
 
 SETS = ("bostonHousing", "concrete", "power-plant", "wine-quality-red", "yacht")
@@ -80,11 +80,14 @@ class Told:
         return cls(mean, answer.variance.double().squeeze(1), torch.ones_like(mean))
 
 
-def read(folder: Path, name: str, split: int) -> Table:
+def read(folder: Path | None, name: str, split: int) -> Table:
     """A published split; the held-out fifth is drawn from its training part, by the number of the split."""
-    with np.load(folder / "uci" / f"{name}.npz") as found:
-        inputs, targets = torch.from_numpy(found["X"]).float(), torch.from_numpy(found["y"]).float().reshape(-1, 1)
-        tested = torch.from_numpy(found["test_index"][split].astype(np.int64))
+    if folder is None:
+        inputs, targets, tested = shipped.diabetes(split)
+    else:
+        with np.load(folder / "uci" / f"{name}.npz") as found:
+            inputs, targets = torch.from_numpy(found["X"]).float(), torch.from_numpy(found["y"]).float().reshape(-1, 1)
+            tested = torch.from_numpy(found["test_index"][split].astype(np.int64))
     rest = torch.ones(len(inputs), dtype=torch.bool)
     rest[tested] = False
     order = rest.nonzero().squeeze(1)
@@ -210,6 +213,8 @@ class Regressor(RegressorMixin, BaseEstimator):
 
 def by_conformal(recipe: Recipe, table: Table) -> Iterator[tuple[str, dict[str, float]]]:
     """MAPIE's split conformal on the same network, and its CV+ on networks of five folds of all that is not tested."""
+    from mapie.regression import CrossConformalRegressor, SplitConformalRegressor  # a peer, present or not
+
     held = table.held.inputs.numpy(), table.held.targets.squeeze(1).double().numpy()  # MAPIE refuses rounding
     single = Regressor(recipe).take(recipe.network())
     split = SplitConformalRegressor(single, confidence_level=list(LEVELS), prefit=True).conformalize(*held)
@@ -232,7 +237,7 @@ def intervals(found: np.ndarray, table: Table) -> dict[str, float]:
     }
 
 
-def run(folder: Path, name: str, split: int, steps: int) -> dict[str, Any]:
+def run(folder: Path | None, name: str, split: int, steps: int) -> dict[str, Any]:
     """All methods on one split."""
     table = read(folder, name, split)
     recipe = Recipe(lambda: make_network(table.data.inputs.shape[1]), trainer(steps), table.data, seed=1000 * split)
@@ -267,12 +272,14 @@ def run(folder: Path, name: str, split: int, steps: int) -> dict[str, Any]:
                 told, noise = by_baseline(baseline, recipe, points)
                 tried[baseline.name] = measured_on(told, noise, time.process_time() - started)
             except Exception as error:  # a peer that fails is part of the result
-                methods.setdefault(label, {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"})
+                methods.setdefault(label, {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"})
         if tried:
             best = min(tried, key=lambda one: tried[one]["held_out_nll"])
             methods[label] = {**tried[best], "chosen": best}
             if label != family[0].name and family[0].name in tried and family[0].name.startswith("laplace"):
                 methods[family[0].name] = tried[family[0].name]
-    for method, found in by_conformal(recipe, table):
-        methods[method] = {"held_out": found}
+    try:
+        methods |= {method: {"held_out": found} for method, found in by_conformal(recipe, table)}
+    except ImportError as error:
+        methods["MAPIE"] = {"failed": f"not installed: {error}"}
     return {"set": name, "split": split, "n": len(table.data), "test": len(tested), "methods": methods}

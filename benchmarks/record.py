@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ def surroundings(made: str | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         **hardware(),
     }
+
+
+def installed(package: str) -> str:
+    """The version of a package, or that it is not there.
+
+    Examples:
+        >>> installed("no such package")
+        'not installed'
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cost import merged
+from benchmarks.cost import line, merged
 from benchmarks.cost_tables import every, winners
 
 
@@ -23,12 +23,15 @@ def test_where_a_peer_is_ahead_comes_first() -> None:
 
 def test_what_did_not_run_is_told() -> None:
     rows = [
-        {"model": "M1", "subject": "laplace", "missing": True},
+        {"model": "M1", "subject": "laplace", "missing": "No package metadata"},
         {"model": "M1", "subject": "ekfac", "failed": "stopped"},
     ]
     told = every(rows)
-    assert [one[2] for one in told] == ["not installed", "stopped"]
-    assert {len(one) for one in told} == {8}
+    assert [one[3] for one in told] == ["not installed: No package metadata", "stopped"]
+    assert {len(one) for one in told} == {9}
+    lines = [line(one) for one in rows]
+    assert "not installed: No package metadata" in lines[0]
+    assert {one.count("|") for one in lines} == {8}
 
 
 def test_records_are_put_together() -> None:

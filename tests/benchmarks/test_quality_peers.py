@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("mapie")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -72,6 +71,7 @@ def _table(folder: Path) -> Path:
 
 
 def test_a_small_run_and_its_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("mapie")
     pytest.importorskip("laplace")
     from benchmarks.quality_tables import quality_peers as tables
 
@@ -92,6 +92,31 @@ def test_a_small_run_and_its_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     told = tables(quality_peers.merged([record]))
     assert "| whence core, HeC3 | own noise |" in told
     assert "Did not run: laplace-torch lowrank" in told
+
+
+def test_without_data_and_without_peers_the_rest_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks import peers_images, peers_uci, quality_peers
+
+    for absent in ("mapie", "mapie.regression", "mapie.classification", "laplace"):
+        monkeypatch.setitem(sys.modules, absent, None)  # as if it were not installed
+    for part in (peers_uci, peers_images):
+        few = [name for name in part.FAMILIES if name.startswith(("laplace-torch kron, all", "deep ensemble"))]
+        monkeypatch.setattr(part, "FAMILIES", {name: part.FAMILIES[name] for name in few})
+    monkeypatch.setattr(peers_images, "EPOCHS", 1)
+    out = tmp_path / "quality_peers.json"
+    given = ["--splits", "0", "--draws", "100", "--steps", "20", "--n", "200", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["quality_peers.py", *given])
+    quality_peers.main()
+    record = json.loads(out.read_text())
+    assert [run["set"] for run in record["uci"] + record["images"]] == ["diabetes", "digits"]
+    assert record["images"][0]["test"] == 497
+    said = capsys.readouterr().out
+    assert "| digits: AUROC, outside | deep ensemble of 5" in said
+    assert "did not run: MAPIE: not installed: " in said
+    assert "did not run: laplace-torch" in said
+    assert "expected laplace-torch for" in said
 
 
 def test_areas_compare_each_kind_with_ordinary_points() -> None:

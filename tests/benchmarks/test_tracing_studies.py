@@ -54,6 +54,19 @@ def test_label_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert label_errors(record).count("whence ekfac |") == 4
 
 
+def test_label_errors_without_cleanlab(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for absent in ("cleanlab", "cleanlab.filter", "cleanlab.rank"):
+        monkeypatch.setitem(sys.modules, absent, None)  # as if it were not installed
+    small = ("--cases", "digits", "--n", "150", "--epochs", "1", "--structures", "ekfac", "--seeds", "100")
+    record = run("label_errors", monkeypatch, tmp_path / "label_errors.json", *small, "--losses", "cross-entropy")
+    (row,) = record["rows"]
+    assert set(row["auroc"]) == {"whence ekfac", "loss, in-sample", "loss, cross-validated"}
+    assert row["fits"][0]["hits_among_first"] <= row["cleanlab_issues"]["called"] == 15
+    assert "not installed: cleanlab" in capsys.readouterr().out
+
+
 def test_attribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small = ("--cases", "small", "--n", "60", "--points", "1", "4", "--structures", "core:size=32")
     record = run("attribution", monkeypatch, tmp_path / "attribution.json", *small)

@@ -185,39 +185,6 @@ def test_memory_that_must_be_is_not_planned_away(chunk: int | None) -> None:
     assert "50.0 MiB, chunks of 5 examples" in notes[-1] or "50.0 MiB, chunks of 10 examples" in notes[-1]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", FULL)
-def test_a_gpu_that_is_full(name: str) -> None:
-    """The allocator refuses what goes beyond halfway between what many examples at once take, and what few do.
-
-    The plan is the same for all, and knows of more: so much that nothing is refused, so little that nothing is kept.
-    """
-    device = torch.device("cuda")
-    structure, width, n = FULL[name]
-    width, n = 3 * width, (20 if name == "core" else 10) * n
-    model, x, y = of_width(width, n, device)
-    options: dict[str, Any] = {"structure": structure, "ridge": 10.0, "dtype": torch.float32}
-    options["max_memory"] = 2**31 if name == "primal" else 2**29
-    answer, peaks = x, []
-    for chunk in (n, n, n // 20):  # the first one loads what loads late
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        wanted = fit(model, [(x, y)], **options, chunk_size=chunk)
-        peaks.append(torch.cuda.max_memory_reserved())
-        answer = wanted.predict(x[:50]).hec3
-        del wanted
-    torch.cuda.empty_cache()
-    limit = (peaks[1] + peaks[2]) // 2
-    assert peaks[2] < 0.8 * limit, peaks
-    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(device).total_memory)
-    try:
-        found = fit(model, [(x, y)], **options, chunk_size=n)
-        assert [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
-        torch.testing.assert_close(found.predict(x[:50]).hec3, answer, rtol=1e-2, atol=1e-6)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 def test_products_with_the_jacobian_halve_too() -> None:
     x, y = inputs_and_targets(n=20)
     model = Busy()

@@ -45,7 +45,7 @@ class Architecture:
 def architectures(settings: Settings) -> list[Architecture]:
     """Those asked for: of the paper's size, or tiny ones for 8 x 8 digits."""
     if settings.quick:
-        recipe = Recipe(epochs=14, rate=5e-3, batch=50, shift=0, mirror=False)
+        recipe = Recipe(epochs=20, rate=5e-3, batch=50, shift=0, mirror=False)
         found = [
             Architecture(
                 "resnet", "ResNet-18, width 4", lambda colours: networks.resnet18(CLASSES, 4, colours), recipe
@@ -54,7 +54,7 @@ def architectures(settings: Settings) -> list[Architecture]:
                 "vit",
                 "ViT, 2 blocks of width 32",
                 lambda colours: networks.ViT(8, 2, colours, CLASSES, 32, 2, 2),
-                replace(recipe, epochs=30, rate=4e-3),
+                replace(recipe, epochs=45, rate=4e-3),
             ),
         ]
     elif settings.small:

@@ -145,7 +145,7 @@ def steps(settings: Settings, get: Get) -> Iterator[Step]:
     for one in made:
         for seed in settings.seeds[: settings.cross_entropy]:
             yield network(one, seed, "cross-entropy")
-            yield fitted(one, seed, "EKFAC, all layers", settings.ridge_share, size, "cross-entropy")
+            yield from (fitted(one, seed, way, settings.ridge_share, size, "cross-entropy") for way in settings.ways)
 
 
 def compute(settings: Settings, record: Record) -> None:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from whence_paper import replayed
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -38,49 +40,6 @@ class Recipe:
         return asdict(self)
 
 
-def can_capture(inputs: Tensor) -> bool:
-    """Whether steps of training are recorded once and replayed: on a GPU they are too small to be started singly."""
-    return inputs.is_cuda
-
-
-class Captured:
-    """A step of training as a CUDA graph: the first few are taken as they come, then one is recorded and replayed.
-
-    Attributes:
-        step: takes the places of a batch's examples, (b,); asks nothing back from the GPU.
-        batch: examples in a full batch; another number of them is never replayed.
-    """
-
-    def __init__(self, step: Callable[[Tensor], None], batch: int, first: int = 5) -> None:
-        self.step, self.batch, self._first = step, batch, first
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._chosen: Tensor | None = None
-
-    def __call__(self, chosen: Tensor) -> None:
-        """Take a step."""
-        if len(chosen) != self.batch:
-            self.step(chosen)
-        elif self._first > 0:
-            self._first -= 1
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                self.step(chosen)
-            torch.cuda.current_stream().wait_stream(aside)
-        else:
-            self._replay(chosen)
-
-    def _replay(self, chosen: Tensor) -> None:
-        if self._chosen is None:
-            self._chosen = chosen.clone()
-        self._chosen.copy_(chosen)
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self.step(self._chosen)
-        self._graph.replay()
-
-
 def train(network: nn.Module, inputs: Tensor, targets: Tensor, recipe: Recipe, seed: int) -> nn.Module:
     """Minimise the mean squared error over all outputs; the network is changed, and in evaluation mode after.
 
@@ -92,7 +51,7 @@ def train(network: nn.Module, inputs: Tensor, targets: Tensor, recipe: Recipe, s
         seed: of the order of examples.
     """
     kind = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
-    cuda, captured = inputs.is_cuda, recipe.schedule == "constant" and can_capture(inputs)
+    cuda, captured = inputs.is_cuda, recipe.schedule == "constant" and replayed.can_capture(inputs)
     optimiser = kind(
         network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay, fused=cuda, capturable=captured
     )
@@ -105,7 +64,7 @@ def train(network: nn.Module, inputs: Tensor, targets: Tensor, recipe: Recipe, s
         F.mse_loss(network(inputs[chosen]), targets[chosen]).backward()
         optimiser.step()
 
-    step = Captured(plain, recipe.batch) if captured else plain
+    step = replayed.Captured(plain, recipe.batch) if captured else plain
     network.train()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*capturable=True")  # the first steps are not captured

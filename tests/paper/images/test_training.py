@@ -65,12 +65,12 @@ def test_networks_take_images_of_any_side(pooling):
     assert network(torch.zeros(3, 1, 28, 28)).shape == (3, 2)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs of steps are for GPUs")
+@pytest.mark.gpu
 def test_steps_that_are_replayed_are_the_steps(monkeypatch):
     x, y = (part.cuda() for part in problem())
     found = []
     for captured in (True, False):
-        monkeypatch.setattr("whence_paper.images.training.can_capture", lambda inputs, captured=captured: captured)
+        monkeypatch.setattr("whence_paper.replayed.can_capture", lambda inputs, captured=captured: captured)
         network = initialised(lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)), 0, x.device)
         train(network, x, y, Recipe(epochs=5, rate=0.01, batch=16), seed=0)  # the last batch has 8
         found.append(outputs(network, x.float()))
