@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-
 MANY_ROWS = 500
 """From so many on, filling columns up to eights costs less than it saves."""
 

@@ -93,7 +93,8 @@ def lengths(tangent: Tangent) -> Tensor:
 def energy(tangent: Tangent) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
     if isinstance(tangent, Dense) and tangent.values.shape[1] == 1:
-        return torch.linalg.vector_norm(raised(tangent.values), dim=2, keepdim=True).square()
+        sizes: Tensor = torch.linalg.vector_norm(raised(tangent.values), dim=2, keepdim=True)
+        return sizes.square()
     if not isinstance(tangent, Kronecker):
         full = tangent.materialize().flatten(2)
         return raised(full) @ raised(full).transpose(1, 2)

@@ -109,9 +109,9 @@ class Factored:
         outer, inner = self.squared
         _, _, o, i = weights.shape
         if i < o:
-            moved = few_columns(outer, weights.squeeze(1).transpose(1, 2).reshape(-1, o)).unflatten(0, (-1, i))
+            moved = few_columns(outer, weights.squeeze(1).transpose(1, 2).reshape(-1, o)).reshape(-1, i, len(outer))
             return (moved * inner.T).sum(1)
-        moved = few_columns(inner, weights.reshape(-1, i)).unflatten(0, (-1, o))  # (w, o, n)
+        moved = few_columns(inner, weights.reshape(-1, i)).reshape(-1, o, len(inner))  # (w, o, n)
         return (moved * outer.T).sum(1)
 
     def gather(self, index: Tensor) -> Tensor:
