@@ -225,11 +225,15 @@ def layers(folder: Path) -> dict[str, Any]:
             tracer = fit(name, slice(0, 24), shard="layers")
             gaps = gap(answers(tracer), answers(wanted[name]))
             found[name] = [gaps, [block.name for block in tracer.bread.stream.blocks]]
+            tracer.save(folder / f"{name}.whence")
             if name == "ekfac":
                 found["share"] = gap({"share": tracer.attribute(test_inputs()).hec3.share}, {"share": shares})
-                found["save"] = refused(lambda tracer=tracer: tracer.save(folder / "fit.whence"))
+                found["nowhere"] = refused(lambda tracer=tracer: tracer.save(folder / "nowhere" / "fit.whence"))
+            loaded = whence.load(folder / f"{name}.whence", network())
+            found[f"{name}, saved"] = gap(answers(loaded), answers(wanted[name]))
         found["other data"] = refused(lambda: fit("ekfac", slice(rank, 24), shard="layers"))
         found["core"] = refused(lambda: fit("core", slice(0, 24), shard="layers"))
+        found["checkpoint"] = refused(lambda: fit("ekfac", slice(0, 24), shard="layers", checkpoint=folder / "sums"))
         return found
 
     def both(rank: int) -> Any:
@@ -238,6 +242,13 @@ def layers(folder: Path) -> dict[str, Any]:
             tracer = fit(name, cut([15, 9], rank // 2), shard=2)
             owned = [block.name for block in tracer.bread.stream.blocks]
             found[name] = [gap(answers(tracer), answers(wanted[name])), owned]
+            tracer.save(folder / f"{rank // 2}-{name}.whence")
+            written = [(folder / f"{at}-{name}.whence").exists() for at in (0, 1)]
+            found[f"{name}, saved"] = (
+                written
+                if rank > 1
+                else gap(answers(whence.load(folder / f"0-{name}.whence", network())), answers(wanted[name]))
+            )
         found["other data"] = refused(lambda: fit("ekfac", cut([6, 6, 6, 6], rank), shard=2))
         found["three"] = refused(lambda: fit("ekfac", cut([15, 9], rank // 2), shard=3))
         return found

@@ -250,7 +250,8 @@ class Tracer(Predictor):
 
         The file holds numbers and words only, in the format of safetensors: no model, no training data, no code. It
         takes the place of an older one once all of it is on the disk. A likelihood that you wrote yourself is not in
-        it, and is handed to `whence.load` again; a structure that you wrote yourself cannot be saved.
+        it, and is handed to `whence.load` again; a structure that you wrote yourself cannot be saved. Where processes
+        share the layers (`shard="layers"`), all of them call this, and the first one writes.
         """
         save(self, self.step, self.diagnostics, Path(path))
 

@@ -108,6 +108,7 @@ def test_layers_that_are_shared(world: int, told: dict[str, Any]) -> None:
         assert max(one[name][0] for one in said) <= 1e-12, name
         owned = [block for one in said for block in one[name][1]]
         assert len(owned) == len(set(owned)) == 3  # each layer is in one process
+        assert max(one[f"{name}, saved"] for one in said) <= 1e-12, name  # one file, loaded by each process for itself
     assert max(one["share"] for one in said) <= 1e-10
 
 
@@ -120,6 +121,8 @@ def test_layers_and_data_that_are_shared(told: dict[str, Any]) -> None:
         assert first == third
         assert second == fourth
         assert len({*first, *second}) == len(first) + len(second) == 3
+        assert max(one[f"{name}, saved"] for one in said[:2]) <= 1e-12, name
+        assert not any(one[f"{name}, saved"][1] for one in said[2:])  # the others have the same, and write nothing
     for one in said:
         assert "LoaderError" in one["other data"] or "ProcessError" in one["other data"]
         assert "several whole groups" in one["three"]
@@ -155,9 +158,13 @@ def test_a_sharded_model_is_brought_together_once(tmp_path: Path) -> None:
 
 def test_what_cannot_be_done_with_layers_apart(told: dict[str, Any]) -> None:
     for one in told["layers"]["2"]:
-        assert one["save"].startswith("InputError: expected a whole fit to save")
+        assert one["checkpoint"].startswith("InputError: expected no checkpoint where processes share the layers")
         assert one["other data"].startswith("LoaderError: expected processes that share the layers to read the same")
         assert one["core"].startswith("InputError: expected structure 'ekfac', 'kfac' or 'diagonal'")
+    first, second = (one["nowhere"] for one in told["layers"]["2"])
+    assert "nowhere" in first
+    assert second.startswith("ProcessError: expected the first process to write the fit, got ")
+    assert second.endswith(first)
 
 
 def test_an_error_is_told_to_the_others(told: dict[str, Any]) -> None:

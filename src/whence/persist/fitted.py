@@ -35,6 +35,7 @@ from .model import check_same, write_model
 from .problem import Given, read_groups, read_problem, read_selection, write_groups, write_problem
 from .record import Draft, Saved, Target, number, plain, printable
 from .spectral import read_spectral, read_two_bases, write_spectral
+from .together import bring_together, written_by_first
 
 Writer = Callable[[Draft, Any, Any], None]
 Restorer = Callable[[Saved, Linearization, Meats, Given], tuple[Bread, Sandwich]]
@@ -60,10 +61,9 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
             f"expected a structure of whence itself to save, got {type(fitted.bread).__name__}, which only its author "
             "knows how to write down. Fit with one of whence's structures, or save the model and fit again."
         )
-    if not fitted.problem.passes.layers.alone:
-        raise InputError(
-            "expected a whole fit to save, got one whose layers are shared by several processes. Fit with shard='data'."
-        )
+    layers = fitted.problem.passes.layers
+    if not layers.alone and fitted.problem.passes.crew.rank > 0:
+        return  # those who share the layers of the first part of the data write the same
     draft = Draft()
     with borrowed_model(fitted):
         write_model(draft.part("model"), fitted.problem.network.model)
@@ -93,7 +93,9 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     for each in ("hec2", "hec3", "leverage"):
         draft.put(each, getattr(fitted.left_out, each))
     KINDS[name][1](draft.part("bread"), fitted.bread, fitted.sandwich)
-    write(path, {**draft.facts, "orders": draft.orders}, draft.tensors)
+    if not layers.alone:
+        bring_together(draft, "bread", layers)
+    written_by_first(layers, lambda: write(path, {**draft.facts, "orders": draft.orders}, draft.tensors))
 
 
 def restore(path: Path, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from .layers import (
 )
 from .problem import Given
 from .record import Draft, Saved
+from .together import BLOCKS
 
 
 def write_spectral(draft: Draft, bread: SpectralBread, sandwich: SpectralSandwich) -> None:
-    """Bases, spectra and weights, block by block."""
+    """Bases, spectra and weights, block by block; a block is called by its place among those of all processes."""
     write_bread(draft, bread)
     write_stream(draft.part("stream"), bread.stream)
     draft.note(estimators=list(sandwich.names))
@@ -35,7 +36,7 @@ def write_spectral(draft: Draft, bread: SpectralBread, sandwich: SpectralSandwic
     draft.put("change", bread._change)
     turns = bread.turns if isinstance(bread, TwoBasesBread) else [None] * len(bread.bases)
     for at, (basis, turn) in enumerate(zip(bread.bases, turns, strict=True)):
-        part = draft.part(f"block_{at}")
+        part = draft.part(f"{BLOCKS}{bread.stream.known.blocks.index(basis.block)}")
         write_basis(part.part("basis"), basis)
         write_squares(part, "curvature", bread.spectrum.curvature[at])
         write_squares(part, "noise", bread.spectrum.noise[at])
@@ -71,7 +72,7 @@ def _read(
     names = saved.texts("estimators")
     if sorted(names) != sorted([*meats.roots, "jackknife", "laplace"]):
         raise saved.wrong("estimators", "those of this version")
-    parts = [saved.part(f"block_{at}") for at in range(len(bread.stream.blocks))]
+    parts = [saved.part(f"{BLOCKS}{at}") for at in range(len(bread.stream.blocks))]
     bread.bases = [
         read_basis(part.part("basis"), block) for part, block in zip(parts, bread.stream.blocks, strict=True)
     ]
