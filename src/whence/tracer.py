@@ -73,7 +73,7 @@ class Tracer(Predictor):
 
         Both questions are settled by the training set's own leave-one-out quantities, see `Calibration`; nothing is
         set by hand but the share of false alarms. `source` says which of the two stands out more. Costs as much as
-        `attribute`, the first time of 200 predictions more.
+        `attribute`, the first time of 200 predictions more, and as `predict` for up to 1,000 training examples.
 
         Args:
             x: as for `predict`.
@@ -91,10 +91,15 @@ class Tracer(Predictor):
         check_level(level)
         check_count(top, "top")
         check_ungrouped(self)
-        usual, leaning = Calibration.of(self), self._leaning
+        usual, leaning = self._usual, self._leaning
         return verdicts.join(
             each(self, x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top, leaning))
         )
+
+    @cached_property
+    def _usual(self) -> Calibration:
+        """What is usual among training examples; it takes predictions for some of them, once."""
+        return Calibration.of(self)
 
     @cached_property
     def _leaning(self) -> Leaning | None:
@@ -249,9 +254,8 @@ class Tracer(Predictor):
         """Write the fit to one file, which `whence.load` reads; the name may end in anything, `.whence` say.
 
         The file holds numbers and words only, in the format of safetensors: no model, no training data, no code. It
-        takes the place of an older one once all of it is on the disk. A likelihood that you wrote yourself is not in
-        it, and is handed to `whence.load` again; a structure that you wrote yourself cannot be saved. Where processes
-        share the layers (`shard="layers"`), all of them call this, and the first one writes.
+        takes the place of an older one once all of it is on the disk. A likelihood of your own is not in it, and is
+        handed to `whence.load` again; a structure of your own cannot be saved. With shard="layers" all processes call it.
         """
         save(self, self.step, self.diagnostics, Path(path))
 
