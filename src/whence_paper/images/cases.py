@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from whence_paper.experiment import Settings
 from .tasks import CLASSES, OUTPUTS, Task
 from .training import Recipe, initialised, train
 
-GPU_MEMORY = 10e9
+GPU_MEMORY = 40e9
 POOLINGS = ("max", "mean", "stride", "none")
 
 
@@ -108,7 +109,7 @@ class Case:
             return network.eval()
         train(network, *data(), recipe, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partly = path.with_suffix(".part")
+        partly = path.with_suffix(f".{os.getpid()}.part")
         torch.save(network.state_dict(), partly)
         partly.replace(path)
         return network
@@ -152,12 +153,21 @@ left out one by one.
 def fitted(network: nn.Module, data: tuple[Tensor, Tensor], how: str, share: float, batch: int = 1000) -> whence.Tracer:
     """Fit with one of `FITS`, lambda being a share of the number of examples.
 
-    On a GPU it takes no more than a few gigabytes, so that several experiments can run side by side.
+    On a large GPU it leaves room for others, so that two or three experiments can run side by side.
     """
     inputs, targets = data
     loader = list(zip(inputs.split(batch), targets.split(batch), strict=True))
     limit = GPU_MEMORY if inputs.is_cuda else None
     return whence.fit(network, loader, ridge=share * len(inputs), progress=False, max_memory=limit, **FITS[how])
+
+
+def some_of(data: tuple[Tensor, Tensor], size: int | None) -> tuple[Tensor, Tensor]:
+    """A random part of a training set, always the same; all of it without a size."""
+    if size is None:
+        return data
+    draw = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(data[0]), generator=draw)[:size].to(data[0].device)
+    return data[0][chosen], data[1][chosen]
 
 
 def answers(tracer: whence.Tracer, inputs: Tensor, batch: int = 1000) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ def compute(settings: Settings, record: Record) -> None:
 def check(settings: Settings, record: Record) -> list[str]:
     """With all labels random, HeC3 tells wrong predictions better than chance, and gains on Ho as noise grows."""
     lost = []
-    for case, runs in SWEEP.cases(record):
+    for case, runs in SWEEP.groups(record):
         _, values = SWEEP.values(runs, "wrong_auroc")
         mean = {name: [sum(some) / len(some) for some in values[name]] for name in SCORES}
         if mean["HeC3"][-1] < 0.6:

@@ -16,7 +16,7 @@ from whence_paper.experiment import Experiment, Settings
 from whence_paper.records import Record
 from whence_paper.scores import auroc
 
-from .cases import FITS, Case, add_options, answers, cases, fitted
+from .cases import FITS, Case, add_options, answers, cases, fitted, some_of
 from .sweeps import Sweep
 
 SCORES = ("Ho", "Laplace", "HeC3", "HeC3/Ho")
@@ -37,6 +37,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Those of the tasks, the way to fit, and the lambdas."""
     add_options(parser)
     parser.add_argument("--fit", choices=sorted(FITS), default="ekfac", help="default ekfac")
+    parser.add_argument("--fit-size", type=int, help="training images, drawn at random, to fit on (default all)")
     parser.add_argument("--shares", type=float, nargs="+", help="lambdas as shares of n")
 
 
@@ -44,7 +45,7 @@ def judge(case: Case, settings: Settings, read: Callable[[], Images], seed: int,
     """One lambda of one draw."""
     task = case.task(read(), seed)
     network = case.trained(task, settings)
-    tracer = fitted(network, task.training(), settings.fit, share)
+    tracer = fitted(network, some_of(task.training(), settings.fit_size), settings.fit, share)
     found = answers(tracer, task.images.test_inputs)
     noisy, missing = task.test_points_of(task.noisy), task.test_points_of(task.missing)
     return {
@@ -62,13 +63,14 @@ def compute(settings: Settings, record: Record) -> None:
         for seed in settings.seeds:
             for share in settings.shares or (QUICK if settings.quick else SHARES):
                 wanted = {**case.judged(), "seed": seed, "fit": settings.fit, "ridge share": share}
+                wanted |= {"fit size": settings.fit_size} if settings.fit_size else {}
                 record.once(wanted, partial(judge, case, settings, read, seed, share))
 
 
 def check(settings: Settings, record: Record) -> list[str]:
     """At a lambda near the weight decay, Ho finds the missing class; the correction matters for large lambdas only."""
     lost = []
-    for case, runs in SWEEP.cases(record):
+    for case, runs in SWEEP.groups(record):
         _, values = SWEEP.values(runs, "missing_auroc")
         best = max(sum(some) / len(some) for some in values["Ho"])
         if best < 0.6:

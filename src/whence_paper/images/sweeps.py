@@ -43,31 +43,40 @@ class Sweep:
         at = [[run for run in runs if run.configuration[self.key] == place] for place in places]
         return places, {name: [[run.results[asked][name] for run in some] for some in at] for name in self.scores}
 
-    def tables(self, case: str, runs: Sequence[Run]) -> Iterator[Table]:
+    def tables(self, about: str, runs: Sequence[Run]) -> Iterator[Table]:
         """One for each question."""
         for asked, words in self.asked.items():
             places, values = self.values(runs, asked)
-            table = Table(f"{case}, {runs[0].configuration['fit']}: {words}", (self.head, *self.scores.values()))
+            table = Table(f"{about}: {words}", (self.head, *self.scores.values()))
             for at, place in enumerate(places):
                 table.add(f"{place:g}", *(mean_and_sd(values[name][at]) for name in self.scores))
             yield table
 
     def show(self, settings: Settings, record: Record) -> list[Path]:
-        """The tables of every case, and a picture with one panel for each."""
-        found = dict(self.cases(record))
+        """The tables of every group, and a picture with one panel for each."""
+        found = list(self.groups(record))
         figure = new_figure(4.6 * len(found) + 1, 3.8)
         axes = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-        for ax, runs in zip(axes, found.values(), strict=True):
+        for ax, (_, runs) in zip(axes, found, strict=True):
             places, values = self.values(runs, next(iter(self.asked)))
             runs_of_scores(ax, places, {name: values[name] for name in self.drawn})
             ax.set(title=f"{runs[0].configuration['data']}, {runs[0].configuration['network']}", **self.axis)
         axes[0].set_ylabel(self.label)
         handles, _ = axes[0].get_legend_handles_labels()
         axes[0].legend(handles, list(self.drawn.values()), frameon=False)
-        tables = [table for case, runs in found.items() for table in self.tables(case, runs)]
+        tables = [table for about, runs in found for table in self.tables(about, runs)]
         written = write_tables(settings.out / f"{record.path.stem}.md", tables)
         return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
 
-    def cases(self, record: Record) -> Iterator[tuple[str, list[Run]]]:
-        """Those that have runs."""
-        yield from ((case, runs) for case in CASES if (runs := record.runs(case=case)))
+    def groups(self, record: Record) -> Iterator[tuple[str, list[Run]]]:
+        """Runs that differ in their draw and in what is varied only, and what they have in common in words."""
+        for case in CASES:
+            found: dict[str, list[Run]] = {}
+            for run in record.runs(case=case):
+                same = {key: value for key, value in run.configuration.items() if key not in ("seed", self.key)}
+                found.setdefault(str(sorted(same.items())), []).append(run)
+            for runs in found.values():
+                about = runs[0].configuration
+                draws = len({run.configuration["seed"] for run in runs})
+                size = f"{about['size']} images" + (f", {about['fit size']} to fit" if "fit size" in about else "")
+                yield f"{case}, {about['optimiser']}, {size}, {about['fit']}, {draws} draws", runs
