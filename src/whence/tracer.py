@@ -91,13 +91,13 @@ class Tracer(Predictor):
         check_level(level)
         check_count(top, "top")
         check_ungrouped(self)
-        usual, leaning = self._usual, self._leaning
+        usual, leaning = self._calibration, self._leaning
         return verdicts.join(
             each(self, x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top, leaning))
         )
 
     @cached_property
-    def _usual(self) -> Calibration:
+    def _calibration(self) -> Calibration:
         """What is usual among training examples; it takes predictions for some of them, once."""
         return Calibration.of(self)
 

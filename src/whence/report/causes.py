@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -177,7 +177,7 @@ def _explain(
     every = torch.full((len(uncertainty), check.index.shape[1]), -1)
     checks, nears = every.clone(), every
     checks[chosen], nears[chosen] = check.index, near.index
-    calm = Calibration(usual.leverages.cpu(), usual.mean, usual.variance)
+    calm = replace(usual, leverages=usual.leverages.cpu())
     variances = uncertainty.ho.sum(1).cpu(), uncertainty.hec3.sum(1).cpu(), uncertainty.ratio.cpu()
 
     def judged(numbers: Tensor) -> Explanation:

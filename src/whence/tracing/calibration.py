@@ -9,7 +9,12 @@ from torch import Tensor
 
 from whence.display import Column, Shown, Table, count, number, numbers
 
+from .asking import borrowed_model
 from .fitted import Fitted
+from .surroundings import above_average, evenly, ratios
+
+SAMPLE = 1000
+"""Training examples, evenly spaced, that are predicted to know what is usual."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +30,32 @@ class Calibration(Shown):
     has expectation mean(v) and variance var(v) (sum of squared shares - 1 / n), exactly for one output; a gamma
     distribution with these moments tells how rare the ratio found would be.
 
+    That a difference is no chance does not make it large, and with many examples hardly any is chance. So the ratio
+    must also be one at which training examples, each in the fit without it, have more noise of their own than the
+    average: residual times leave-one-out residual, an unbiased estimate of noise in a linear model, as an increasing
+    function of HeC3 / Ho (isotonic regression) exceeds its mean from `limit` on.
+
     Attributes:
         leverages: (n,) traces of the leave-one-out leverages, ascending.
         mean: of the v_i.
         variance: of the v_i.
+        limit: HeC3 / Ho from which on training examples are noisier than average; zero where it was not looked at, as
+            for networks that answer at several positions.
     """
 
     leverages: Tensor
     mean: float
     variance: float
+    limit: float = 0.0
 
     @classmethod
-    def of(cls, fitted: Fitted) -> Calibration:
-        """From the leverage blocks and the leave-one-out residuals; no pass over the data."""
+    def of(cls, fitted: Fitted, sample: int = SAMPLE) -> Calibration:
+        """From the leverage blocks, the leave-one-out residuals, and predictions for some training examples.
+
+        Args:
+            fitted: the fit.
+            sample: how many training examples, evenly spaced, to predict.
+        """
         counts = counted(fitted)
         blocks = leave_one_out_leverage(fitted)[counts]
         traces = torch.diagonal(blocks, dim1=1, dim2=2).sum(1).sort().values
@@ -46,7 +64,7 @@ class Calibration(Shown):
         values = squares[noise > 0] / noise[noise > 0]
         if len(values) < 2:  # no noise to compare with
             return cls(traces, 1.0, 0.0)
-        return cls(traces, float(values.mean()), float(values.var()))
+        return cls(traces, float(values.mean()), float(values.var()), _limit(fitted, sample))
 
     def __repr__(self) -> str:
         """Sizes."""
@@ -85,6 +103,19 @@ class Calibration(Shown):
         spread = (self.variance * concentration / self.mean**2).clamp_min(1e-8)  # squared coefficient of variation
         chance: Tensor = torch.special.gammaincc(1.0 / spread, ratio / (self.mean * spread))
         return chance
+
+
+def _limit(fitted: Fitted, sample: int) -> float:
+    problem = fitted.problem
+    if problem.sketch is not None or problem.dense:
+        return 0.0
+    usual = fitted.meats.roots["ho"].square().sum((1, 2)).expand(problem.n)
+    index = evenly((counted(fitted) & (usual > 0)).nonzero().squeeze(1), sample)
+    if len(index) < 3:
+        return 0.0
+    own = (fitted.meats.roots["hec0"].sum(2) * fitted.left_out.hec3).sum(1).clamp_min(0.0) / usual
+    with borrowed_model(fitted):
+        return above_average(ratios(fitted, index), own[index])
 
 
 def leave_one_out_leverage(fitted: Fitted) -> Tensor:

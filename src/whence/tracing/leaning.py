@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
-
-from whence.tangents.batches import Inputs, take, tensors_of
 
 from .calibration import counted, leave_one_out_leverage
 from .fitted import Fitted
+from .surroundings import evenly, examples
 
 SAMPLE = 200
 """Training examples, evenly spaced, around which noise is looked at to know what is usual."""
@@ -66,12 +63,10 @@ class Leaning:
         noise = (residuals * left_out).sum(1).clamp_min(0.0)
         usual = fitted.meats.roots["ho"].square().sum((1, 2)).expand(problem.n)
         leverages = torch.diagonal(leave_one_out_leverage(fitted), dim1=1, dim2=2).sum(1)
-        index = (counted(fitted) & (leverages > 0)).nonzero().squeeze(1)
-        if len(index) > SAMPLE:
-            index = index[torch.linspace(0, len(index) - 1, SAMPLE, device=index.device).round().long()]
+        index = evenly((counted(fitted) & (leverages > 0)).nonzero().squeeze(1), SAMPLE)
         plain = cls(noise, usual, leverages, (0.0, 0.0), (1.0, 1.0), 0.0)
         around = torch.zeros_like(leverages)
-        for which, some in _inputs(fitted, index):
+        for which, some in examples(fitted, index):
             for where, chunks in fitted.bread.alignments(some):
                 sizes = torch.cat([aligned.square().sum((1, 3)).to(noise.dtype) for _, aligned in chunks], dim=1)
                 sizes[torch.arange(len(sizes), device=index.device), which[where]] = 0.0  # in the fit without it
@@ -109,23 +104,6 @@ class Leaning:
         )
         beyond = (scarcity - self.together * noise - 1.0).clamp_min(0.0)
         return noise - (1.0 - self.together**2) * beyond
-
-
-def _inputs(fitted: Fitted, index: Tensor) -> Iterator[tuple[Tensor, Inputs]]:
-    """Yield (which examples, their inputs): as many together as have the same shapes, each costs a pass."""
-    groups: dict[tuple[torch.Size, ...], list[tuple[Tensor, Inputs]]] = {}
-    for batch in fitted.problem.read("what is usual"):
-        here = index[(index >= batch.start) & (index < batch.start + batch.size)]
-        if len(here):
-            some = take(batch.inputs, here - batch.start)  # type: ignore[arg-type]  # rows by number
-            shapes = tuple(leaf.shape[1:] for leaf in tensors_of(some))
-            groups.setdefault(shapes, []).append((here, some))
-    for parts in groups.values():
-        joined = tree_map(
-            lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0],
-            *(some for _, some in parts),
-        )
-        yield torch.cat([here for here, _ in parts]), joined
 
 
 def _tiny(values: Tensor) -> float:

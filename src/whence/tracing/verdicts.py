@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,9 @@ class Explanation(Shown):
     """A verdict for each prediction, with the numbers behind it.
 
     Attributes:
-        level: a prediction is called noisy, or scarce, where its p-value is at most 1 - level. Of predictions like the
-            training examples, with noise like everywhere, that share is called so by chance.
+        level: a prediction is called noisy, or scarce, where its p-value is at most 1 - level, and noisy only where it
+            is `noisier` too. Of predictions like the training examples, with noise like everywhere, at most that share
+            is called so by chance.
         noise_p: (m,) how often leave-one-out residuals as large would gather around the input by chance, if noise were
             the same everywhere.
         scarcity_p: (m,) share of training examples whose leave-one-out leverage is at least as large.
@@ -46,6 +47,8 @@ class Explanation(Shown):
         near: (m, t) training examples with the largest shares of Ho: what the prediction rests on.
         source: (m,) which way the doubt leans, above zero to noise, below to scarcity; see `Leaning`. `nan` where it
             was not looked at.
+        noisier: (m,) whether training examples with as large a HeC3 / Ho have more noise than the average one.
+        limit: the HeC3 / Ho at which that begins, see `Calibration`.
     """
 
     level: float
@@ -60,6 +63,8 @@ class Explanation(Shown):
     check: Tensor
     near: Tensor
     source: Tensor
+    noisier: Tensor
+    limit: float
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -67,8 +72,8 @@ class Explanation(Shown):
 
     @property
     def noisy(self) -> Tensor:
-        """(m,) whether labels nearby are noisier than elsewhere."""
-        return self.noise_p <= 1.0 - self.level
+        """(m,) whether labels nearby are noisier than the average, by more than chance."""
+        return (self.noise_p <= 1.0 - self.level) & self.noisier
 
     @property
     def scarce(self) -> Tensor:
@@ -89,6 +94,8 @@ class Explanation(Shown):
             f"(p = {float(self.noise_p[number]):.2g}), its leverage {float(self.leverage[number]):.2g} is reached by "
             f"{float(self.scarcity_p[number]):.1%} of the training examples"
         )
+        if float(self.noise_p[number]) <= 1.0 - self.level and not bool(self.noisier[number]):
+            usual += "; training examples in places like this are no noisier than the average"
         advice = []
         if verdict in (NOISY, BOTH):
             advice.append(f"check the labels of training examples {_listing(self.check[number])}")
@@ -129,7 +136,10 @@ class Explanation(Shown):
             Column("check, collect near", tuple(looks), left=True),
         )
         counts = ", ".join(f"{self.verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
-        words = f"A p of at most {1 - self.level:.2g} makes a verdict. In words: sentence(number)."
+        words = (
+            f"A p of at most {1 - self.level:.2g} makes a verdict, noise where HeC3/Ho exceeds {self.limit:.2f} too. "
+            "In words: sentence(number)."
+        )
         return Table(f"{count(m, 'prediction')}: {counts}", columns, f"{words}\n{more}".strip())
 
 
@@ -137,11 +147,14 @@ def explain(
     fitted: Fitted, inputs: Inputs, usual: Calibration, level: float, top: int, leaning: Leaning | None = None
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
-    laplace = fitted.sandwich.predict(inputs).covariances["laplace"]
-    leverage = torch.diagonal(laplace, dim1=1, dim2=2).sum(1)
+    covariances = fitted.sandwich.predict(inputs).covariances
+    leverage, ho, hec3 = (
+        torch.diagonal(covariances[name], dim1=1, dim2=2).sum(1) for name in ("laplace", "ho", "hec3")
+    )
+    noisier = hec3 > usual.limit * ho
     parts = []
     for where, terms in terms_of(fitted, inputs):
-        found = _explain(terms, leverage[where], usual, level, top)
+        found = replace(_explain(terms, leverage[where], usual, level, top), noisier=noisier[where])
         if leaning is not None:
             found = replace(found, source=leaning.source(terms.size.square(), leverage[where]))
         parts.append(found)
@@ -150,8 +163,9 @@ def explain(
 
 def join(parts: Sequence[Explanation]) -> Explanation:
     """Several batches as one."""
-    names = [name for name in parts[0].__dataclass_fields__ if name != "level"]
-    return Explanation(parts[0].level, *(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    names = [name for name in parts[0].__dataclass_fields__ if name not in ("level", "limit")]
+    joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return replace(parts[0], **joined)
 
 
 def _explain(terms: Terms, leverage: Tensor, usual: Calibration, level: float, top: int) -> Explanation:
@@ -179,7 +193,7 @@ def judge(
         usual: what the training set says.
         level: one minus the share of false alarms.
         leverage: (m,) of the predictions.
-        variances: (m,) Ho, HeC3 and their ratio.
+        variances: (m,) Ho, HeC3 and their ratio, as `predict` gives them.
         effective: (m,) number of training examples that carry Ho.
         listed: (m, top) examples whose labels to check, and those nearest.
     """
@@ -198,6 +212,8 @@ def judge(
         check=check,
         near=near,
         source=torch.full_like(ratio, float("nan")),
+        noisier=ratio > usual.limit,
+        limit=usual.limit,
     )
 
 
