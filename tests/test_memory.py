@@ -11,13 +11,34 @@ import pytest
 import torch
 
 import whence
-from whence.memory import Budget, free_memory, readable
+from whence.memory import Budget, few_at_once, free_memory, readable
 
 CPU = torch.device("cpu")
 
 
 def test_free_memory(device: torch.device) -> None:
     assert 2**20 < free_memory(device) < 2**50
+
+
+def test_small_matrices_are_decomposed_in_pieces(device: torch.device) -> None:
+    matrices = torch.randn(4000, 10, 10, generator=torch.Generator().manual_seed(0)).to(device)
+    assert len(few_at_once(matrices)) == (1 if device.type == "cpu" else 13)
+    assert torch.equal(torch.cat(few_at_once(matrices, most=250)), matrices)
+    assert {len(piece) for piece in few_at_once(matrices, most=50)} == {1}  # one at least
+
+
+@pytest.mark.gpu
+def test_the_workspace_of_small_decompositions_does_not_grow() -> None:
+    matrices = torch.randn(4000, 10, 10, device="cuda")
+    peaks = []
+    for count in (1000, 4000):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for piece in few_at_once(matrices[:count]):
+            torch.linalg.eigh(piece)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] <= peaks[0] + 2**20
+    assert peaks[1] < 256 * 2**20
 
 
 def with_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whence.likelihoods import Likelihood
+from whence.memory import few_at_once
 from whence.tangents.batches import Inputs
 
 from .calibration import leave_one_out_leverage
@@ -30,7 +31,8 @@ def cooks_distance(fitted: Fitted) -> Tensor:
     moved = left_out - residuals  # L_i Q_i u_i, whatever the policy for leverages made of Q_i
     roots = fitted.problem.hessian_roots
     if roots is not None:
-        curved: Tensor = torch.linalg.pinv(roots @ roots.transpose(1, 2), hermitian=True)
+        pieces = few_at_once(roots @ roots.transpose(1, 2))
+        curved = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in pieces])
         moved = (curved @ moved.unsqueeze(2)).squeeze(2)
     scale = fitted.bread.degrees_of_freedom * fitted.noise_scale
     found = (left_out * moved).sum(1).clamp_min(0.0)
