@@ -12,6 +12,9 @@ from whence.tangents.batches import Inputs, batch_size, take
 
 from .fitted import Fitted
 
+HELD = 2**18
+"""Numbers that are squared in one go on a CPU."""
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -74,12 +77,19 @@ def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: i
     noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
     for where, aligned in chunks:  # (m, k, n, k), in the precision it was computed in: squares and sums are too
         noise, left_out = noise.to(aligned.dtype), left_out.to(aligned.dtype)
-        size[:, where] = _moved(aligned, None).square().sum((1, 3)).sqrt().T
-        ho[:, where] = _moved(aligned, noise if len(noise) == 1 else noise[where]).square().sum((1, 3)).T
+        size[:, where] = _squares(_moved(aligned, None)).sqrt().T
+        ho[:, where] = _squares(_moved(aligned, noise if len(noise) == 1 else noise[where])).T
         moved = _moved(aligned, left_out[where])
-        hec3[:, where] = moved.square().sum((1, 3)).T
+        hec3[:, where] = _squares(moved).T
         pull[:, where] = moved.sum(1).transpose(0, 1)
     return Terms(ho, hec3, size, pull)
+
+
+def _squares(values: Tensor) -> Tensor:
+    """(n, q, m, k) to (n, m): sums of squares, by as many examples at a time as stay in a processor's cache."""
+    n, q, m, k = values.shape
+    few = max(1, HELD // (q * m * k)) if values.device.type == "cpu" else max(1, n)
+    return torch.cat([part.square().sum(1).sum(-1) for part in values.split(few)])
 
 
 def _moved(aligned: Tensor, roots: Tensor | None) -> Tensor:
