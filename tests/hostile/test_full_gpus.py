@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import whence
 from doubles import fit
 
-POSITIONS, WIDTH, OUTPUTS = 64, 32, 10
+POSITIONS, WIDTH, OUTPUTS = 64, 32, 32
 CHUNKS = 20
 """Small chunks are so many; their peak is nearly what a fit takes whatever its chunks are."""
 
@@ -20,12 +20,12 @@ STRUCTURES: dict[str, whence.Structure] = {
     "core": whence.Core(size=100),
     "primal": whence.Exact(road="primal"),
 }
-SIZES = 2000, 8000, 32_000
+SIZES = 1000, 4000, 16_000
 """Examples: more where the workspaces of decompositions take so much that few gradients are not seen beside them."""
 
 
 class Positions(nn.Module):
-    """A layer that is used at 64 positions: gradients of ten outputs are ten times as large as what flows through."""
+    """A layer that is used at 64 positions: gradients of all outputs are 32 times as large as what flows through."""
 
     def __init__(self) -> None:
         super().__init__()
