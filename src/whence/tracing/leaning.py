@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,13 +65,11 @@ class Leaning:
         leverages = torch.diagonal(leave_one_out_leverage(fitted), dim1=1, dim2=2).sum(1)
         index = evenly((counted(fitted) & (leverages > 0)).nonzero().squeeze(1), SAMPLE)
         plain = cls(noise, usual, leverages, (0.0, 0.0), (1.0, 1.0), 0.0)
-        around = torch.zeros_like(leverages)
-        for which, some in examples(fitted, index):
-            for where, chunks in fitted.bread.alignments(some):
-                sizes = torch.cat([aligned.square().sum((1, 3)).to(noise.dtype) for _, aligned in chunks], dim=1)
-                sizes[torch.arange(len(sizes), device=index.device), which[where]] = 0.0  # in the fit without it
-                around[which[where]] = plain.around(sizes)
-        pair = torch.stack([around[index], leverages[index]])
+        return plain.scaled(around_examples(fitted, plain, index), leverages[index])
+
+    def scaled(self, noise: Tensor, leverages: Tensor) -> Leaning | None:
+        """The same with the scale of some examples: noise around them (s,) and their leverages (s,), each left out."""
+        pair = torch.stack([noise, leverages])
         pair = pair[:, (pair > 0).all(0)].log()
         if pair.shape[1] < 3:
             return None
@@ -80,7 +78,7 @@ class Leaning:
             return None
         correlation = float(torch.corrcoef(pair)[0, 1].clamp(0.0, 1.0))
         first, second = pair.mean(1).tolist()
-        return cls(noise, usual, leverages, (first, second), (float(spread[0]), float(spread[1])), correlation)
+        return replace(self, centre=(first, second), spread=(float(spread[0]), float(spread[1])), together=correlation)
 
     def around(self, sizes: Tensor) -> Tensor:
         """(m,) noise around some inputs, over the usual.
@@ -91,19 +89,30 @@ class Leaning:
         weights = sizes * torch.where(self.leverages > 0, 1.0 / self.leverages.clamp_min(_tiny(sizes)), 0.0)
         return (weights @ self.noise) / (weights @ self.usual).clamp_min(_tiny(sizes))
 
-    def source(self, sizes: Tensor, leverage: Tensor) -> Tensor:
+    def source(self, noise: Tensor, leverage: Tensor) -> Tensor:
         """(m,) above zero where noise stands out, below where scarcity does.
 
         Args:
-            sizes: (m, n) squared Frobenius norms of the alignments.
+            noise: (m,) around the inputs.
             leverage: (m,) of the inputs.
         """
-        noise, scarcity = (
+        above, scarcity = (
             (value.clamp_min(_tiny(value)).log() - centre) / spread
-            for value, centre, spread in zip((self.around(sizes), leverage), self.centre, self.spread, strict=True)
+            for value, centre, spread in zip((noise, leverage), self.centre, self.spread, strict=True)
         )
-        beyond = (scarcity - self.together * noise - 1.0).clamp_min(0.0)
-        return noise - (1.0 - self.together**2) * beyond
+        beyond = (scarcity - self.together * above - 1.0).clamp_min(0.0)
+        return above - (1.0 - self.together**2) * beyond
+
+
+def around_examples(fitted: Fitted, leaning: Leaning, index: Tensor) -> Tensor:
+    """(s,) noise around some training examples, each in the fit without it; the model must be borrowed."""
+    found = torch.zeros_like(leaning.leverages)
+    for which, some in examples(fitted, index):
+        for where, chunks in fitted.bread.alignments(some):
+            sizes = torch.cat([aligned.square().sum((1, 3)).to(found.dtype) for _, aligned in chunks], dim=1)
+            sizes[torch.arange(len(sizes), device=index.device), which[where]] = 0.0  # in the fit without it
+            found[which[where]] = leaning.around(sizes)
+    return found[index]
 
 
 def _tiny(values: Tensor) -> float:

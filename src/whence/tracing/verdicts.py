@@ -156,7 +156,7 @@ def explain(
     for where, terms in terms_of(fitted, inputs):
         found = replace(_explain(terms, leverage[where], usual, level, top), noisier=noisier[where])
         if leaning is not None:
-            found = replace(found, source=leaning.source(terms.size.square(), leverage[where]))
+            found = replace(found, source=leaning.source(leaning.around(terms.size.square()), leverage[where]))
         parts.append(found)
     return join(parts)
 
