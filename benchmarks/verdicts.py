@@ -2,18 +2,21 @@
 
     python -m benchmarks.verdicts --data DIR --out results/verdicts.json
 
-Classes are merged at random into two, a network is trained with squared error, and `tracer.explain` is asked about test
-points of all classes. Recorded for each draw: how often each verdict fell on points of the noisy class, of the missing
-class and of the others; how well `source` tells noisy from missing among the points of these classes that were not
-called confident, and among all of them (AUROC), with HeC3 / Ho, the paper's score, beside it; and how well each
-question is answered against all other points. "fashion-mnist, paper" is the paper's network on all images, which wants
-a GPU (`--device cuda`).
+Classes are merged at random into two, a network is trained with squared error, and test points of all classes are
+explained as `tracer.explain` does it. Recorded for each draw: how often each verdict fell on points of the noisy class,
+of the missing class and of the others; how well `source` tells noisy from missing among the points of these classes
+that were not called confident, and among all of them (AUROC), with HeC3 / Ho, the paper's score, beside it; and how
+well each question is answered against all other points. "mnist, paper" and "fashion-mnist, paper" are the paper's
+networks on all images, which want a GPU (`--device cuda`). `--points DIR` keeps what verdicts are made of, and `--judge
+DIR` judges what was kept there, without training.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.tracing import Explanation
 from whence.tracing.verdicts import VERDICTS
+from whence_paper.images import training
 
 from . import networks
 from .data import Split, Task, batches, corrupt
@@ -31,6 +34,7 @@ from .scores import auroc
 from .studied import WEIGHT_DECAY, Study, adjusted, arguments, open_record, options, put, read
 from .trained import trained
 from .training import accuracy
+from .verdict_points import Points, points_of
 
 CASES: dict[str, Study] = {
     "digits": Study(1000, 497, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 60, ("exact",)),
@@ -38,24 +42,24 @@ CASES: dict[str, Study] = {
     "fashion-mnist": Study(
         6000, 1000, lambda k: networks.cnn(k, (8, 16, 32)), "CNN of 8, 16, 32 channels", 20, ("core:size=1024",)
     ),
-    "fashion-mnist, paper": Study(
-        54_000, 1000, networks.cnn, "CNN of 32, 64, 128, 256 channels, constant rate", 20, ("core:size=2048",)
+    "mnist, paper": Study(
+        60_000, 2000, lambda k: networks.mlp(784, 1024, 1024, k), "MLP 784-1024-1024", 20, ("core:size=4096",)
     ),
-    "fashion-mnist, paper, fewer": Study(
-        6000, 1000, networks.cnn, "CNN of 32, 64, 128, 256 channels, constant rate", 20, ("core:size=2048",)
+    "fashion-mnist, paper": Study(
+        60_000, 2000, networks.cnn, "CNN of 32, 64, 128, 256 channels", 20, ("core:size=2048",)
     ),
 }
-"""The first word of a name is the data set; "paper" has the paper's network and rate."""
+"""The first word of a name is the data set; "paper" has the paper's network, loss and rate, and all images."""
 OPTIMISERS = ("adam", "adamw")
 """Adam with the weight decay in its loss, as the paper writes, and AdamW, which decouples it."""
 
 LEVEL = 0.95
 
 
-def groups(task: Task) -> dict[str, Tensor]:
+def groups(labels: Tensor, noisy: int, missing: int) -> dict[str, Tensor]:
     """(m,) which test points are of the noisy class, of the missing one, and of neither."""
-    noisy, missing = task.test_labels == task.noisy, task.test_labels == task.missing
-    return {"noisy": noisy, "missing": missing, "other": ~noisy & ~missing}
+    first, second = labels == noisy, labels == missing
+    return {"noisy": first, "missing": second, "other": ~first & ~second}
 
 
 def area(score: Tensor, noisy: Tensor, among: Tensor) -> float | None:
@@ -65,81 +69,112 @@ def area(score: Tensor, noisy: Tensor, among: Tensor) -> float | None:
     return auroc(score[among], noisy[among])
 
 
-def judge(found: Explanation, task: Task, network: nn.Module) -> dict[str, Any]:
+def judged(points: Points, truth: dict[str, Tensor]) -> dict[str, Any]:
     """The confusion matrix and the areas of one draw."""
-    truth = groups(task)
-    noisy, missing = truth["noisy"], truth["missing"]
+    found = points.explained(LEVEL)
+    noisy, missing, other = truth["noisy"], truth["missing"], truth["other"]
     either = noisy | missing
-    uncertain = either & (found.noisy | found.scarce).cpu()
-    ratio, leverage, source = found.ratio.cpu(), found.leverage.cpu(), found.source.cpu()
+    uncertain = either & (found.noisy | found.scarce)
     said = [VERDICTS.index(verdict) for verdict in found.verdicts]
     counts = {
         name: torch.bincount(torch.tensor(said)[where], minlength=len(VERDICTS)).tolist()
         for name, where in truth.items()
     }
-    other = truth["other"]
     return {
         "confusion": counts,
-        "noisy_from_missing_uncertain": area(source, noisy, uncertain),
-        "noisy_from_missing": area(source, noisy, either),
-        "noisy_from_missing_uncertain_ratio": area(ratio, noisy, uncertain),
-        "noisy_from_missing_ratio": area(ratio, noisy, either),
-        "noisy_from_rest": auroc(ratio, noisy),
-        "missing_from_other": auroc(leverage[missing | other], missing[missing | other]),
-        "accuracy_other": accuracy(network, task.test_inputs[other], task.test_answers[other].to(task.inputs.device)),
+        "noisy_from_missing_uncertain": area(found.source, noisy, uncertain),
+        "noisy_from_missing": area(found.source, noisy, either),
+        "noisy_from_missing_uncertain_ratio": area(found.ratio, noisy, uncertain),
+        "noisy_from_missing_ratio": area(found.ratio, noisy, either),
+        "noisy_from_rest": auroc(found.ratio, noisy),
+        "missing_from_other": auroc(found.leverage[missing | other], missing[missing | other]),
+        "limit": found.limit,
     }
 
 
-def run_draw(
-    name: str, study: Study, split: Split, optimiser: str, seed: int, keep: Path, device: str
-) -> list[dict[str, Any]]:
-    """Train one network and explain its predictions with every structure."""
-    task = corrupt(split, study.n, study.test, seed, meta=True)
-    moved = {part: getattr(task, part).to(device) for part in ("inputs", "targets", "test_inputs")}
-    task = replace(task, **moved)
-    network = trained(
+def network_of(name: str, study: Study, task: Task, optimiser: str, seed: int, keep: Path) -> nn.Module:
+    """The trained network of a draw."""
+    if "paper" in name:
+        network = training.initialised(lambda: study.make(2), seed, task.inputs.device)
+        recipe = training.Recipe(epochs=study.epochs, optimiser="adamw" if optimiser == "adamw" else "adam")
+        return training.train(network, task.inputs, task.targets, recipe, seed)
+    return trained(
         keep,
-        f"verdicts-{name.replace(', ', '-')}",
-        lambda: study.make(2).to(device),
+        f"verdicts-{name}",
+        lambda: study.make(2).to(task.inputs.device),
         task.inputs,
         task.targets,
         loss="squared error",
         epochs=study.epochs,
         seed=seed,
         decoupled=optimiser == "adamw",
-        constant="paper" in name,
     )
-    n = len(task.inputs)
-    rows = []
+
+
+def run_draw(
+    name: str, study: Study, split: Split, optimiser: str, seed: int, keep: Path, device: str
+) -> Iterator[dict[str, Any]]:
+    """Train one network and yield what its verdicts are made of, with every structure."""
+    task = corrupt(split, study.n, study.test, seed, meta=True)
+    task = replace(task, **{part: getattr(task, part).to(device) for part in ("inputs", "targets", "test_inputs")})
+    network = network_of(name, study, task, optimiser, seed, keep)
+    n, loss = len(task.inputs), "mse" if "paper" in name else "sum_of_squares"
+    other = groups(task.test_labels, task.noisy, task.missing or 0)["other"]
     for text in study.structures:
         start = time.process_time()
         tracer = whence.fit(
             network,
             batches(task.inputs, task.targets, 500),
-            ridge=whence.ridge_from_weight_decay(WEIGHT_DECAY, n, loss="sum_of_squares"),
+            ridge=whence.ridge_from_weight_decay(WEIGHT_DECAY, n, outputs=2, loss=loss),  # type: ignore[arg-type]
             progress=False,
             **options(text),
         )
         fitted = time.process_time()
-        found = tracer.explain(list(task.test_inputs.split(500)), level=LEVEL)
-        rows.append(
-            {
-                "case": name,
-                "optimiser": optimiser,
-                "structure": text,
-                "seed": seed,
-                "n": n,
-                "test": len(task.test_labels),
-                "noisy_class": task.noisy,
-                "missing_class": task.missing,
-                **judge(found, task, network),
-                "newton_change": tracer.diagnostics["Newton change"],
-                "degrees_of_freedom": tracer.degrees_of_freedom,
-                "fit_cpu_s": fitted - start,
-                "explain_cpu_s": time.process_time() - fitted,
-            }
-        )
-    return rows
+        points = points_of(tracer, list(task.test_inputs.split(250)))
+        yield {
+            "case": name,
+            "optimiser": optimiser,
+            "structure": text,
+            "seed": seed,
+            "n": n,
+            "test": len(task.test_labels),
+            "noisy_class": task.noisy,
+            "missing_class": task.missing,
+            "accuracy_other": accuracy(network, task.test_inputs[other], task.test_answers[other].to(device)),
+            "newton_change": tracer.diagnostics["Newton change"],
+            "degrees_of_freedom": tracer.degrees_of_freedom,
+            "fit_cpu_s": fitted - start,
+            "explain_cpu_s": time.process_time() - fitted,
+            "network": study.describe,
+            "epochs": study.epochs,
+            "labels": task.test_labels,
+            "points": asdict(points),
+        }
+
+
+def row_of(draw: dict[str, Any]) -> dict[str, Any]:
+    """What is recorded of a draw."""
+    plain = {key: value for key, value in draw.items() if key not in ("labels", "points")}
+    truth = groups(draw["labels"], draw["noisy_class"], draw["missing_class"])
+    return {**plain, **judged(Points(**draw["points"]), truth)}
+
+
+def draws(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Those that were kept, or new ones."""
+    if given.judge is not None:
+        yield from (torch.load(path, weights_only=True) for path in sorted(given.judge.glob("*.pt")))
+        return
+    for name in given.cases:
+        study = adjusted(CASES[name], given)
+        split = read(name.split(",")[0], given.data)
+        for optimiser in given.optimisers:
+            for seed in given.seeds:
+                for draw in run_draw(name, study, split, optimiser, seed, given.keep, given.device):
+                    if given.points is not None:
+                        given.points.mkdir(parents=True, exist_ok=True)
+                        words = f"{name.replace(', ', '-')}-{optimiser}-{draw['structure'].replace(':', '-')}-{seed}"
+                        torch.save(draw, given.points / f"{words}.pt")
+                    yield draw
 
 
 def main() -> None:
@@ -147,18 +182,15 @@ def main() -> None:
     parser = arguments(__doc__, CASES, "verdicts")
     parser.add_argument("--optimisers", nargs="+", choices=OPTIMISERS, default=list(OPTIMISERS))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--points", type=Path, help="keep what verdicts are made of in this folder")
+    parser.add_argument("--judge", type=Path, help="judge what was kept in this folder, and train nothing")
     given = parser.parse_args()
     record = open_record(given.out, given.append, level=LEVEL, verdicts=VERDICTS)
-    for name in given.cases:
-        study = adjusted(CASES[name], given)
-        split = read(name.split(",")[0], given.data)
-        for optimiser in given.optimisers:
-            for seed in given.seeds:
-                for row in run_draw(name, study, split, optimiser, seed, given.keep, given.device):
-                    described = {**row, "network": study.describe, "epochs": study.epochs}
-                    put(record, described, ("case", "optimiser", "structure", "seed"))
-                    save(given.out, record)
-                    say(summary(row))
+    for draw in draws(given):
+        row = row_of(draw)
+        put(record, row, ("case", "optimiser", "structure", "seed"))
+        save(given.out, record)
+        say(summary(row))
 
 
 def summary(row: dict[str, Any]) -> str:

@@ -1,0 +1,95 @@
+"""What verdicts are made of, point by point, so that they can be judged again without network and training set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import whence
+from whence.tracing import Calibration, Explanation
+from whence.tracing.asking import borrowed_model, inputs_of
+from whence.tracing.calibration import counted
+from whence.tracing.leaning import Leaning, around_examples
+from whence.tracing.surroundings import above_average, evenly, ratios
+from whence.tracing.terms import terms_of
+from whence.tracing.verdicts import judge
+
+SAMPLE = 500
+"""Training examples, each left out, that say what is usual."""
+
+STEPS = 2001
+"""Leave-one-out leverages that are kept of those of all training examples, evenly spaced by rank."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Test points, training examples that were left out, and the leverages of all training examples.
+
+    Attributes:
+        test: (m,) each: "ho", "hec3", "effective", "noise" (around the point, see `Leaning`) and "leverage".
+        left_out: (s,) each: "ratio" (HeC3 / Ho), "own" (the noise of the example itself), "noise" and "leverage".
+        leverages: (q,) leave-one-out leverages, ascending.
+        mean: of the squared leave-one-out residuals over the noise.
+        variance: of the same.
+    """
+
+    test: dict[str, Tensor]
+    left_out: dict[str, Tensor]
+    leverages: Tensor
+    mean: float
+    variance: float
+
+    def explained(self, level: float) -> Explanation:
+        """Verdicts and sources as `Tracer.explain` gives them, without names of training examples."""
+        ho, hec3 = self.test["ho"], self.test["hec3"]
+        limit = above_average(self.left_out["ratio"], self.left_out["own"])
+        usual = Calibration(self.leverages, self.mean, self.variance, limit)
+        none = torch.zeros(len(ho), 0, dtype=torch.long)
+        found = judge(usual, level, self.test["leverage"], (ho, hec3, hec3 / ho), self.test["effective"], (none, none))
+        plain = Leaning(ho, ho, ho, (0.0, 0.0), (1.0, 1.0), 0.0)
+        leaning = plain.scaled(self.left_out["noise"], self.left_out["leverage"])
+        if leaning is not None:
+            found.source.copy_(leaning.source(self.test["noise"], self.test["leverage"]))
+        return found
+
+
+def points_of(tracer: whence.Tracer, tests: list[Tensor], sample: int = SAMPLE) -> Points:
+    """Of a fit, on the CPU.
+
+    Args:
+        tracer: the fit.
+        tests: batches of test inputs.
+        sample: how many training examples to leave out.
+    """
+    usual = Calibration.of(tracer, sample)
+    with borrowed_model(tracer):
+        leaning = Leaning.of(tracer)
+        assert leaning is not None
+        index = evenly(counted(tracer).nonzero().squeeze(1), sample)
+        left_out = {
+            "ratio": ratios(tracer, index),
+            "own": (leaning.noise / leaning.usual)[index],
+            "noise": around_examples(tracer, leaning, index),
+            "leverage": leaning.leverages[index],
+        }
+        parts = [_asked(tracer, leaning, inputs) for inputs, _ in inputs_of(tracer, tests)]
+    test = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+    steps = torch.linspace(0, len(usual.leverages) - 1, min(STEPS, len(usual.leverages))).round().long()
+    kept = usual.leverages.cpu()[steps]
+    return Points(test, {name: value.cpu() for name, value in left_out.items()}, kept, usual.mean, usual.variance)
+
+
+def _asked(tracer: whence.Tracer, leaning: Leaning, inputs: Any) -> dict[str, Tensor]:
+    laplace = tracer.sandwich.predict(inputs).covariances["laplace"]
+    found: dict[str, list[Tensor]] = {"ho": [], "hec3": [], "effective": [], "noise": []}
+    for _, terms in terms_of(tracer, inputs):
+        ho = terms.ho.sum(1)
+        found["ho"].append(ho)
+        found["hec3"].append(terms.hec3.sum(1))
+        found["effective"].append(1.0 / (terms.ho / ho.unsqueeze(1)).square().sum(1))
+        found["noise"].append(leaning.around(terms.size.square()))
+    leverage = torch.diagonal(laplace, dim1=1, dim2=2).sum(1)
+    return {**{name: torch.cat(values) for name, values in found.items()}, "leverage": leverage}
