@@ -17,6 +17,10 @@ DECADES = (-1.0, 1.0)
 """Powers of ten by which lambda is moved: two decades between the ends."""
 
 
+EXAMPLES = 200
+"""Training examples that say at each lambda what is usual."""
+
+
 @dataclass(frozen=True)
 class Sensitivity:
     """What becomes of verdicts.
@@ -71,5 +75,5 @@ def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
 
 
 def _verdicts(fitted: Fitted, points: Points, level: float) -> list[str]:
-    usual = Calibration.of(fitted)
+    usual = Calibration.of(fitted, EXAMPLES)
     return [word for _, inputs in points for word in verdicts.explain(fitted, inputs, usual, level, 1).verdicts]
