@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whence_paper.toys import sinc, spirals
+from whence_paper.toys import limits, sinc, spirals
 from whence_paper.toys.agreement import agreement, estimate
 from whence_paper.toys.limits import linear_retraining
 from whence_paper.toys.montecarlo import Plan, draw, initial_weights, retrain, scatter
@@ -97,18 +97,41 @@ def test_agreement_of_an_estimator_that_is_right():
 @pytest.mark.parametrize("command", [sinc, spirals])
 def test_commands_write_records_and_read_them_again(command, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     name = command.__name__.rpartition(".")[2]
-    small = ["--quick", "--trials", "6", "--examples", "30", "--hidden", "4", "--ridge", "0.5", "--out", str(tmp_path)]
+    small = ["--trials", "6", "--examples", "30", "--hidden", "4", "--ridge", "0.5", "--out", str(tmp_path)]
     command.main([*small, "--paper", "--steps", "10", "--no-figures"])
-    first = capsys.readouterr().out
+    first = capsys.readouterr().out.partition("not as in")[0]  # so small a version finds nothing
     assert "HeC3 / full" in first
     path = tmp_path / f"{name}-paper-10.json"
     record = json.loads(path.read_text())
     assert record["runs"][0]["configuration"]["steps"] == 10
     assert next(iter(record["surroundings"].values()))["versions"]["torch"] == torch.__version__
     before = path.stat().st_mtime_ns
-    command.main([*small, "--paper", "--steps", "10"])
+    command.main([*small, "--paper", "--steps", "10", "--redraw"])
     assert capsys.readouterr().out.startswith(first)
     assert (tmp_path / f"toy-{name}-paper-10.png").stat().st_size > 10_000
     assert path.stat().st_mtime_ns == before
     command.main([*small, "--paper", "--steps", "10", "--seed", "1", "--no-figures"])
     assert [run["configuration"]["seed"] for run in json.loads(path.read_text())["runs"]] == [0, 1]
+    with pytest.raises(SystemExit, match="without --redraw"):
+        command.main([*small, "--paper", "--steps", "12", "--redraw"])
+
+
+@pytest.mark.parametrize("command", [sinc, spirals, limits])
+def test_quick_versions_fail_where_a_finding_is_lost(command, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    quick = ["--quick", "--out", str(tmp_path), *([] if command is limits else ["--trials", "8"])]
+    command.main(quick)  # leaves by SystemExit where one is
+    assert "not as in the paper" not in capsys.readouterr().out
+    (path,) = tmp_path.glob("*.json")
+    record = json.loads(path.read_text())
+    (results,) = (run["results"] for run in record["runs"])
+    if command is limits:  # stopped early and at the optimum change places
+        first, last = results["rows"][0], results["rows"][-1]
+        first["HeC3 / full"], last["HeC3 / full"] = last["HeC3 / full"], first["HeC3 / full"]
+    else:
+        done = results["scenarios"][0] if command is sinc else results
+        done["agreement"]["data"]["HeC3 / full"]["average"] = 9.0
+    path.write_text(json.dumps(record))
+    with pytest.raises(SystemExit) as stopped:
+        command.main([*quick, "--redraw"])
+    assert stopped.value.code == 1
+    assert "not as in the paper" in capsys.readouterr().out

@@ -75,6 +75,7 @@ def by_setting(runs: list[Run]) -> dict[str, list[Run]]:
     for run in runs:
         what = run.configuration
         words = ", ".join(f"{name.replace('_', ' ')} {what[name]}" for name in told)
+        words += ", logarithms of incomes" if what.get("income") == "log" else ""
         found.setdefault(words, []).append(run)
     return found
 

@@ -56,14 +56,16 @@ def bank(settings: Settings) -> Bank:
     return invented_customers() if settings.quick and settings.data is None else read_bank(settings.data)
 
 
-def of_housing(data: Housing, seed: int, size: int | None = None) -> Problem:
-    """The network's view of districts; `size` of them in all."""
+def of_housing(data: Housing, seed: int, size: int | None = None, *, log_income: bool = False) -> Problem:
+    """The network's view of districts; `size` of them in all, their incomes as they are or as logarithms."""
     train, test = cut(len(data.targets), seed, size)
-    values = data.targets.unsqueeze(1)
+    values, inputs = data.targets.unsqueeze(1), data.inputs.clone()
+    if log_income:
+        inputs[:, 0] = inputs[:, 0].log()
     mean, unit = values[train].mean(), values[train].std()
     return Problem(
         "California housing" if len(data.targets) > 20_000 else "invented",
-        *_both(standardised(data.inputs, train), (values - mean) / unit, train, test),
+        *_both(standardised(inputs, train), (values - mean) / unit, train, test),
         test,
         train,
         float(unit),

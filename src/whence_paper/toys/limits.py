@@ -11,10 +11,12 @@ All of it on the first --trials draws of `python -m whence_paper.toys.sinc`.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from .agreement import Estimates, agreement, estimate
 from .experiment import rounded
 from .montecarlo import Plan, Trials, draw, initial_weights, retrain, scatter
 from .network import Architecture
+from .options import end
 from .problems import Sinc
 from .training import train_paper
 
@@ -170,33 +173,58 @@ STUDIES: dict[str, Callable[[Sinc, Plan], list[Row]]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Compute, print, record."""
+    """Compute what the record has not, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=sorted(STUDIES))
-    parser.add_argument("--trials", type=int, default=50)
-    parser.add_argument("--scenarios", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out/toys"))
-    parser.add_argument("--figures", type=Path, help="folder of the figure (default: that of the results)")
+    add = parser.add_argument
+    add("study", choices=sorted(STUDIES), nargs="?", default="steps", help="default steps")
+    add("--trials", type=int, help="retrainings (default 50; quick 6)")
+    add("--scenarios", type=int, nargs="+", help="default all three; quick the second")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, default=Path("out/toys"))
+    add("--figures", type=Path, help="folder of the figure (default: that of the results)")
+    add("--again", action="store_true", help="compute again even where results with these options exist")
+    add("--redraw", action="store_true", help="draw from the record, compute nothing")
+    add("--quick", action="store_true", help="a small version in seconds; fails where a finding is lost")
     typed = sys.argv[1:] if arguments is None else arguments
     given = parser.parse_args(typed)
-    plan = Plan(hidden=100, examples=400, trials=given.trials, ridge=0.01, seed=given.seed)
+    size = {"hidden": 12, "examples": 80, "trials": 6} if given.quick else {"hidden": 100, "examples": 400}
+    plan = Plan(
+        **{"trials": 50, **size, **({"trials": given.trials} if given.trials else {})}, ridge=0.01, seed=given.seed
+    )
     configuration = {"experiment": f"limits {given.study}", **plan.as_dict()}
-    record = Record(given.out / f"limits-{given.study}.json", "limits", command_line("whence reproduce limits", typed))
-    for number in given.scenarios:
-        began = time.process_time()
-        rows = STUDIES[given.study](Sinc(number), plan)
+    file = given.out / f"limits-{given.study}{'-quick' if given.quick else ''}.json"
+    record = Record(file, "limits", command_line("whence reproduce limits", typed))
+    found = {}
+    for number in given.scenarios or ([2] if given.quick else [1, 2, 3]):
+        wanted = {**configuration, "scenario": number}  # can be computed one at a time
+        if given.redraw and record.find(wanted) is None:
+            raise SystemExit(f"expected scenario {number} in {file} to draw again, got none. Run without --redraw.")
+        done = record.once(wanted, partial(_rows, given.study, number, plan), again=given.again)
+        found[number] = done.results["rows"]
         print(f"scenario {number}")
-        print("\n".join(line for row in rows for line in _show(row)), flush=True)
-        seconds = round(time.process_time() - began, 1)
-        results = {"rows": rows, "cpu_seconds": seconds}
-        record.add({**configuration, "scenario": number}, results, seconds)  # can be computed one at a time
+        print("\n".join(line for row in found[number] for line in _show(row)), flush=True)
     if given.study == "steps":
         from .figures import draw_steps  # matplotlib is an extra
 
         runs = sorted(record.runs(**configuration), key=lambda run: int(run.configuration["scenario"]))
         scenarios = {f"scenario {run.configuration['scenario']}": run.results for run in runs}
-        print(f"figure: {draw_steps(scenarios, (given.figures or given.out) / 'toy-steps.png')}")
+        print(f"figure: {draw_steps(scenarios, (given.figures or given.out) / f'toy-{file.stem[7:]}.png')}")
+        end([words for number, rows in found.items() for words in check(number, rows)], given.quick)
+
+
+def _rows(study: str, number: int, plan: Plan) -> Row:
+    began = time.process_time()
+    rows = STUDIES[study](Sinc(number), plan)
+    return {"rows": rows, "cpu_seconds": round(time.process_time() - began, 1)}
+
+
+def check(number: int, rows: list[Row]) -> list[str]:
+    """At the optimum HeC3 is nearer to the variance of full resampling than where training was stopped early."""
+    early, late = (abs(math.log(rows[at]["HeC3 / full"]["average"])) for at in (0, -1))
+    if late <= early:
+        return []
+    off = f"by a factor of {math.exp(late):.2f} at the optimum, of {math.exp(early):.2f} early"
+    return [f"scenario {number}: HeC3 / full is off {off}"]
 
 
 def _show(row: Row) -> list[str]:

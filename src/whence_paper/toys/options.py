@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from whence_paper.records import Record
 
 from .montecarlo import Plan
 
@@ -32,6 +35,8 @@ class Options:
     out: Path
     figures: Path | None
     again: bool
+    quick: bool
+    redraw: bool
     typed: list[str]
 
     @property
@@ -40,6 +45,32 @@ class Options:
         init = "" if self.plan.init == "same" else f"-{self.plan.init}"
         steps = f"-{self.plan.steps}" if self.plan.optimiser == "paper" and self.plan.steps != self.usual.steps else ""
         return self.plan.optimiser + steps + init
+
+    def results(
+        self, record: Record, configuration: dict[str, Any], compute: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """From the record of an earlier run with the same options if there is one; else computed, unless to redraw."""
+        if self.redraw and record.find(configuration) is None:
+            raise SystemExit(f"expected results with these options in {record.path}, got none. Run without --redraw.")
+        return record.once(configuration, compute, again=self.again).results
+
+
+def end(lost: list[str], quick: bool) -> None:
+    """Tell which findings of the paper do not show; a quick run fails then."""
+    for words in lost:
+        print(f"not as in the paper: {words}")
+    if lost and quick:
+        raise SystemExit(1)
+
+
+def outside(what: str, value: float, least: float, most: float) -> list[str]:
+    """A complaint where a ratio is not between two bounds.
+
+    Examples:
+        >>> outside("HeC3 / full", 3.0, 0.5, 2.0)
+        ['HeC3 / full is 3, expected 0.5 to 2']
+    """
+    return [] if least <= value <= most else [f"{what} is {value:.3g}, expected {least:g} to {most:g}"]
 
 
 def parse(arguments: list[str] | None, description: str, usual: Defaults) -> Options:
@@ -60,7 +91,8 @@ def parse(arguments: list[str] | None, description: str, usual: Defaults) -> Opt
     add("--figures", type=Path, help="folder of the figures (default: that of the results)")
     add("--no-figures", action="store_true", help="tables only")
     add("--again", action="store_true", help="compute again even where results with these options exist")
-    add("--quick", action="store_true", help="smaller and seconds instead of minutes; rough numbers")
+    add("--redraw", action="store_true", help="draw from the record, compute nothing")
+    add("--quick", action="store_true", help="a small version in seconds; fails where a finding is lost")
     typed = sys.argv[1:] if arguments is None else arguments
     given = parser.parse_args(typed)
     plan = Plan(
@@ -74,7 +106,7 @@ def parse(arguments: list[str] | None, description: str, usual: Defaults) -> Opt
         seed=given.seed,
     )
     figures = None if given.no_figures else _first(given.figures, given.out)
-    return Options(plan, usual, given.out, figures, given.again, typed)
+    return Options(plan, usual, given.out, figures, given.again, given.quick, given.redraw, typed)
 
 
 def _first(value: Any, otherwise: Any) -> Any:

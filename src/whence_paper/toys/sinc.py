@@ -15,7 +15,7 @@ from whence_paper.records import Record
 
 from . import table
 from .experiment import run
-from .options import Defaults, Options, parse
+from .options import Defaults, Options, end, outside, parse
 from .problems import Sinc
 
 USUAL = Defaults(hidden=100, examples=400, ridge=0.01, steps=100, quick_hidden=20, quick_examples=100)
@@ -27,7 +27,7 @@ def compute(options: Options) -> dict[str, Any]:
         options.out / f"sinc-{options.variant}.json", "sinc", command_line("whence reproduce sinc", options.typed)
     )
     configuration = {"experiment": "sinc", **options.plan.as_dict(), "scenarios": [1, 2, 3]}
-    return record.once(configuration, lambda: _scenarios(options), again=options.again).results
+    return options.results(record, configuration, lambda: _scenarios(options))
 
 
 def _scenarios(options: Options) -> dict[str, Any]:
@@ -36,6 +36,21 @@ def _scenarios(options: Options) -> dict[str, Any]:
     regions = {"data": distance <= 6, "|x| <= 1": distance <= 1, "3 <= |x| <= 6": (distance >= 3) & (distance <= 6)}
     scenarios = [run(Sinc(number), options.plan, grid, regions) for number in (1, 2, 3)]
     return {"grid": grid[:, 0].tolist(), "scenarios": scenarios}
+
+
+def check(scenarios: list[dict[str, Any]]) -> list[str]:
+    """HeC3 is the variance of full resampling; Ho that of new labels, but for unequal noise, which it does not see."""
+    lost = []
+    for one in scenarios:
+        where = one["agreement"]
+        lost += outside(f"{one['title']}: HeC3 / full", where["data"]["HeC3 / full"]["average"], 0.4, 2.5)
+        if "Ho / homoscedastic" not in where["data"]:
+            lost += outside(f"{one['title']}: Ho / label", where["data"]["Ho / label"]["average"], 0.4, 2.5)
+            continue
+        near, far = (where[name]["Ho / label"]["average"] for name in ("|x| <= 1", "3 <= |x| <= 6"))
+        lost += outside(f"{one['title']}: Ho / label amid the noise", near, 0.0, 0.8)
+        lost += outside(f"{one['title']}: Ho / label where it is quiet", far, 2.0, float("inf"))
+    return lost
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -47,6 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         from .figures import draw_sinc  # matplotlib is an extra
 
         print(f"figure: {draw_sinc(done, options.figures / f'toy-sinc-{options.variant}.png')}")
+    end(check(done["scenarios"]), options.quick)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from whence_paper.records import Record
 
 from . import table
 from .experiment import rounded, run
-from .options import Defaults, Options, parse
+from .options import Defaults, Options, end, outside, parse
 from .problems import Spirals
 
 USUAL = Defaults(hidden=20, examples=1000, ridge=0.01, steps=200, quick_hidden=10, quick_examples=200)
@@ -45,7 +45,7 @@ def compute(options: Options) -> dict[str, Any]:
         "turns": problem.turns,
         "scatter": problem.scatter,
     }
-    return record.once(configuration, lambda: _maps(problem, options), again=options.again).results
+    return options.results(record, configuration, lambda: _maps(problem, options))
 
 
 def _maps(problem: Spirals, options: Options) -> dict[str, Any]:
@@ -57,6 +57,16 @@ def _maps(problem: Spirals, options: Options) -> dict[str, Any]:
     return {**results, "maps": maps}
 
 
+def check(done: dict[str, Any]) -> list[str]:
+    """HeC3 is the variance of full resampling; Ho is too small where the classes overlap, too large in the tails."""
+    where = done["agreement"]
+    return [
+        *outside("HeC3 / full", where["data"]["HeC3 / full"]["average"], 0.4, 2.5),
+        *outside("Ho / label in the centre", where["centre"]["Ho / label"]["average"], 0.0, 0.8),
+        *outside("Ho / label in the tails", where["tails"]["Ho / label"]["average"], 2.0, float("inf")),
+    ]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Compute, print, draw."""
     options = parse(arguments, __doc__ or "", USUAL)
@@ -66,6 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
         from .figures import draw_spirals  # matplotlib is an extra
 
         print(f"figure: {draw_spirals(done, options.figures / f'toy-spirals-{options.variant}.png')}")
+    end(check(done), options.quick)
 
 
 if __name__ == "__main__":
