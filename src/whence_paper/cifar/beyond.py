@@ -97,8 +97,11 @@ def compute(settings: Settings, record: Record) -> None:
         if not path.exists():
             print(f"left out, its predictions were not kept: {path.name}", flush=True)
             continue
-        truth = cases.read(settings).test_labels.cpu() if truth is None else truth
         found = Predicted.load(path)
+        if not found.differences:
+            print(f"left out, without variances of differences: {path.name}", flush=True)
+            continue
+        truth = cases.read(settings).test_labels.cpu() if truth is None else truth
         record.add(run.configuration, judge(found, _members(settings, run, runs), truth), 0.0)
 
 

@@ -62,7 +62,7 @@ class Predicted:
         outputs: (m, k).
         variances: (m, k) of the outputs, by estimator.
         differences: (m, k - 1) variances of the largest output less the second largest, the third, ...; from a file the
-            first few of them.
+            first few of them; none where they were not asked for, which saves a prediction.
     """
 
     outputs: Tensor
@@ -74,7 +74,7 @@ class Predicted:
         arrays = {"outputs": self.outputs.half().numpy()}
         first = {name: values[:, :RIVALS] for name, values in self.differences.items()}
         for kind, values in (("variance", self.variances), ("difference", first)):
-            for name in KEPT:
+            for name in (one for one in KEPT if one in values):
                 arrays[f"{kind} {name}"] = values[name].clamp_min(1e-30).log().half().numpy()
         path.parent.mkdir(parents=True, exist_ok=True)
         partly = path.with_suffix(".part.npz")
@@ -102,6 +102,8 @@ def fit(
     share: float,
     likelihood: str = "gaussian",
     batch: int = 1000,
+    *,
+    differences: bool = True,
 ) -> tuple[Predicted, dict[str, Any]]:
     """Fit, predict, and look at differences; with seconds and what the fit says of itself.
 
@@ -113,6 +115,7 @@ def fit(
         share: lambda as a share of the number of examples.
         likelihood: of the loss; cross-entropy takes "categorical" and labels as targets.
         batch: examples at once.
+        differences: predict those of outputs as well.
     """
     inputs, targets = data
     lens = Lens(network).eval()
@@ -125,13 +128,13 @@ def fit(
     plain = tracer.predict(parts, covariance=False)
     predicted = _clock(inputs)
     lens.differences = True
-    apart = tracer.predict(parts, covariance=False)
+    apart = tracer.predict(parts, covariance=False) if differences else None
     lens.differences = False
     names = [name for name in ESTIMATORS if name in plain.estimators]
     found = Predicted(
         plain.mean.cpu(),
         {name: plain.variance(name).cpu() for name in names},
-        {name: apart.variance(name)[:, 1:].cpu() for name in names},
+        {name: apart.variance(name)[:, 1:].cpu() for name in names} if apart is not None else {},
     )
     facts = {
         "fit_s": fitted - began,

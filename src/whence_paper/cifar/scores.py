@@ -22,13 +22,16 @@ def of_outputs(outputs: Tensor) -> dict[str, Tensor]:
 
 def of_variances(found: Predicted, estimator: str) -> dict[str, Tensor]:
     """(m,) each, from the variances of one estimator: the paper's sum over outputs first."""
-    variances, apart = found.variances[estimator], found.differences[estimator]
+    variances, apart = found.variances[estimator], found.differences.get(estimator)
     winner = variances.gather(1, found.outputs.argmax(1, keepdim=True)).squeeze(1)
-    return {"sum": variances.sum(1), "predicted output": winner, "margin's": apart[:, 0]}
+    alone = {"sum": variances.sum(1), "predicted output": winner}
+    return alone if apart is None else {**alone, "margin's": apart[:, 0]}
 
 
 def of_both(found: Predicted, estimator: str) -> dict[str, Tensor]:
-    """(m,) each, from outputs and variances: is the margin large beside its error?"""
+    """(m,) each, from outputs and variances: is the margin large beside its error? None without differences."""
+    if estimator not in found.differences:
+        return {}
     apart = found.differences[estimator].double()
     ordered = found.outputs.double().sort(1, descending=True).values
     gaps = ordered[:, :1] - ordered[:, 1 : 1 + apart.shape[1]]  # (m, k - 1), or as many as there are differences

@@ -39,6 +39,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     cases.add_options(parser)
     add = parser.add_argument
     add("--fits", type=int, help="networks of each architecture to fit estimators to (default 3)")
+    add("--differences", type=int, help="of these, how many with variances of differences too (default all)")
     add("--ways", nargs="+", choices=sorted(WAYS), default=["EKFAC, all layers", "dense, last layer"])
     add("--sweep", type=float, nargs="*", default=[], help="further lambdas, as shares of n, for the first network")
     add("--sweep-size", type=int, default=5000, help="images that the sweep is fitted on")
@@ -84,7 +85,9 @@ def judge_fit(one: Architecture, wanted: Configuration, settings: Settings, get:
     network, _ = cases.trained(_trained(wanted), one, images, settings)
     data = cases.fitting_data(images, wanted["fit size"], wanted["loss"])
     likelihood = "categorical" if wanted["loss"] == "cross-entropy" else "gaussian"
-    found, facts = fit(network, data, images.test_inputs, wanted["way"], wanted["ridge share"], likelihood)
+    apart = settings.differences is None or wanted["seed"] < settings.differences
+    tests, way = images.test_inputs, wanted["way"]
+    found, facts = fit(network, data, tests, way, wanted["ridge share"], likelihood, differences=apart)
     found.save(arrays(settings, wanted))
     wrong = found.outputs.argmax(1) != images.test_labels.cpu()
     areas: dict[str, dict[str, float]] = {}

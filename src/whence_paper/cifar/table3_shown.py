@@ -86,7 +86,7 @@ def variants(runs: list[Run]) -> Table:
         about = run.configuration
         head = (str(about["seed"]), about["way"], about["loss"], f"{about['ridge share']:g}", str(about["fit size"]))
         for estimator, areas in run.results["auroc"].items():
-            table.add(*head, estimator, *(f"{areas[name]:.3f}" for name in names))
+            table.add(*head, estimator, *(f"{areas[name]:.3f}" if name in areas else "" for name in names))
     return table
 
 

@@ -18,13 +18,14 @@ from torch import Tensor
 
 import whence
 from whence.plots import source_map
+from whence_paper.data import Housing
 from whence_paper.experiment import Experiment, Settings
 from whence_paper.pictures import new_figure, save
 from whence_paper.records import Record, Run
 from whence_paper.tables import Table, mean_and_sd, write_tables
 
 from .fitting import GROUPS, KINDS, add_options, by_setting, configuration, fitted, kinds_of, neighbours, trained
-from .problems import housing, of_housing
+from .problems import Problem, housing, of_housing
 
 KILOMETRES = 111.2
 """Of a degree of latitude."""
@@ -32,6 +33,7 @@ MEASURES = {
     "districts": 0,
     "mean error, 100,000 $": 3,
     "km to the 20th nearest district": 1,
+    "distance to the 20th nearest in the inputs": 2,
     "deviation of the 20 nearest values, 100,000 $": 2,
     "mean value, 100,000 $": 2,
     "of the poorest fifth": 2,
@@ -66,24 +68,7 @@ def judge(settings: Settings, seed: int) -> dict[str, Any]:
     found = tracer.predict(list(problem.test_inputs.split(1000)))
     error = (found.mean - problem.test_targets).abs().squeeze(1) * problem.unit
     kinds = kinds_of(found, settings.share)
-    near, which = neighbours(kilometres(data.places[problem.rows]), kilometres(data.places[problem.train_rows]))
-    values = data.targets[problem.train_rows][which]  # (m, 20)
-    income = data.inputs[problem.rows, 0]
-    fifths = torch.quantile(income, torch.tensor([0.2, 0.8], dtype=income.dtype))
-    around = data.inputs[problem.train_rows, 0][which]  # (m, 20) incomes of the nearest districts
-    regions = torch.quantile(around.mean(1), torch.tensor([0.2, 0.8], dtype=income.dtype))
-    columns = {
-        "mean error, 100,000 $": error,
-        "km to the 20th nearest district": near[:, -1],
-        "deviation of the 20 nearest values, 100,000 $": values.std(1),
-        "mean value, 100,000 $": data.targets[problem.rows],
-        "of the poorest fifth": (income <= fifths[0]).double(),
-        "of the richest fifth": (income > fifths[1]).double(),
-        "in the poorest fifth of regions": (around.mean(1) <= regions[0]).double(),
-        "in the richest fifth of regions": (around.mean(1) > regions[1]).double(),
-        "among poor districts only": (around.amax(1) <= data.inputs[:, 0].median()).double(),
-        "HeC3 / Ho": found.ratio,
-    }
+    columns = {"mean error, 100,000 $": error, **measured(data, problem), "HeC3 / Ho": found.ratio}
     groups = {
         name: {
             "districts": int((kinds == kind).sum()),
@@ -91,13 +76,36 @@ def judge(settings: Settings, seed: int) -> dict[str, Any]:
         }
         for kind, name in enumerate(KINDS)
     }
+    scarce = columns["distance to the 20th nearest in the inputs"]
+    incomes = {name: columns[name] > 0 for name in ("of the poorest fifth", "of the richest fifth")}
     return {
         "test_rmse": float(error.square().mean().sqrt()),
         "n": len(problem.inputs),
         "degrees_of_freedom": float(tracer.degrees_of_freedom),
         "newton_change": float(tracer.diagnostics["Newton change"]),
         "groups": groups,
+        "distance_in_inputs": {name: float(scarce[some].mean()) for name, some in incomes.items() if some.any()},
         **(_points(data.places[problem.rows], error, kinds) if seed == 0 else {}),
+    }
+
+
+def measured(data: Housing, problem: Problem) -> dict[str, Tensor]:
+    """(m,) each: what the data say about the test districts and their regions."""
+    near, which = neighbours(kilometres(data.places[problem.rows]), kilometres(data.places[problem.train_rows]))
+    values = data.targets[problem.train_rows][which]  # (m, 20)
+    incomes = data.inputs[:, 0]
+    income, around = incomes[problem.rows], incomes[problem.train_rows][which]  # (m,) and (m, 20)
+    fifths, regions = (torch.quantile(one, one.new_tensor([0.2, 0.8])) for one in (income, around.mean(1)))
+    return {
+        "km to the 20th nearest district": near[:, -1],
+        "distance to the 20th nearest in the inputs": neighbours(problem.test_inputs, problem.inputs)[0][:, -1],
+        "deviation of the 20 nearest values, 100,000 $": values.std(1),
+        "mean value, 100,000 $": data.targets[problem.rows],
+        "of the poorest fifth": (income <= fifths[0]).double(),
+        "of the richest fifth": (income > fifths[1]).double(),
+        "in the poorest fifth of regions": (around.mean(1) <= regions[0]).double(),
+        "in the richest fifth of regions": (around.mean(1) > regions[1]).double(),
+        "among poor districts only": (around.amax(1) <= incomes.median()).double(),
     }
 
 
