@@ -4,11 +4,11 @@
 
 Classes are merged at random into two, a network is trained with squared error, and test points of all classes are
 explained as `tracer.explain` does it. Recorded for each draw: how often each verdict fell on points of the noisy class,
-of the missing class and of the others; how well `source` tells noisy from missing among the points of these classes
-that were not called confident, and among all of them (AUROC), with HeC3 / Ho, the paper's score, beside it; and how
-well each question is answered against all other points. "mnist, paper" and "fashion-mnist, paper" are the paper's
-networks on all images, which want a GPU (`--device cuda`). `--points DIR` keeps what verdicts are made of, and `--judge
-DIR` judges what was kept there, without training.
+of the missing class and of the others, and on how many of the others that were predicted wrongly; how well `source`
+tells noisy from missing among the points of these classes that were not called confident, and among all of them
+(AUROC), with HeC3 / Ho, the paper's score, beside it; and how well each question is answered against all other points.
+"mnist, paper" and "fashion-mnist, paper" are the paper's networks on all images, which want a GPU (`--device cuda`).
+`--points DIR` keeps what verdicts are made of, and `--judge DIR` judges what was kept there, without training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from .record import save, say
 from .scores import auroc
 from .studied import WEIGHT_DECAY, Study, adjusted, arguments, open_record, options, put, read
 from .trained import trained
-from .training import accuracy
 from .verdict_points import Points, points_of
 
 CASES: dict[str, Study] = {
@@ -69,7 +68,12 @@ def area(score: Tensor, noisy: Tensor, among: Tensor) -> float | None:
     return auroc(score[among], noisy[among])
 
 
-def judged(points: Points, truth: dict[str, Tensor]) -> dict[str, Any]:
+def wrong_by_verdict(said: Tensor, wrong: Tensor, other: Tensor) -> list[int]:
+    """How many predictions for points of neither class were wrong, for each verdict."""
+    return torch.bincount(said[other & wrong], minlength=len(VERDICTS)).tolist()
+
+
+def judged(points: Points, truth: dict[str, Tensor], wrong: Tensor) -> dict[str, Any]:
     """The confusion matrix and the areas of one draw."""
     found = points.explained(LEVEL)
     noisy, missing, other = truth["noisy"], truth["missing"], truth["other"]
@@ -89,6 +93,7 @@ def judged(points: Points, truth: dict[str, Tensor]) -> dict[str, Any]:
         "noisy_from_rest": auroc(found.ratio, noisy),
         "missing_from_other": auroc(found.leverage[missing | other], missing[missing | other]),
         "limit": found.limit,
+        "wrong_other": wrong_by_verdict(torch.tensor(said), wrong, other),
     }
 
 
@@ -119,7 +124,8 @@ def run_draw(
     task = replace(task, **{part: getattr(task, part).to(device) for part in ("inputs", "targets", "test_inputs")})
     network = network_of(name, study, task, optimiser, seed, keep)
     n, loss = len(task.inputs), "mse" if "paper" in name else "sum_of_squares"
-    other = groups(task.test_labels, task.noisy, task.missing or 0)["other"]
+    with torch.no_grad():
+        said = torch.cat([network(some).argmax(1) for some in task.test_inputs.split(500)]).cpu()
     for text in study.structures:
         start = time.process_time()
         tracer = whence.fit(
@@ -140,7 +146,6 @@ def run_draw(
             "test": len(task.test_labels),
             "noisy_class": task.noisy,
             "missing_class": task.missing,
-            "accuracy_other": accuracy(network, task.test_inputs[other], task.test_answers[other].to(device)),
             "newton_change": tracer.diagnostics["Newton change"],
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "fit_cpu_s": fitted - start,
@@ -148,15 +153,16 @@ def run_draw(
             "network": study.describe,
             "epochs": study.epochs,
             "labels": task.test_labels,
+            "wrong": said != task.test_answers,
             "points": asdict(points),
         }
 
 
 def row_of(draw: dict[str, Any]) -> dict[str, Any]:
     """What is recorded of a draw."""
-    plain = {key: value for key, value in draw.items() if key not in ("labels", "points")}
+    plain = {key: value for key, value in draw.items() if key not in ("labels", "wrong", "points")}
     truth = groups(draw["labels"], draw["noisy_class"], draw["missing_class"])
-    return {**plain, **judged(Points(**draw["points"]), truth)}
+    return {**plain, **judged(Points(**draw["points"]), truth, draw["wrong"])}
 
 
 def draws(given: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -164,7 +164,7 @@ def test_which_way_a_doubt_leans_by_hand() -> None:
     found = np.log([[around(block), np.trace(block @ inverse @ block.T)] for block in asked])
     z = (found - usual.mean(0)) / usual.std(0, ddof=1)
     r = max(np.corrcoef(usual.T)[0, 1], 0.0)
-    wanted = z[:, 0] - (1 - r**2) * np.maximum(z[:, 1] - r * z[:, 0] - 1.0, 0.0)
+    wanted = z[:, 0] - 0.5 * (1 - r**2) * np.maximum(z[:, 1] - r * z[:, 0] - 1.0, 0.0)
     np.testing.assert_allclose(tracer.explain(case.test_inputs).source, wanted, rtol=1e-7)
 
 

@@ -15,6 +15,10 @@ SAMPLE = 200
 """Training examples, evenly spaced, around which noise is looked at to know what is usual."""
 
 
+WEIGHT = 0.5
+"""How much leverage beyond the usual counts against noise; chosen on development draws of docs/tracing.md."""
+
+
 @dataclass(frozen=True)
 class Leaning:
     """Noise and scarcity on one scale: that of the training examples, each in the fit without it.
@@ -29,9 +33,9 @@ class Leaning:
     and z_q. Where leverage and noise go together in the training set (correlation r, at least zero: a network that has
     learned noisy labels one by one has high leverage there), a high leverage tells less: what counts is by how much
     more than one standard deviation it exceeds what is usual at such noise, times the share of its variance that noise
-    does not explain.
+    does not explain, and half as much as noise, which tells more.
 
-        z_N - (1 - r^2) max(z_q - r z_N - 1, 0)
+        z_N - (1 - r^2) / 2 max(z_q - r z_N - 1, 0)
 
     Attributes:
         noise: (n,) e_i^T u_i.
@@ -101,7 +105,7 @@ class Leaning:
             for value, centre, spread in zip((noise, leverage), self.centre, self.spread, strict=True)
         )
         beyond = (scarcity - self.together * above - 1.0).clamp_min(0.0)
-        return above - (1.0 - self.together**2) * beyond
+        return above - WEIGHT * (1.0 - self.together**2) * beyond
 
 
 def around_examples(fitted: Fitted, leaning: Leaning, index: Tensor) -> Tensor:
