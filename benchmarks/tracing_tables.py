@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .tables import origin, rewrite, table
+from .tables import folded, origin, rewrite, table
 
 Row = dict[str, Any]
 
@@ -59,29 +59,65 @@ def label_errors(record: Row) -> str:
     return "\n\n".join(parts)
 
 
+AREAS = [f"noisy_from_missing{among}{by}" for by in ("", "_ratio") for among in ("_uncertain", "")]
+
+
+def mean(values: Iterable[float | None]) -> str:
+    """Of those that there are."""
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.3f}" if known else "-"
+
+
+def shares(counts: Iterable[Iterable[int]]) -> str:
+    """Counts of each verdict, summed over draws, as percentages."""
+    sums = [sum(column) for column in zip(*counts, strict=True)]
+    return " / ".join(f"{100 * one / max(sum(sums), 1):.0f}" for one in sums)
+
+
+def wrong(rows: list[Row], verdict: int) -> str:
+    """Share of the ordinary points with a verdict whose prediction is wrong."""
+    if not all("wrong_other" in row for row in rows):
+        return "-"
+    called = sum(row["confusion"]["other"][verdict] for row in rows)
+    return f"{100 * sum(row['wrong_other'][verdict] for row in rows) / max(called, 1):.1f} %"
+
+
 def verdicts(record: Row) -> str:
-    """Areas and confusion matrices of every draw."""
-    parts = [origin(record)]
-    head = "draw | noisy, missing class | noisy from missing: uncertain | all | by HeC3/Ho: uncertain | all | truth | "
-    head += " | ".join(record["verdicts"])
-    kinds = [f"noisy_from_missing{among}{by}" for by in ("", "_ratio") for among in ("_uncertain", "")]
-    for (case, optimiser, structure), rows in grouped(unseen(record), "case", "optimiser", "structure").items():
+    """A line for each study, then areas and confusion matrices of every draw."""
+    studies = grouped(unseen(record), "case", "optimiser", "structure")
+    told = " / ".join(record["verdicts"])
+    head = "study | draws | noisy from missing: uncertain | all | by HeC3/Ho: uncertain | all | noisy class | missing "
+    head += "class | others | wrong: others called noisy | confident"
+    lines = []
+    for (case, optimiser, structure), rows in studies.items():
+        classes = [shares(row["confusion"][truth] for row in rows) for truth in ("noisy", "missing", "other")]
+        areas = [mean(row[kind] for row in rows) for kind in AREAS]
+        name = f"{case}, {optimiser}, `{structure}`"
+        lines.append([name, len(rows), f"**{areas[0]}**", *areas[1:], *classes, wrong(rows, 1), wrong(rows, 0)])
+    parts = [origin(record), f"Means over draws; verdicts in per cent: {told}.", table(head, lines)]
+    for (case, optimiser, structure), rows in studies.items():
         first = rows[0]
-        parts.append(
-            f"**{case}**, {first['network']}, {first['n']} examples, {optimiser}, `{structure}`, "
-            f"{first['test']} test points:"
+        heading = (
+            f"{case}: {first['network']}, {first['n']} examples, {optimiser}, {structure}, {first['test']} test points"
         )
-        lines: list[list[Any]] = []
-        for row in rows:
-            for at, (truth, counts) in enumerate(row["confusion"].items()):
-                areas = ["-" if row[kind] is None else f"{row[kind]:.3f}" for kind in kinds]
-                start = [row["seed"], f"{row['noisy_class']}, {row['missing_class']}", *areas]
-                lines.append([*(start if at == 0 else [""] * len(start)), truth, *counts])
-        told = [[row[kind] for row in rows if row[kind] is not None] for kind in kinds]
-        means = [f"**{sum(values) / len(values):.3f}**" if values else "-" for values in told]
-        lines.append(["mean", "", *means, *([""] * (1 + len(record["verdicts"])))])
-        parts.append(table(head, lines))
+        parts.append(folded(heading, draws_table(rows, told)))
     return "\n\n".join(parts)
+
+
+def draws_table(rows: list[Row], told: str) -> str:
+    """Every draw: areas, and counts of each verdict by class."""
+    head = "draw | noisy, missing class | noisy from missing: uncertain | all | by HeC3/Ho: uncertain | all | "
+    head += " | ".join(f"{truth}: {told}" for truth in ("noisy class", "missing class", "others"))
+    lines = [
+        [
+            row["seed"],
+            f"{row['noisy_class']}, {row['missing_class']}",
+            *("-" if row[kind] is None else f"{row[kind]:.3f}" for kind in AREAS),
+            *(" / ".join(map(str, row["confusion"][truth])) for truth in ("noisy", "missing", "other")),
+        ]
+        for row in rows
+    ]
+    return table(head, lines)
 
 
 def attribution(record: Row) -> str:

@@ -68,9 +68,9 @@ def area(score: Tensor, noisy: Tensor, among: Tensor) -> float | None:
     return auroc(score[among], noisy[among])
 
 
-def wrong_by_verdict(said: Tensor, wrong: Tensor, other: Tensor) -> list[int]:
-    """How many predictions for points of neither class were wrong, for each verdict."""
-    return torch.bincount(said[other & wrong], minlength=len(VERDICTS)).tolist()
+def confusion(said: Tensor, truth: dict[str, Tensor]) -> dict[str, list[int]]:
+    """How often each verdict fell on some points."""
+    return {name: torch.bincount(said[where], minlength=len(VERDICTS)).tolist() for name, where in truth.items()}
 
 
 def judged(points: Points, truth: dict[str, Tensor], wrong: Tensor) -> dict[str, Any]:
@@ -79,13 +79,11 @@ def judged(points: Points, truth: dict[str, Tensor], wrong: Tensor) -> dict[str,
     noisy, missing, other = truth["noisy"], truth["missing"], truth["other"]
     either = noisy | missing
     uncertain = either & (found.noisy | found.scarce)
-    said = [VERDICTS.index(verdict) for verdict in found.verdicts]
-    counts = {
-        name: torch.bincount(torch.tensor(said)[where], minlength=len(VERDICTS)).tolist()
-        for name, where in truth.items()
-    }
+    said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
+    by_chance = replace(found, noisier=torch.ones_like(found.noisier)).verdicts
     return {
-        "confusion": counts,
+        "confusion": confusion(said, truth),
+        "confusion_without_limit": confusion(torch.tensor([VERDICTS.index(verdict) for verdict in by_chance]), truth),
         "noisy_from_missing_uncertain": area(found.source, noisy, uncertain),
         "noisy_from_missing": area(found.source, noisy, either),
         "noisy_from_missing_uncertain_ratio": area(found.ratio, noisy, uncertain),
@@ -93,7 +91,7 @@ def judged(points: Points, truth: dict[str, Tensor], wrong: Tensor) -> dict[str,
         "noisy_from_rest": auroc(found.ratio, noisy),
         "missing_from_other": auroc(found.leverage[missing | other], missing[missing | other]),
         "limit": found.limit,
-        "wrong_other": wrong_by_verdict(torch.tensor(said), wrong, other),
+        "wrong_other": confusion(said, {"other": other & wrong})["other"],
     }
 
 
