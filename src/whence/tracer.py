@@ -49,7 +49,8 @@ class Tracer(Predictor):
         Args:
             x: as for `predict`.
             top: how many examples to list for each prediction.
-            matrix: also keep the shares of all training examples, m x n numbers for each estimator.
+            matrix: also keep the shares of all training examples, m x n numbers for each estimator, and as many
+                `alignments`.
             positions: of a network that answers at several positions, such as tokens: "each", or a list such as
                 [0, -1], makes the predicted class at each of them a prediction of its own, an input's one after the
                 other; `where` tells which is which. Without it an input's positions are taken together.

@@ -107,6 +107,20 @@ def test_loaders_and_single_batches_give_the_same() -> None:
         torch.testing.assert_close(other.hec3.index, whole.hec3.index)
         torch.testing.assert_close(other.hec3.matrix, whole.hec3.matrix)
         torch.testing.assert_close(other.ho.pull, whole.ho.pull)
+        torch.testing.assert_close(other.alignments, whole.alignments)
+
+
+def test_alignments_of_all_training_examples_are_those_of_dense_algebra() -> None:
+    case = networks.build("mlp")
+    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
+    _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
+    _, asked, _ = oracles.tangents_of(case.model, case.test_inputs)
+    inverse = np.linalg.inv(oracles.damped_curvature(tangents, RIDGE))
+    wanted = [[np.linalg.norm(one @ inverse @ other.T) for other in tangents] for one in asked]
+    found = tracer.attribute(case.test_inputs, matrix=True)
+    np.testing.assert_allclose(found.alignments, wanted, rtol=1e-8)
+    np.testing.assert_allclose(found.rows(torch.tensor([2, 0])).alignments, np.array(wanted)[[2, 0]], rtol=1e-8)
+    assert tracer.attribute(case.test_inputs).alignments is None
 
 
 def test_frame_has_a_row_for_each_listed_example() -> None:

@@ -76,6 +76,7 @@ class Attribution(Shown):
         loo_residuals: (n, k) the same after leaving each out.
         leverage: (n, k) leverages.
         where: (m, 2) input and position of each prediction, where positions were chosen.
+        alignments: (m, n) Frobenius norms of a_i = J F_lam^-1 J_i^T for all training examples, if asked for.
     """
 
     hec3: Shares
@@ -84,6 +85,7 @@ class Attribution(Shown):
     loo_residuals: Tensor
     leverage: Tensor
     where: Tensor | None = None
+    alignments: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -106,8 +108,8 @@ class Attribution(Shown):
 
     def rows(self, which: Tensor) -> Attribution:
         """Some of the predictions."""
-        where = None if self.where is None else self.where[which]
-        return replace(self, hec3=self.hec3.rows(which), ho=self.ho.rows(which), where=where)
+        where, sizes = (None if one is None else one[which] for one in (self.where, self.alignments))
+        return replace(self, hec3=self.hec3.rows(which), ho=self.ho.rows(which), where=where, alignments=sizes)
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each prediction, estimator and listed example; residuals and leverages as norms and traces."""
@@ -172,18 +174,21 @@ def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: boo
         fitted: what was fitted.
         inputs: the batch, or a view of its outputs.
         top: how many examples to list.
-        matrix: keep all shares.
+        matrix: keep all shares and alignments.
         apart: each output that is seen is a prediction of its own, one input's after the other's.
     """
     covariances = fitted.sandwich.predict(inputs).covariances
     single = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}
     variances = {name: value.reshape(-1) if apart else value.sum(1) for name, value in single.items()}
     parts: dict[str, list[Shares]] = {name: [] for name in ESTIMATORS}
+    sizes: list[Tensor] = []
     for where, terms in terms_of(fitted, inputs, apart):
         for name in ESTIMATORS:
             parts[name].append(_largest(terms, name, variances[name][where], top, matrix))
+        sizes += [terms.size] if matrix else []
     joined = {name: _join(parts[name]) for name in ESTIMATORS}
-    return Attribution(joined["hec3"], joined["ho"], fitted.residuals, fitted.loo_residuals, fitted.leverage)
+    known = fitted.residuals, fitted.loo_residuals, fitted.leverage
+    return Attribution(joined["hec3"], joined["ho"], *known, alignments=torch.cat(sizes) if sizes else None)
 
 
 def join(parts: Sequence[Attribution]) -> Attribution:
@@ -191,7 +196,9 @@ def join(parts: Sequence[Attribution]) -> Attribution:
     first = parts[0]
     hec3, ho = _join([part.hec3 for part in parts]), _join([part.ho for part in parts])
     places = [part.where for part in parts if part.where is not None]
-    return replace(first, hec3=hec3, ho=ho, where=torch.cat(places) if places else None)
+    sizes = [part.alignments for part in parts if part.alignments is not None]
+    where, joined = (torch.cat(some) if some else None for some in (places, sizes))
+    return replace(first, hec3=hec3, ho=ho, where=where, alignments=joined)
 
 
 def _largest(terms: Terms, name: str, variance: Tensor, top: int, matrix: bool) -> Shares:
