@@ -61,7 +61,7 @@ def every(rows: Iterable[Row]) -> list[list[str]]:
                 named(row),
                 f"{row['n']:,}" if "n" in row else "-",
                 f"{row['fit_multiple']:.1f}" if "fit_multiple" in row else row.get("failed", "-"),
-                f"{row['predict_multiple']:.1f}" if "predict_multiple" in row else row.get("failed", "-"),
+                _predicted(row),
                 _pair(row, "fit_batch", "predict_batch"),
                 str(row.get("predict_points", "-")),
                 _pair(row, "fit_extra_mb", "predict_extra_mb"),
@@ -74,6 +74,12 @@ def every(rows: Iterable[Row]) -> list[list[str]]:
 def floors() -> str:
     """What the default must not exceed."""
     return "; ".join(f"{model}: fit {fit:g}, predict {predict:g}" for model, (fit, predict) in FLOORS.items())
+
+
+def _predicted(row: Row) -> str:
+    if "predict_multiple" in row:
+        return f"{row['predict_multiple']:.1f}"
+    return row.get("failed", "-") if "fit_multiple" in row else "-"
 
 
 def _pair(row: Row, *keys: str) -> str:
