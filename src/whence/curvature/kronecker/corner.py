@@ -6,6 +6,8 @@ about the same weight, so that the squared length of a gradient outside the corn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,12 +26,12 @@ ALIGNED = 8
 """Of sides that are longer than a few times so many, multiples of it are kept: a GPU's tensor units take no others."""
 
 MANY_POSITIONS = 12
-"""No corner is cut where a layer has less than so many inputs for each position: squared lengths cost more than it
-saves."""
+"""On a GPU no corner is cut where a layer has less than so many inputs for each position: squared lengths cost more
+than it saves."""
 
 
 def cut(
-    basis: Basis, spectrum: Tensor | None, positions: float, ridge: float, tolerance: float
+    basis: Basis, spectrum: Tensor | None, positions: float, cotangents: int, ridge: float, tolerance: float
 ) -> tuple[Basis, Tensor | None]:
     """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
 
@@ -41,6 +43,7 @@ def cut(
             complete.
         positions: at which the layer is seen, for one example; with many, squared lengths cost more than a corner
             saves.
+        cotangents: that are pulled back for one example.
         ridge: lambda.
         tolerance: share of sum s^2 / (s + lambda)^2, the mean of Ho over the training set, that may lie outside.
     """
@@ -56,14 +59,27 @@ def cut(
         return Basis(basis.block, basis.inputs[:, kept].contiguous()), spectrum[kept]
     if len(spectrum) != 1:  # groups have corners of their own
         return basis, spectrum
-    if positions > 1 and MANY_POSITIONS * positions > spectrum.shape[2]:
+    if spectrum.is_cuda and positions > 1 and MANY_POSITIONS * positions > spectrum.shape[2]:
         return basis, spectrum
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
     rows = _largest(weight.sum(1), tolerance / 2)
     columns = _largest(weight.sum(0), tolerance / 2)
     if len(rows) * len(columns) > WORTH_IT * weight.numel():
         return basis, spectrum
+    if not (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
+        return basis, spectrum
     return basis.corner(rows, columns), spectrum[:, rows][:, :, columns]
+
+
+def _saves(shape: Sequence[int], kept: tuple[int, int], t: float, c: int) -> bool:
+    """Whether a corner of a layer seen at t positions, with its squared lengths, takes fewer products than the whole.
+
+    Factors are turned, then matrices are formed of them; lengths take the products of all pairs of positions.
+    """
+    (o, i), (few_o, few_i) = shape, kept
+    whole = t * i * i + c * t * o * (o + i)
+    lengths = t * t * (i + c * o) + c * c * t * o if t > 1 else 0.0
+    return t * i * few_i + c * t * few_o * (o + few_i) + lengths < WORTH_IT * whole
 
 
 def _largest(weights: Tensor, leave: float) -> Tensor:

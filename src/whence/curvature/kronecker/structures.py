@@ -215,7 +215,7 @@ def eigenbases(
         if joint and one.block.kind == "kronecker":  # other blocks have bases that are exact, or none
             one.join(weighted[at])
         positions = one.positions / stream.problem.total_weight
-        basis, product = cut(*one.basis(notes), positions, ridge, tolerance)
+        basis, product = cut(*one.basis(notes), positions, stream.problem.k, ridge, tolerance)
         stream.problem.passes.give_back()
         return basis.to(precision), product if products else None
 
