@@ -15,6 +15,7 @@ from .curvature.loo_losses import fit_at_best
 from .errors import TooLargeError
 from .estimators import LeftOut, Policy, Weighing
 from .likelihoods import Likelihood
+from .memory import is_full
 from .options import check_positions
 from .progress import Progress
 from .results import Diagnostics, Finding
@@ -120,7 +121,9 @@ def _within_memory(asked: Asked, problem: Linearization, marks: dict[str, int]) 
     while True:
         try:
             return _fitted(asked, problem, marks)
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_full(error):
+                raise
             if problem.passes.shared:  # the others go by the same plan
                 raise out_of_memory(error) from error
             before, full = problem, first_line(error)

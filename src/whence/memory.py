@@ -118,6 +118,19 @@ def readable(size: float) -> str:
     raise AssertionError("unreachable")
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a GPU has no memory left; the libraries below torch say it in words of their own.
+
+    Examples:
+        >>> is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+        True
+        >>> is_full(RuntimeError("expected scalar type Float but found Double"))
+        False
+    """
+    libraries = isinstance(error, RuntimeError) and "STATUS_ALLOC_FAILED" in str(error)
+    return libraries or isinstance(error, torch.cuda.OutOfMemoryError)
+
+
 class Budget:
     """The memory a fit may take.
 

@@ -117,6 +117,29 @@ def test_a_full_device_is_planned_for_anew() -> None:
         fit(mlp(), [(x, y)], **{**options, "max_memory": 3 * 2**20, "chunk_size": 5, "structure": Starving()})
 
 
+class Allocating(whence.Diagonal):
+    """Fails as cuBLAS does where others filled the GPU, until chunks are of five examples; or for another reason."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def fit(self, problem: Any, ridge: Any, weigh: Any = None) -> Any:
+        if problem.chunk_size > 5:
+            raise RuntimeError(self.words)
+        return super().fit(problem, ridge, weigh)
+
+
+def test_libraries_that_are_refused_memory_count_as_a_full_device() -> None:
+    x, y = inputs_and_targets(n=20)
+    structure = Allocating("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    found = fit(mlp(), [(x, y)], structure=structure, chunk_size=20)
+    notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
+    assert [note.rpartition(", ")[2] for note in notes] == ["chunks of 10 examples", "chunks of 5 examples"]
+    with pytest.raises(RuntimeError, match="another reason"):
+        fit(mlp(), [(x, y)], structure=Allocating("another reason"), chunk_size=20)
+
+
 def test_a_fit_that_is_written_down_keeps_to_its_plan(tmp_path: Path) -> None:
     with pytest.raises(whence.TooLargeError, match=r"A fit that is shared or written down keeps to its plan\."):
         fit(mlp(), batches(), structure=Hungry(), max_memory=2**26, checkpoint=tmp_path / "sums")
