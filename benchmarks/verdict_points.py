@@ -31,7 +31,8 @@ class Points:
     Attributes:
         test: (m,) each: "ho", "hec3", "effective", "noise" (around the point, see `Leaning`) and "leverage".
         left_out: (s,) each: "ratio" (HeC3 / Ho), "own" (the noise of the example itself), "noise" and "leverage".
-        leverages: (q,) leave-one-out leverages, ascending.
+        leverages: (q,) leave-one-out leverages, ascending: evenly spaced ones of those of all n training examples.
+        n: how many training examples there are.
         mean: of the squared leave-one-out residuals over the noise.
         variance: of the same.
     """
@@ -39,6 +40,7 @@ class Points:
     test: dict[str, Tensor]
     left_out: dict[str, Tensor]
     leverages: Tensor
+    n: int
     mean: float
     variance: float
 
@@ -46,7 +48,8 @@ class Points:
         """Verdicts and sources as `Tracer.explain` gives them, without names of training examples."""
         ho, hec3 = self.test["ho"], self.test["hec3"]
         limit = above_average(self.left_out["ratio"], self.left_out["own"])
-        usual = Calibration(self.leverages, self.mean, self.variance, limit)
+        every = self.leverages[torch.linspace(0, len(self.leverages) - 1, self.n).round().long()]
+        usual = Calibration(every, self.mean, self.variance, limit)
         none = torch.zeros(len(ho), 0, dtype=torch.long)
         found = judge(usual, level, self.test["leverage"], (ho, hec3, hec3 / ho), self.test["effective"], (none, none))
         plain = Leaning(ho, ho, ho, (0.0, 0.0), (1.0, 1.0), 0.0)
@@ -78,8 +81,9 @@ def points_of(tracer: whence.Tracer, tests: list[Tensor], sample: int = SAMPLE) 
         parts = [_asked(tracer, leaning, inputs) for inputs, _ in inputs_of(tracer, tests)]
     test = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
     steps = torch.linspace(0, len(usual.leverages) - 1, min(STEPS, len(usual.leverages))).round().long()
+    left = {name: value.cpu() for name, value in left_out.items()}
     kept = usual.leverages.cpu()[steps]
-    return Points(test, {name: value.cpu() for name, value in left_out.items()}, kept, usual.mean, usual.variance)
+    return Points(test, left, kept, len(usual.leverages), usual.mean, usual.variance)
 
 
 def _asked(tracer: whence.Tracer, leaning: Leaning, inputs: Any) -> dict[str, Tensor]:
