@@ -26,7 +26,7 @@ FASHION = {
 }
 SHOWN: dict[tuple[str, str], dict[str, Any]] = {
     ("table1", "mnist"): {"size": "all", "optimiser": "adamw", "schedule": "constant", "fit": "two-bases"},
-    ("table2", "mnist"): {"size": 8000, "optimiser": "adam", "schedule": "constant", "fit": "two-bases"},
+    ("table2", "mnist"): {"size": "all", "optimiser": "adamw", "schedule": "constant", "fit": "two-bases"},
     ("table1", "fashion-mnist"): FASHION,
     ("table2", "fashion-mnist"): FASHION,
 }
@@ -95,7 +95,11 @@ def mistakes(folder: Path) -> Table:
         judged = table3_shown.main_fits(beyond.runs(architecture=architecture, **recipe), "EKFAC, all layers")
         columns.append([*column, pair("", [run.results["scores"][BEYOND][1] for run in judged])])
     first, *names = METHODS.values()
-    names = [f"{first} of {' and '.join(map(str, members))}", *names, "margin over its standard error by HeC3"]
+    names = [
+        f"{first} of {' and '.join(dict.fromkeys(map(str, members)))}",
+        *names,
+        "margin over its standard error by HeC3",
+    ]
     for row in zip(names, *columns, strict=True):
         table.add(*row)
     return table

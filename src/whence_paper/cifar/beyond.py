@@ -136,13 +136,18 @@ ENSEMBLES = {"ensemble variance": "ensemble's variance", "ensemble margin": "mar
 def show(settings: Settings, record: Record) -> list[Path]:
     """Of each kind of fit: every score on the second half, what was best on the first half, and the ensemble."""
     groups: dict[str, list[Run]] = {}
-    keys = ("architecture", "loss", "way", "seed")
-    for run in sorted(record.runs(), key=lambda run: [str(run.configuration[key]) for key in keys]):
+    for run in sorted(record.runs(), key=_order):
         about = run.configuration
-        way = f"{about['way']}, {about['loss']}, {about['epochs']} epochs, lambda {about['ridge share']:g} n"
-        groups.setdefault(f"{about['network']}, {way}", []).append(run)
+        ridge = "" if "leave-one-out" in about["way"] else f", lambda {about['ridge share']:g} n"
+        words = f"{about['network']}, {about['way']}{ridge}, {about['loss']}, {about['epochs']} epochs"
+        groups.setdefault(words, []).append(run)
     tables = [_table(words, runs) for words, runs in groups.items()]
     return write_tables(settings.out / f"{record.path.stem}.md", tables)
+
+
+def _order(run: Run) -> tuple[Any, ...]:
+    about = run.configuration
+    return about["architecture"], about["loss"] != "squared error", about["way"], about["seed"]
 
 
 def _table(words: str, runs: list[Run]) -> Table:

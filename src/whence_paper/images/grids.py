@@ -146,8 +146,11 @@ def draw_grid(ax: Axes, pictures: Tensor, wrong: list[int], columns: int = 10) -
 def show(settings: Settings, record: Record) -> list[Path]:
     """Four grids a set."""
     written = []
-    for run in record.runs():
+    runs = record.runs()
+    for run in runs:
         name = run.configuration["set"]
+        others = [one for one in runs if one.configuration["set"] == name and one != run]
+        which = f"-{run.configuration['optimiser']}" if others else ""
         source: Name = run.configuration["data"] if name != "cifar-10" else "cifar-10"
         images = read_images(source, settings.data)
         figure = new_figure(9.2, 10)
@@ -157,7 +160,7 @@ def show(settings: Settings, record: Record) -> list[Path]:
             ax.set_title(f"{title}: {sum(grid['wrong'])} of {len(grid['wrong'])} wrong", fontsize="medium")
         about = f"{source}, {run.configuration['network']}, accuracy {run.results['accuracy']:.3f}"
         figure.suptitle(f"{about}. Framed: wrong.", fontsize="medium")
-        written.append(save(figure, settings.out / f"{record.path.stem}-{name}.png", dpi=90))
+        written.append(save(figure, settings.out / f"{record.path.stem}-{name}{which}.png", dpi=90))
     return written
 
 

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DOT = 4.0
-TITLES = {"bank": "bank marketing, MLP", "mnist": "MNIST, MLP", "fashion-mnist": "Fashion-MNIST, CNN"}
+TITLES = {
+    "bank": "bank marketing, MLP",
+    "mnist": "MNIST, MLP",
+    "fashion-mnist": "Fashion-MNIST, CNN",
+    "cifar-10": "CIFAR-10, ResNet-18",
+}
 
 
 def draw(run: Run, path: Path) -> Path:

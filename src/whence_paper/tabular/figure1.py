@@ -47,6 +47,16 @@ MEASURES = {
 among poor districts only: all of them are below the median of California."""
 
 
+SHARES = (
+    "of the poorest fifth",
+    "of the richest fifth",
+    "in the poorest fifth of regions",
+    "in the richest fifth of regions",
+    "among poor districts only",
+)
+"""Also measured among the tenth of the test districts that lies furthest from the training districts in the inputs."""
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     """Those of tables, with 100 epochs, and the scale of incomes."""
     add_options(parser, epochs=100, structure="exact")
@@ -77,14 +87,14 @@ def judge(settings: Settings, seed: int) -> dict[str, Any]:
         for kind, name in enumerate(KINDS)
     }
     scarce = columns["distance to the 20th nearest in the inputs"]
-    incomes = {name: columns[name] > 0 for name in ("of the poorest fifth", "of the richest fifth")}
+    tenth = scarce >= scarce.quantile(0.9)
     return {
         "test_rmse": float(error.square().mean().sqrt()),
         "n": len(problem.inputs),
         "degrees_of_freedom": float(tracer.degrees_of_freedom),
         "newton_change": float(tracer.diagnostics["Newton change"]),
         "groups": groups,
-        "distance_in_inputs": {name: float(scarce[some].mean()) for name, some in incomes.items() if some.any()},
+        "scarcest_tenth": {key: float(columns[key][tenth].mean()) for key in SHARES},
         **(_points(data.places[problem.rows], error, kinds) if seed == 0 else {}),
     }
 
@@ -127,11 +137,11 @@ def show(settings: Settings, record: Record) -> list[Path]:
     """The map of the first split, and a table of all."""
     tables = []
     for words, runs in by_setting(record.runs()).items():
-        table = Table(f"{words}: mean ± sd over splits {_seeds(runs)}", ("test districts", *KINDS))
+        table = Table(f"{words}: mean ± sd over splits {_seeds(runs)}", ("test districts", *KINDS, "scarcest tenth"))
         for name, digits in MEASURES.items():
             values = [[run.results["groups"][kind].get(name) for run in runs] for kind in KINDS]
             if None not in values[0]:  # a record may be older than a measure
-                table.add(name, *(mean_and_sd(one, digits) for one in values))
+                table.add(name, *(mean_and_sd(one, digits) for one in values), _scarcest(runs, name, digits))
         tables.append(table)
     each = Table(
         "Every run", ("setting", "split", "error", *(f"{kind}: {name}" for name in LOOKED_AT for kind in KINDS[1:]))
@@ -157,6 +167,12 @@ def show(settings: Settings, record: Record) -> list[Path]:
     )
     ax.set_title("Test districts; errors of the median house value in 100,000 $", fontsize="medium")
     return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
+
+
+def _scarcest(runs: list[Run], name: str, digits: int) -> str:
+    """Of the tenth furthest from the training districts in the inputs; nothing where it was not measured."""
+    values = [run.results.get("scarcest_tenth", {}).get(name) for run in runs]
+    return "" if None in values else mean_and_sd(values, digits)
 
 
 def _seeds(runs: list[Run]) -> str:
