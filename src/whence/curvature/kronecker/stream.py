@@ -27,7 +27,7 @@ from .view import View, views
 PROOF = 8
 """Examples that a capture may be proved on."""
 
-PIECE_BYTES = {"cpu": 192 * 2**20, "cuda": 24 * 2**30}
+PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
 
 PIECE_SHARE = 0.18
