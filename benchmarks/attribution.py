@@ -32,6 +32,8 @@ from .studied import WEIGHT_DECAY, Study, open_record, options, read
 from .trained import trained
 
 CLASSES = 10
+REPEATS = 5
+"""Of which the fastest counts, for forward passes as for attribution: other work on the machine only adds."""
 FLOOR = 1.0
 """Forward passes a test point, about, that attribution may take."""
 
@@ -80,8 +82,7 @@ def measure(tracer: whence.Tracer, tests: Tensor, counts: Sequence[int], unit: f
     tracer.attribute(tests[:1])  # warm
     per_point = {}
     for m in counts:
-        repeats = 3 if m < 50 else 1
-        seconds = best([cpu_seconds(partial(tracer.attribute, tests[:m])) for _ in range(repeats)])
+        seconds = best([cpu_seconds(partial(tracer.attribute, tests[:m])) for _ in range(REPEATS)])
         per_point[str(m)] = seconds / m / unit
     most = tests[: max(counts)]
     kept: list[whence.Attribution] = []
@@ -118,7 +119,7 @@ def run_case(name: str, given: argparse.Namespace, record: dict[str, Any]) -> No
     d = networks.size(network)
     for text in given.structures or study.structures:
         forward(network, parts)
-        before = best([cpu_seconds(lambda: forward(network, parts)) for _ in range(5)])
+        before = best([cpu_seconds(lambda: forward(network, parts)) for _ in range(REPEATS)])
         tracer = whence.fit(
             network,
             batches(inputs, targets, 500),
@@ -137,7 +138,7 @@ def run_case(name: str, given: argparse.Namespace, record: dict[str, Any]) -> No
             "gradients_mb": n * CLASSES * d * 4 / 1e6,
             **measure(tracer, tests, given.points, before),
         }
-        after = best([cpu_seconds(lambda: forward(network, parts)) for _ in range(5)])
+        after = best([cpu_seconds(lambda: forward(network, parts)) for _ in range(REPEATS)])
         row["forward_cpu_s"] = [before, after]
         record["rows"].append(row)
         save(given.out, record)

@@ -181,6 +181,28 @@ def test_a_doubt_leans_to_noise_where_labels_are_noisy_and_to_scarcity_far_away(
     assert "source" in found.to_frame()
 
 
+@pytest.mark.parametrize("structure", ["exact", "ekfac"])
+def test_a_difference_that_is_no_chance_is_not_yet_noise(structure: str, generator: torch.Generator) -> None:
+    """A few noisy examples far out decide the slope: HeC3 / Ho is high where labels are good too."""
+    n, few = 4000, 200
+    x = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    x[:few] = 6 + 0.2 * x[:few]
+    y = x + torch.where(torch.arange(n) < few, 5.0, 1.0).unsqueeze(1) * torch.randn(
+        n, 1, generator=generator, dtype=torch.float64
+    )
+    features = torch.cat([torch.ones_like(x), x], 1)
+    weights = oracles.ridge_fit(features.unsqueeze(1).numpy(), y.numpy(), 0.1)
+    tracer = fit(networks.linear(weights.reshape(1, -1)), [(features, y)], ridge=0.1, structure=structure)
+    ordinary = torch.tensor([[1.0, 1.3], [1.0, 1.8], [1.0, -1.5]], dtype=torch.float64)
+    found = tracer.explain(torch.cat([ordinary, torch.tensor([[1.0, 6.0]], dtype=torch.float64)]))
+    assert bool((found.noise_p < 1e-3).all())
+    assert found.noisier.tolist() == [False, False, False, True]
+    assert found.verdicts[:3] == ("confident",) * 3
+    assert bool(found.noisy[3])
+    assert "no noisier than the average" in found.sentence(0)
+    assert "no noisier" not in found.sentence(3)
+
+
 def test_examples_of_several_shapes_are_asked_about_together(generator: torch.Generator) -> None:
     """Each shape of inputs is a group of its own; what is usual does not depend on how they are batched."""
 
