@@ -72,7 +72,7 @@ class Bench:
         print(json.dumps(self.result), file=sys.__stdout__, flush=True)
 
     def reference(self, inputs: Tensor, batch: int) -> float:
-        return best(lambda: forward_backward(self.untouched, inputs.split(batch)), most=5)
+        return best(lambda: forward_backward(self.untouched, inputs.split(batch)))
 
     def time(self) -> None:
         """Reference, fit, predict, reference again."""

@@ -58,7 +58,7 @@ def leave_one_out(residuals: Tensor, hats: Tensor, roots: Tensor | None, policy:
     inner = hats if roots is None else roots.transpose(1, 2) @ hats @ roots
     plain = _diagonal(hats, roots, inner)
     grow = _growth(policy)
-    if by_output:
+    if by_output or (roots is None and residuals.shape[1] == 1):  # of a single output there is nothing to turn
         shrunk = plain.clamp_min(0.0)
         return LeftOut(
             residuals * grow(shrunk).sqrt(), residuals * grow(shrunk), _leverage(policy, plain), _guarded(policy, plain)

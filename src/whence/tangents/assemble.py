@@ -36,7 +36,8 @@ class Pulled:
         """Gradients (n, c, *shape) in the tensor of a role."""
         if role in self.reduced:
             return self.reduced[role]
-        return torch.cat([self.record.use.dense(role, self.layout, grads) for grads in self.grads], 1)
+        parts = [self.record.use.dense(role, self.layout, grads) for grads in self.grads]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)  # of one part, cat is a copy
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from whence.curvature.kronecker.contraction import along_factors
+from whence.curvature.kronecker.factors import Factors
 from whence.curvature.kronecker.rotated import Factored
 from whence.curvature.kronecker.second_moments import LEAST_PANELS, second_moment
 from whence.tangents.factors import MANY_ROWS, Whole
+from whence.tangents.forms import Block, Kronecker
 
 
 def normal(*shape: int) -> Tensor:
@@ -30,6 +32,17 @@ def test_a_second_moment_in_panels(shape: tuple[int, ...]) -> None:
 def test_columns_that_are_filled_up(n: int, columns: int, ones: bool) -> None:
     factor, basis = Whole(normal(n, 1, 1, 6), ones), normal(1, 6 + ones, columns)
     torch.testing.assert_close(factor.project(basis), factor.tensor() @ basis[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("groups", "positions"), [(1, 1), (1, 4), (3, 1), (2, 5)])
+def test_factors_of_inputs_whose_ones_are_not_built(groups: int, positions: int) -> None:
+    shapes = ((2 * groups, 3), (2 * groups,))
+    block = Block("w", ("w", "b"), shapes, "kronecker", groups)
+    inputs = Whole(normal(7, groups, positions, 3), ones=True)
+    factors = Factors.empty(block, 100, torch.device("cpu"))
+    factors.add(Kronecker(block, inputs, Whole(normal(7, 1, groups, positions, 2))))
+    wanted = torch.einsum("neti,netj->eij", inputs.tensor(), inputs.tensor())
+    torch.testing.assert_close(factors.inputs, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("o", "i"), [(7, 3), (3, 7), (1, 5), (5, 1)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.eigen import eigenvectors
-from whence.tangents.forms import Block, Dense, Kronecker, Tangent
+from whence.tangents.forms import Block, Dense, Kronecker, Tangent, Whole
 from whence.tangents.linearization import Linearization
 
 from .basis import Basis
@@ -110,7 +110,7 @@ class Factors:
         if isinstance(tangent, Kronecker):
             self.counts[0] += share * tangent.examples * tangent.positions
             if self.inputs is not None:
-                _add(self.inputs, summed(weighted_inputs(tangent, weights), 1))
+                _add(self.inputs, _input_moment(tangent, weights))
             if self.outputs is not None:
                 _add(self.outputs, summed(raised(tangent.grads()), 2))
         elif isinstance(tangent, Dense):
@@ -168,6 +168,19 @@ def weighted_inputs(tangent: Kronecker, weights: Tensor | None) -> Tensor:
     """Inputs (n, e, t, i), times the roots of the examples' weights."""
     a = raised(tangent.inputs())
     return a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
+
+
+def _input_moment(tangent: Kronecker, weights: Tensor | None) -> Tensor:
+    """Sum of a a^T, (e, i, i); a column of ones is never built where nothing else weighs the inputs."""
+    factor = tangent.a
+    if weights is not None or not isinstance(factor, Whole) or not factor.ones:
+        return summed(weighted_inputs(tangent, weights), 1)
+    values = raised(factor.values)
+    n, _, t, i = values.shape
+    inner, sums = summed(values, 1), values.sum((0, 2))
+    found = inner.new_empty(len(inner), i + 1, i + 1)
+    found[:, :i, :i], found[:, :i, i], found[:, i, :i], found[:, i, i] = inner, sums, sums, n * t
+    return found
 
 
 def left_alone(problem: Linearization) -> int | None:
