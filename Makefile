@@ -76,7 +76,8 @@ ALL := $(filter full,$(SIZE))
 bench: $(VENV)/.peers ## cost, quality and label errors beside the peers, small; DATA=FOLDER SIZE=full for all (see Makefile)
 	$(BIN)/python -m benchmarks.cost $(if $(DATA),--data $(DATA)) $(if $(ALL),,--small)
 	$(BIN)/python -m benchmarks.label_errors $(if $(DATA),--data $(DATA)) \
-	  $(if $(DATA),$(if $(ALL),,--cases digits mnist fashion-mnist),--cases digits) $(if $(ALL),,--seeds 200)
+	  $(if $(DATA),$(if $(ALL),,--cases digits mnist fashion-mnist),--cases digits) \
+	  $(if $(ALL),,--seeds 200 --structures ekfac core:size=512)
 	$(BIN)/python -m benchmarks.quality_peers $(if $(DATA),--data $(DATA)) $(if $(ALL),,--splits 0 --draws 100)
 
 soak: setup ## a hundred thousand predictions in small batches, for every structure: memory and answers

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+from . import shipped
+
 Runs = list[dict[str, Any]]
 Found = dict[str, float]
 Question = tuple[str, Found, bool]
@@ -31,10 +33,12 @@ def _under(held: Any, keys: Sequence[str]) -> float | None:
 def on_uci(runs: Runs) -> Iterator[Question]:
     """Likelihood and calibration, with either noise."""
     names = list(dict.fromkeys(name for run in runs for name in run["methods"]))
+    tables = dict.fromkeys(run["set"] for run in runs)
+    label = shipped.TABLE if list(tables) == [shipped.TABLE] else "UCI"
     for key, words in (("own", "without held-out data"), ("held_out", "with held-out data")):
         for measure, told in (("nll", "negative log-likelihood"), ("calibration", "calibration error")):
             found = means(runs, names, key, measure)
-            yield f"UCI: {told}, {words}", found, False
+            yield f"{label}: {told}, {words}", found, False
 
 
 def on_images(runs: Runs) -> Iterator[Question]:

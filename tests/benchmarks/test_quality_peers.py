@@ -114,6 +114,7 @@ def test_without_data_and_without_peers_the_rest_runs(
     assert record["images"][0]["test"] == 497
     said = capsys.readouterr().out
     assert "| digits: AUROC, outside | deep ensemble of 5" in said
+    assert "| diabetes: calibration error, with held-out data | deep ensemble of 5" in said
     assert "did not run: MAPIE: not installed: " in said
     assert "did not run: laplace-torch" in said
     assert "expected laplace-torch for" in said

@@ -159,7 +159,9 @@ class OpenedTable:
 
 def _because(verdicts: Explanation, number: int) -> str:
     noise, chance = float(verdicts.noise[number]), float(verdicts.noise_p[number])
+    calm = chance <= 1 - verdicts.level and not bool(verdicts.noisier[number])
+    usual = ", which is usual among rows that are no noisier than others" if calm else ""
     return (
-        f"squared errors of similar training rows are {noise:.2g} times the average (p = {chance:.2g}); "
+        f"squared errors of similar training rows are {noise:.2g} times the average (p = {chance:.2g}){usual}; "
         f"{percent(float(verdicts.scarcity_p[number]))} of the training rows have as few others around them"
     )

@@ -81,3 +81,16 @@ def test_an_ensemble_that_disagrees_is_less_sure():
     members = torch.tensor([[[1.0, -1.0], [1.0, -1.0]], [[1.0, -1.0], [-1.0, 1.0]]])
     for name, score in of_members(members).items():
         assert float(score[1]) > float(score[0]), name
+
+
+def test_without_differences_there_are_fewer_scores_and_nothing_else_changes(tmp_path):
+    network, x, labels = problem()
+    data = x, whence.one_hot(labels, 4).double()
+    whole, _ = fit(network, data, x[:10], "dense, last layer", share=0.05)
+    plain, _ = fit(network, data, x[:10], "dense, last layer", share=0.05, differences=False)
+    plain.save(tmp_path / "plain.npz")
+    back = Predicted.load(tmp_path / "plain.npz")
+    assert back.differences == plain.differences == {}
+    assert of_both(back, "hec3") == {}
+    assert set(of_variances(back, "hec3")) == {"sum", "predicted output"}
+    torch.testing.assert_close(plain.variances["hec3"], whole.variances["hec3"], rtol=0, atol=0)
