@@ -78,7 +78,7 @@ def line(row: dict[str, Any]) -> str:
     if row.get("frozen"):
         name += f", {row['frozen']} parameters frozen"
     if "missing" in row:
-        return f"| {row['model']} | {name} | not installed: {row['missing']} | | | | |"
+        return f"| {row['model']} | {name} | - | not installed: {row['missing']} | | | |"
 
     def number(key: str, digits: str = ".2f") -> str:
         return format(row[key], digits) if key in row else row.get("failed", "-")
