@@ -49,8 +49,7 @@ class Tracer(Predictor):
         Args:
             x: as for `predict`.
             top: how many examples to list for each prediction.
-            matrix: also keep the shares of all training examples, m x n numbers for each estimator, and as many
-                `alignments`.
+            matrix: also keep the shares of all training examples, m x n for each estimator, and their `alignments`.
             positions: of a network that answers at several positions, such as tokens: "each", or a list such as
                 [0, -1], makes the predicted class at each of them a prediction of its own, an input's one after the
                 other; `where` tells which is which. Without it an input's positions are taken together.
@@ -92,21 +91,16 @@ class Tracer(Predictor):
         check_level(level)
         check_count(top, "top")
         check_ungrouped(self)
-        usual, leaning = self._calibration, self._leaning
+        usual, leaning = self._yardsticks
         return verdicts.join(
             each(self, x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top, leaning))
         )
 
     @cached_property
-    def _calibration(self) -> Calibration:
-        """What is usual among training examples; it takes predictions for some of them, once."""
-        return Calibration.of(self)
-
-    @cached_property
-    def _leaning(self) -> Leaning | None:
-        """What noise and leverage are usual around training examples; it takes a pass, once."""
+    def _yardsticks(self) -> tuple[Calibration, Leaning | None]:
+        """What is usual around training examples; it takes a pass and predictions for some of them, once."""
         with borrowed_model(self):
-            return Leaning.of(self)
+            return Calibration.of(self), Leaning.of(self)
 
     def split(self, x: Any, neighbours: int | None = None, anchors: int = 1000) -> Split:
         """HeC3 in a part that new labels would change (noise) and one that new inputs would change (design).
