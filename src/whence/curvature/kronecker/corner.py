@@ -17,6 +17,9 @@ from .measure import products_are_rounded
 WORTH_IT = 0.7
 """A corner is cut only if it holds less than this share of the block's directions."""
 
+ENOUGH = 0.85
+"""And only if its products are less than this share of all."""
+
 LARGEST_RATIO = 1e5
 """No corner is cut from eigenvalues above so many ridges: the squared length outside is a difference, and what float32
 leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at 1e8. Where
@@ -79,7 +82,7 @@ def _saves(shape: Sequence[int], kept: tuple[int, int], t: float, c: int) -> boo
     (o, i), (few_o, few_i) = shape, kept
     whole = t * i * i + c * t * o * (o + i)
     lengths = t * t * (i + c * o) + c * c * t * o if t > 1 else 0.0
-    return t * i * few_i + c * t * few_o * (o + few_i) + lengths < WORTH_IT * whole
+    return t * i * few_i + c * t * few_o * (o + few_i) + lengths < ENOUGH * whole
 
 
 def _largest(weights: Tensor, leave: float) -> Tensor:

@@ -30,6 +30,9 @@ PROOF = 8
 PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
 
+FEW_EXAMPLES = 8
+"""So many are taken together at least, up to four times that size: products of fewer rows are slow."""
+
 PIECE_SHARE = 0.18
 """The same as a share of the memory that may be taken: what is computed from a piece takes three or four times it."""
 
@@ -162,9 +165,11 @@ class LayerStream:
         if self.problem.chunk_size is not None:
             return self.problem.chunk_size
         most = PIECE_BYTES["cuda" if self.problem.device.type == "cuda" else "cpu"]
+        each = max(self.example(cotangents), 1.0)
+        most = min(max(most, FEW_EXAMPLES * each), 4 * most)
         room = self.problem.budget.limit
         left = max(WITHOUT_HOLES * room - self.held, LEAST_PIECES * room) / PIECES
-        return max(1, int(min(most, PIECE_SHARE * room, left) // max(self.example(cotangents), 1)))
+        return max(1, int(min(most, PIECE_SHARE * room, left) // each))
 
     def example(self, cotangents: int) -> float:
         """Bytes of the activations and output gradients of one example."""
