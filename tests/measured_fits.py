@@ -25,6 +25,19 @@ class Case(NamedTuple):
     n: int
     structure: whence.Structure
     likelihood: str = "gaussian"
+    positions: int = 1
+
+
+class Positions(nn.Module):
+    """Inputs as several positions in a row, a layer that sees each of them, their mean, a linear layer."""
+
+    def __init__(self, positions: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.positions, self.first, self.last = positions, nn.Linear(width, width), nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.first(x.unflatten(1, (self.positions, -1))).tanh().mean(1))
+        return outputs
 
 
 class Convolutions(nn.Module):
@@ -50,6 +63,8 @@ CASES = {
     "ekfac, whole": Case((500, 800, 600, 5), 1000, whence.EKFAC(tolerance=0.0)),
     "ekfac, classes": Case((30, 50, 40), 3000, whence.EKFAC(), "categorical"),
     "ekfac, convolutions": Case((768, 4), 500, whence.EKFAC()),
+    "ekfac, positions": Case((16 * 96, 10), 400, whence.EKFAC(), positions=16),
+    "core, positions": Case((8 * 96, 10), 400, whence.Core(size=200), positions=8),
     "diagonal": Case((500, 800, 600, 5), 1000, whence.Diagonal()),
     "core": Case((200, 300, 200, 3), 800, whence.Core(size=1200)),
     "sketch": Case((200, 300, 200, 3), 800, whence.Sketch(size=1200)),
@@ -57,6 +72,8 @@ CASES = {
 
 
 def build(case: Case) -> nn.Module:
+    if case.positions > 1:
+        return Positions(case.positions, case.widths[0] // case.positions, case.widths[-1]).eval()
     if len(case.widths) == 2:
         return Convolutions(case.widths[-1]).eval()
     layers: list[nn.Module] = []

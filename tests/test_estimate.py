@@ -58,7 +58,7 @@ def test_memory_of_real_processes() -> None:
 
 @needs_peaks
 def test_limits_of_real_processes() -> None:
-    check_limit(["ekfac, convolutions", "primal"], 60_000_000)
+    check_limit(["ekfac, convolutions", "ekfac, positions", "primal"], 60_000_000)
 
 
 @needs_peaks

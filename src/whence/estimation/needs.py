@@ -25,7 +25,7 @@ def of_examples(sizes: Sizes) -> float:
 
 def layers_bytes(sizes: Sizes) -> float:
     """A piece of a batch with the gradients of all its layers."""
-    return PIECES * sizes.piece * sizes.layers + sizes.piece * sizes.graph
+    return sizes.piece * (PIECES * sizes.layers + sizes.graph + sizes.work)
 
 
 def rows_bytes(sizes: Sizes) -> float:

@@ -32,6 +32,7 @@ class Sizes:
         batch: examples in the largest batch.
         chunk: examples whose rows are held at once.
         piece: examples whose layers are held at once.
+        work: bytes that are computed on the way from the layers of one example.
         layers: bytes of an example's activations and output gradients, all cotangents together.
         graph: bytes that a forward pass keeps for an example.
         blocks: of parameters.
@@ -46,6 +47,7 @@ class Sizes:
     batch: int
     chunk: int
     piece: int
+    work: float
     layers: float
     graph: float
     blocks: tuple[Block, ...]
@@ -70,6 +72,7 @@ def measure_sizes(problem: Linearization, stream: LayerStream, first: Inputs, n:
         batch=batch,
         chunk=min(problem.jacobian().chunk(k), batch),
         piece=min(stream.piece(k), batch),
+        work=stream.work(k),
         layers=stream.known.fixed + k * stream.known.each,
         graph=graph_bytes(problem, first),
         blocks=stream.blocks,

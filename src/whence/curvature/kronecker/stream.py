@@ -22,7 +22,7 @@ from whence.tangents.switches import rounded_products
 
 from .basis import Basis
 from .kept import Cotangents, Kept, Same
-from .view import View, views
+from .view import View, formed_bytes, views
 
 PROOF = 8
 """Examples that a capture may be proved on."""
@@ -44,6 +44,9 @@ WITHOUT_HOLES = 0.7
 
 LEAST_PIECES = 0.07
 """Share of it that pieces take at least."""
+
+WORK_SHARE = 0.4
+"""Share of the memory that gradient matrices of a piece, or products of its pairs of positions, may take."""
 
 KEPT_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
 """Gradients of a whole training set, as they are and turned, are kept from pass to pass up to this size."""
@@ -81,6 +84,7 @@ class LayerStream:
         self.problem = problem
         self._pieces = Pieces(problem.batches.notes, "gradients of all layers")
         self._capture: Capture | None = None
+        self._work = 0.0  # bytes that are computed on the way from each cotangent of an example
         self.held = 0.0
         self.notes: list[str] = []
         if known is None:
@@ -164,16 +168,21 @@ class LayerStream:
         """How many examples are handled at once for so many cotangents."""
         if self.problem.chunk_size is not None:
             return self.problem.chunk_size
-        most = PIECE_BYTES["cuda" if self.problem.device.type == "cuda" else "cpu"]
+        usual = PIECE_BYTES["cuda" if self.problem.device.type == "cuda" else "cpu"]
         each = max(self.example(cotangents), 1.0)
-        most = min(max(most, FEW_EXAMPLES * each), 4 * most)
+        most = min(max(usual, FEW_EXAMPLES * each), 4 * usual)
         room = self.problem.budget.limit
         left = max(WITHOUT_HOLES * room - self.held, LEAST_PIECES * room) / PIECES
-        return max(1, int(min(most, PIECE_SHARE * room, left) // each))
+        work = WORK_SHARE * room // max(self.work(cotangents), 1)
+        return max(1, int(min(min(most, PIECE_SHARE * room, left) // each, work)))
 
     def example(self, cotangents: int) -> float:
         """Bytes of the activations and output gradients of one example."""
         return self.known.fixed + cotangents * self.known.each
+
+    def work(self, cotangents: int) -> float:
+        """Bytes that are computed on the way from one example, beside what grows with its gradients."""
+        return cotangents * self._work
 
     def read(
         self,
@@ -255,8 +264,10 @@ class LayerStream:
         captured = self.capture(few).run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
         fixed = each = 0.0
+        room = self.problem.budget.limit
         for tangent in captured.tangents(ones, last=True):
             if isinstance(tangent, Kronecker):
+                self._work = max(self._work, formed_bytes(tangent, self.problem.k, WORK_SHARE * room))
                 fixed += 4.0 * _numel(tangent.a.shape) / n
                 each += 4.0 * _numel(tangent.g.shape) / n
             else:

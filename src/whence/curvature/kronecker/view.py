@@ -167,15 +167,31 @@ def views(tangents: Sequence[Tangent], bases: Sequence[Basis], device: torch.dev
     return [View(tangent, basis, rounded) for tangent, basis in zip(tangents, bases, strict=True)]
 
 
-def stays_factored(tangent: Kronecker, basis: Basis) -> bool:
-    """Whether the gradient matrices of this tangent need never be formed."""
-    return _stays_factored(tangent.positions, tangent.cotangents, basis)
+def stays_factored(tangent: Kronecker, basis: Basis, cotangents: int | None = None) -> bool:
+    """Whether the gradient matrices of this tangent, or of so many cotangents, need never be formed."""
+    return _stays_factored(tangent.positions, tangent.cotangents if cotangents is None else cotangents, basis)
 
 
 def _stays_factored(t: int, c: int, basis: Basis) -> bool:
     _, o, i = basis.shape
     dear = PAIRS_COST if basis.inputs is not None and basis.inputs.is_cuda else 1
     return t == 1 or dear * t * t * (o + i) < c * o * i
+
+
+def formed_bytes(tangent: Kronecker, cotangents: int, room: float) -> float:
+    """Bytes that are formed on the way for each cotangent of an example: matrices, or products of pairs of positions.
+
+    None for a single position, and where the matrices are formed in chunks that take less than `room`.
+    """
+    t, (e, o, i) = tangent.positions, tangent.block.matrix_shape
+    if t == 1:
+        return 0.0
+    grads = raised(tangent.grads())
+    item = grads.element_size()
+    if stays_factored(tangent, Basis(tangent.block), cotangents):
+        return 1.5 * item * e * o * t * (t + 1)
+    chunk = 2.0 * item * CHUNK_NUMBERS["cuda" if grads.is_cuda else "cpu"]
+    return 0.0 if chunk <= room else 2.0 * item * e * o * i
 
 
 def turns_early(tangent: Kronecker, basis: Basis) -> bool:
