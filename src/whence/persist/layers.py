@@ -22,7 +22,8 @@ from .record import Draft, Saved
 def write_stream(draft: Draft, stream: LayerStream) -> None:
     """What the capture found out about the model."""
     known = stream.known
-    draft.note(fixed=known.fixed, each=known.each, notes=list(stream.notes), blocks=len(known.blocks))
+    sizes = {"fixed": known.fixed, "each": known.each, "work": known.work}
+    draft.note(**sizes, notes=list(stream.notes), blocks=len(known.blocks))
     for at, block in enumerate(known.blocks):
         draft.part(f"layer_{at}").note(
             name=block.name,
@@ -40,7 +41,8 @@ def read_stream(saved: Saved, problem: Linearization) -> LayerStream:
     blocks = tuple(_read_block(saved.part(f"layer_{at}"), problem) for at in range(count))
     if sorted(name for block in blocks for name in block.parameters) != sorted(problem.selection.parameters):
         raise saved.wrong("blocks", "all selected parameters")
-    known = Known(blocks, saved.number("fixed", 0.0), saved.number("each", 0.0))
+    work = saved.number("work", 0.0) if "work" in saved.facts else 0.0  # first files had none
+    known = Known(blocks, saved.number("fixed", 0.0), saved.number("each", 0.0), work)
     stream = LayerStream(problem, known)
     stream.notes = saved.texts("notes")
     return stream

@@ -60,11 +60,13 @@ class Known:
         blocks: blocks of parameters, in the order of the tangents.
         fixed: bytes of an example's activations.
         each: bytes of an example's output gradients for each cotangent.
+        work: bytes that are formed on the way, for each of them, where that is more than a chunk.
     """
 
     blocks: tuple[Block, ...]
     fixed: float
     each: float
+    work: float = 0.0
 
 
 class LayerStream:
@@ -84,7 +86,6 @@ class LayerStream:
         self.problem = problem
         self._pieces = Pieces(problem.batches.notes, "gradients of all layers")
         self._capture: Capture | None = None
-        self._work = 0.0  # bytes that are computed on the way from each cotangent of an example
         self.held = 0.0
         self.notes: list[str] = []
         if known is None:
@@ -182,7 +183,7 @@ class LayerStream:
 
     def work(self, cotangents: int) -> float:
         """Bytes that are computed on the way from one example, beside what grows with its gradients."""
-        return cotangents * self._work
+        return cotangents * self.known.work
 
     def read(
         self,
@@ -258,22 +259,22 @@ class LayerStream:
         """The same cotangents (c, k) for every example."""
         return Same(rows)
 
-    def _measure(self, few: Inputs) -> tuple[float, float]:
-        """Bytes an example: of activations, and of output gradients for each cotangent."""
+    def _measure(self, few: Inputs) -> tuple[float, float, float]:
+        """Bytes an example: of activations, of output gradients for each cotangent, and of what is formed on the way."""
         n = batch_size(few, "this batch")
         captured = self.capture(few).run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
-        fixed = each = 0.0
+        fixed = each = work = 0.0
         room = self.problem.budget.limit
         for tangent in captured.tangents(ones, last=True):
             if isinstance(tangent, Kronecker):
-                self._work = max(self._work, formed_bytes(tangent, self.problem.k, WORK_SHARE * room))
+                work = max(work, formed_bytes(tangent, self.problem.k, WORK_SHARE * room))
                 fixed += 4.0 * _numel(tangent.a.shape) / n
                 each += 4.0 * _numel(tangent.g.shape) / n
             else:
                 held = tangent.values if isinstance(tangent, Dense) else tangent.grads
                 each += 4.0 * held.numel() / n
-        return fixed, each
+        return fixed, each, work
 
 
 def block_cost(block: Block) -> float:
