@@ -260,7 +260,7 @@ class LayerStream:
         return Same(rows)
 
     def _measure(self, few: Inputs) -> tuple[float, float, float]:
-        """Bytes an example: of activations, of output gradients for each cotangent, and of what is formed on the way."""
+        """Bytes an example: of activations; for each cotangent of output gradients, and of what is formed."""
         n = batch_size(few, "this batch")
         captured = self.capture(few).run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
