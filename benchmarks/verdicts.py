@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +121,8 @@ def run_draw(
     task = corrupt(split, study.n, study.test, seed, meta=True)
     task = replace(task, **{part: getattr(task, part).to(device) for part in ("inputs", "targets", "test_inputs")})
     network = network_of(name, study, task, optimiser, seed, keep)
-    n, loss = len(task.inputs), "mse" if "paper" in name else "sum_of_squares"
+    n = len(task.inputs)
+    loss: Literal["mse", "sum_of_squares"] = "mse" if "paper" in name else "sum_of_squares"
     with torch.no_grad():
         said = torch.cat([network(some).argmax(1) for some in task.test_inputs.split(500)]).cpu()
     for text in study.structures:
@@ -129,7 +130,7 @@ def run_draw(
         tracer = whence.fit(
             network,
             batches(task.inputs, task.targets, 500),
-            ridge=whence.ridge_from_weight_decay(WEIGHT_DECAY, n, outputs=2, loss=loss),  # type: ignore[arg-type]
+            ridge=whence.ridge_from_weight_decay(WEIGHT_DECAY, n, outputs=2, loss=loss),
             progress=False,
             **options(text),
         )

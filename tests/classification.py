@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import loss_oracles
 import oracles
 import whence
-from networks import batches_of
+from doubles import fit
+from networks import batches_of, linear
 
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 N, M, WIDTH = 14, 4, 3
@@ -87,3 +88,14 @@ def assert_covariances(found: whence.Uncertainty, wanted: dict[str, np.ndarray],
     for name in ESTIMATORS:
         value = wanted[name]
         np.testing.assert_allclose(found.covariance(name), value, rtol=rtol, atol=rtol * abs(value).max(), err_msg=name)
+
+
+def linear_softmax(generator: torch.Generator, ridge: float) -> tuple[whence.Tracer, Any, list[Any]]:
+    """A fit of a linear softmax model to twelve examples, its tangents, and the Hessians of its loss by hand."""
+    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (12,), generator=generator)
+    model = linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    tracer = fit(model, [(x, y)], likelihood="categorical", ridge=ridge)
+    p = model(x).softmax(1).detach().numpy()
+    hessians = [np.diag(row) - np.outer(row, row) for row in p]
+    return tracer, oracles.linear_tangents(x.numpy(), 3), hessians

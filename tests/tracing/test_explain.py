@@ -11,6 +11,7 @@ import torch
 import networks
 import oracles
 import whence
+from classification import linear_softmax
 from doubles import fit
 from whence.tracing import Calibration
 from whence.tracing.calibration import leave_one_out_leverage
@@ -30,13 +31,7 @@ def test_leave_one_out_leverage_is_that_of_a_curvature_without_the_example() -> 
 
 
 def test_leave_one_out_leverage_with_a_hessian(generator: torch.Generator) -> None:
-    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (12,), generator=generator)
-    model = networks.linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
-    tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
-    tangents = oracles.linear_tangents(x.numpy(), 3)
-    p = model(x).softmax(1).detach().numpy()
-    hessians = [np.diag(row) - np.outer(row, row) for row in p]
+    tracer, tangents, hessians = linear_softmax(generator, RIDGE)
     for i, block in enumerate(tangents):
         others = [J.T @ L @ J for j, (J, L) in enumerate(zip(tangents, hessians, strict=True)) if j != i]
         wanted = block @ np.linalg.solve(sum(others) + RIDGE * np.eye(9), block.T)

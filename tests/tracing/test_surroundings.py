@@ -12,6 +12,7 @@ from sklearn.isotonic import IsotonicRegression
 import networks
 import oracles
 import whence
+from classification import linear_softmax
 from doubles import fit
 from whence.tracing.surroundings import above_average, evenly, ratios
 
@@ -42,13 +43,7 @@ def test_ratios_are_those_of_the_curvature_of_the_others(road: Literal["primal",
 
 
 def test_ratios_with_a_hessian(generator: torch.Generator) -> None:
-    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (12,), generator=generator)
-    model = networks.linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
-    tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
-    tangents = oracles.linear_tangents(x.numpy(), 3)
-    p = model(x).softmax(1).detach().numpy()
-    hessians = [np.diag(row) - np.outer(row, row) for row in p]
+    tracer, tangents, hessians = linear_softmax(generator, RIDGE)
     left_out = tracer.meats.roots["hec3"][:, :, 0].numpy()
     found = ratios(tracer, torch.tensor([7, 2]))  # in the order asked for
     for place, i in enumerate((7, 2)):
