@@ -47,7 +47,8 @@ class Explanation(Shown):
         near: (m, t) training examples with the largest shares of Ho: what the prediction rests on.
         source: (m,) which way the doubt leans, above zero to noise, below to scarcity; see `Leaning`. `nan` where it
             was not looked at.
-        noisier: (m,) whether training examples with as large a HeC3 / Ho have more noise than the average one.
+        noisier: (m,) whether training examples with as large a HeC3 / Ho have more noise than the average one: that of
+            `predict`, which differs from `ratio` where a structure is approximate.
         limit: the HeC3 / Ho at which that begins, see `Calibration`.
     """
 
@@ -137,8 +138,8 @@ class Explanation(Shown):
         )
         counts = ", ".join(f"{self.verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
         words = (
-            f"A p of at most {1 - self.level:.2g} makes a verdict, noise where HeC3/Ho exceeds {self.limit:.2f} too. "
-            "In words: sentence(number)."
+            f"A p of at most {1 - self.level:.2g} makes a verdict, noise where HeC3/Ho of predict exceeds "
+            f"{self.limit:.2f} too. In words: sentence(number)."
         )
         return Table(f"{count(m, 'prediction')}: {counts}", columns, f"{words}\n{more}".strip())
 
@@ -193,7 +194,7 @@ def judge(
         usual: what the training set says.
         level: one minus the share of false alarms.
         leverage: (m,) of the predictions.
-        variances: (m,) Ho, HeC3 and their ratio, as `predict` gives them.
+        variances: (m,) Ho, HeC3 and their ratio.
         effective: (m,) number of training examples that carry Ho.
         listed: (m, top) examples whose labels to check, and those nearest.
     """
