@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from capture_models import MODELS, Model, prepared
 from doubles import inputs_and_targets, mlp
 from oracles import tangents_of
+from whence.tangents.backward import gradients
 from whence.tangents.batches import tensors_of, to_device
 from whence.tangents.forward import Network
 from whence.tangents.jacobian import Jacobian
@@ -282,3 +283,17 @@ def test_a_rule_for_vmap_that_is_wrong_at_some_sizes(size: int) -> None:
     model = nn.Sequential(nn.PReLU(2), nn.Flatten(), nn.Linear(18, 2)).double()
     inputs = torch.randn(size, 2, 3, 3, dtype=torch.float64)
     assert any("failed" in note for note in check(model, inputs)) or size == 1
+
+
+def test_weights_without_a_part_in_the_outputs(generator: torch.Generator) -> None:
+    """Zeros for them want no gradients of their own, and are as many as the cotangents that are pulled back at once."""
+    used, unused = (torch.randn(3, 2, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    inputs = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    cotangents = torch.randn(5, 4, 2, generator=generator, dtype=torch.float64)
+    outputs = inputs @ used
+    for batched in (True, False):
+        found = gradients(outputs, [used, unused], cotangents if batched else cotangents[0], batched=batched)
+        expected = torch.einsum("ni,cno->cio", inputs, cotangents)
+        torch.testing.assert_close(found[0], expected if batched else expected[0])
+        assert found[1].shape == found[0].shape
+        assert not any(one.requires_grad or bool(one.any()) for one in found[1:])

@@ -46,6 +46,28 @@ def pull_back(
     return [one.done() for one in gathered]
 
 
+def gradients(
+    outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor, *, keep: bool = True, batched: bool = False
+) -> list[Tensor]:
+    """What a backward pass brings to leaves; zeros to those that the outputs do not depend on.
+
+    Torch can fill these in itself, but 2.4 takes zeros that want gradients, and none has one for each of a batch.
+
+    Args:
+        outputs: of the model.
+        leaves: tensors that they are differentiated by.
+        cotangents: shaped as the outputs; with one more axis in front where they are a batch.
+        keep: whether there will be more backward passes.
+        batched: pull several cotangents back at once.
+    """
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        outputs, leaves, cotangents, retain_graph=keep, allow_unused=True, is_grads_batched=batched
+    )
+    lead = (len(cotangents),) if batched else ()
+    pairs = zip(found, leaves, strict=True)
+    return [leaf.new_zeros(*lead, *leaf.shape) if grad is None else grad for grad, leaf in pairs]
+
+
 def _backward(
     outputs: Tensor, edges: Sequence[GradientEdge], cotangents: Tensor, last: bool, batched: bool = False
 ) -> Sequence[Tensor | None]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from whence.tangents.backward import gradients
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.recorder import differentiable
 from whence.tangents.switches import plain_kernels, without_cudnn
@@ -79,9 +80,7 @@ class Vectorized:
         found = []
         for number, cotangent in enumerate(cotangents):
             keep = not last or number + 1 < len(cotangents)
-            found.append(
-                torch.autograd.grad(self.outputs, copies, cotangent, retain_graph=keep, materialize_grads=True)
-            )
+            found.append(gradients(self.outputs, copies, cotangent, keep=keep))
         return {
             name: torch.stack(list(each), 1) for name, each in zip(self._copies, zip(*found, strict=True), strict=True)
         }
@@ -103,9 +102,7 @@ class OneByOne:
         found: dict[str, list[Tensor]] = {name: [] for name in self._parameters}
         for at, row in enumerate(self._rows):
             pulled = [
-                torch.autograd.grad(row, leaves, cotangent, retain_graph=True, materialize_grads=True)
-                if row.requires_grad
-                else [torch.zeros_like(leaf) for leaf in leaves]
+                gradients(row, leaves, cotangent) if row.requires_grad else [torch.zeros_like(leaf) for leaf in leaves]
                 for cotangent in cotangents[:, at : at + 1]
             ]
             for name, each in zip(self._parameters, zip(*pulled, strict=True), strict=True):

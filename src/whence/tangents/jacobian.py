@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from whence.errors import TooLargeError
 
+from .backward import gradients
 from .batches import Inputs, batch_size, take
 from .capture import Capture
 from .forward import Network, first_line
@@ -194,9 +195,7 @@ class Jacobian:
         leaves = list(free.values())
         if self._batched_backward and len(cotangents) > 1:
             try:
-                pulled = torch.autograd.grad(
-                    outputs, leaves, cotangents, retain_graph=True, is_grads_batched=True, materialize_grads=True
-                )
+                pulled = gradients(outputs, leaves, cotangents, batched=True)
                 return self.selection.flatten(dict(zip(free, pulled, strict=True)), leading=1).to(self.dtype)
             except torch.cuda.OutOfMemoryError:
                 raise
@@ -204,8 +203,7 @@ class Jacobian:
                 self._batched_backward = False
         each = []
         for u in cotangents:
-            grads = torch.autograd.grad(outputs, leaves, u, retain_graph=True, materialize_grads=True)
-            dense = (grad.to_dense() if grad.is_sparse else grad for grad in grads)
+            dense = (grad.to_dense() if grad.is_sparse else grad for grad in gradients(outputs, leaves, u))
             each.append(self.selection.flatten(dict(zip(free, dense, strict=True))).to(self.dtype))
         return torch.stack(each)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
+from .backward import gradients
 from .batches import Inputs
 from .forward import Network
 from .select import Selection
@@ -56,5 +57,5 @@ def twice_backward(network: Network, selection: Selection, inputs: Inputs, direc
         for direction in directions:
             tangent = selection.like(direction)
             inner = torch.stack([(g * tangent[name]).sum() for name, g in zip(free, pulled, strict=True)]).sum()
-            found.append(torch.autograd.grad(inner, u, retain_graph=True, materialize_grads=True)[0])
+            found.append(gradients(inner, [u], torch.ones_like(inner))[0])
     return torch.stack(found)
