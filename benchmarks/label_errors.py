@@ -6,6 +6,7 @@ Ten per cent of the training labels are replaced by another class at random; a n
 error or cross-entropy; every score ranks the training examples, and its AUROC for the replaced ones is recorded, draw
 by draw. `whence` sees the trained network and its training set. cleanlab is given what its documentation asks for,
 out-of-sample probabilities from five-fold cross-validation (five more networks), and once in-sample probabilities too.
+kronfluence, which has influences and no variances, ranks by how much an example changes its own loss.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from torch.nn import functional as F
 import whence
 from whence import one_hot
 
-from . import networks
+from . import influences, networks
 from .data import Split, batches
-from .record import installed, save, say
+from .record import failed, installed, save, say
 from .scores import auroc
 from .studied import UNSEEN, WEIGHT_DECAY, Study, adjusted, arguments, open_record, options, put, read
 from .trained import LOSSES, trained
 
 LATER = tuple(seed + 100 for seed in UNSEEN)
 """Draws 100 and 101 were looked at with a score for classes that was not the one chosen; these were not."""
+
+PEERS = {name: installed(name) for name in ("cleanlab", "kronfluence")}
+DAMPINGS = {"its default damping": 1e-8, "its own rule for damping": None}
+"""Of kronfluence, beside the one that belongs to the penalty."""
 
 FLIPPED = 0.1
 FOLDS = 5
@@ -118,10 +123,19 @@ def by_peers(task: Flipped, outputs: Tensor, outside: Tensor, loss: str) -> tupl
     try:
         inside, _ = cleanlab_scores(outputs, task, loss, "in-sample")
         crossed, issues = cleanlab_scores(outside, task, loss, "cross-validated")
-    except ImportError as error:
-        return scores, {"called": flipped, "hits": 0, "flipped": flipped, "missing": f"cleanlab: {error}"}
+    except Exception as error:  # a peer that fails is part of the result
+        return scores, {"called": flipped, "hits": 0, "flipped": flipped, **failed(error)}
     hits = int((issues & task.flipped).sum())
     return {**scores, **inside, **crossed}, {"called": int(issues.sum()), "hits": hits, "flipped": flipped}
+
+
+def by_influence(network: torch.nn.Module, task: Flipped, loss: str, seed: int) -> dict[str, Tensor]:
+    """Scores of kronfluence. Its curvature is a mean over examples, as is the loss that a weight decay is added to."""
+    dampings = {**DAMPINGS, "damping by the penalty": WEIGHT_DECAY}
+    found = influences.self_influences(
+        network, task.inputs, task.targets(loss), loss == "cross-entropy", dampings, seed
+    )
+    return {f"kronfluence self-influence, {name}": value for name, value in found.items()}
 
 
 def by_whence(
@@ -182,6 +196,12 @@ def run_draw(name: str, study: Study, split: Split, loss: str, seed: int, folder
     outputs = outputs_of(network, task.inputs)
     scores, issues = by_peers(task, outputs, outside, loss)
     ours, fits = by_whence(network, task, loss, study.structures, issues["called"])
+    gone = {"cleanlab": issues["failed"]} if "failed" in issues else {}
+    asked = time.process_time()
+    try:
+        scores |= by_influence(network, task, loss, seed)
+    except Exception as error:  # as above
+        gone |= {"kronfluence": failed(error)["failed"]}
     right = outputs.argmax(1) == task.labels
     return {
         "case": name,
@@ -192,6 +212,8 @@ def run_draw(name: str, study: Study, split: Split, loss: str, seed: int, folder
         "others_learned": float(right[~task.flipped].double().mean()),
         "train_cpu_s": once - start,
         "cross_validation_cpu_s": crossed - once,
+        "kronfluence_cpu_s": time.process_time() - asked,
+        "did_not_run": gone,
         "auroc": {key: auroc(value, task.flipped) for key, value in {**ours, **scores}.items()},
         "cleanlab_issues": issues,
         "fits": fits,
@@ -203,7 +225,7 @@ def main() -> None:
     parser = arguments(__doc__, CASES, "label_errors", LATER)
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
     given = parser.parse_args()
-    record = open_record(given.out, given.append, cleanlab=installed("cleanlab"), flipped=FLIPPED, folds=FOLDS)
+    record = open_record(given.out, given.append, **PEERS, flipped=FLIPPED, folds=FOLDS)
     for name in given.cases:
         study = adjusted(CASES[name], given)
         split = read(name.partition(",")[0], given.data)
@@ -213,8 +235,8 @@ def main() -> None:
                 put(record, {**row, "network": study.describe, "epochs": study.epochs}, ("case", "loss", "seed"))
                 save(given.out, record)
                 say(name, loss, seed, "  ".join(f"{key} {value:.3f}" for key, value in row["auroc"].items()))
-                if "missing" in row["cleanlab_issues"]:
-                    say(f"not installed: {row['cleanlab_issues']['missing']}")
+                for peer, why in row["did_not_run"].items():
+                    say(f"did not run: {peer}: {why}")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ kronfluence has no variance at all, and those that refuse some layers are given 
 
 from __future__ import annotations
 
-import os
 import tempfile
 from abc import ABC, abstractmethod
-from copy import deepcopy
 from importlib.metadata import version
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import whence
 
 from .data import batches
+from .influences import analyzer_of, fit_factors
 from .variants import parse
 
 DAMPING = 0.01
@@ -35,12 +34,16 @@ class Subject(ABC):
         package: the distribution it comes in.
         refuses: types of layers whose parameters are frozen, since it does not take them.
         squared: whether predictions take memory or time that grows with the square of the batch.
+        damping: ridge as a share of n.
+        classes: whether outputs are logits and targets labels; only where nngeometry and curvlinops are judged.
     """
 
     package: str
     refuses: tuple[type[nn.Module], ...] = ()
     bare: bool = True
     squared: bool = True
+    damping: float = DAMPING
+    classes: bool = False
 
     def frozen(self, network: nn.Module) -> int:
         """Freeze what it refuses, and say how many parameters that is."""
@@ -142,7 +145,7 @@ class NNGeometryEKFAC(Subject):
             model=network,
             loader=loader,
             representation=PMatEKFAC,
-            variant="regression",
+            variant="classif_logits" if self.classes else "regression",
             device="cpu",
             function=lambda *data: network(data[0]),
             layer_collection=layers,
@@ -159,7 +162,7 @@ class NNGeometryEKFAC(Subject):
             layer_collection=layers, model=network, function=lambda *data: network(data[0])
         )
         rows = PFMapDense(generator=backend, examples=(inputs.clone(), torch.zeros(len(inputs))))
-        solved = curvature.solve(rows, regul=DAMPING)
+        solved = curvature.solve(rows, regul=self.damping)
         return (rows.to_torch() * solved.to_torch()).sum(2).T
 
 
@@ -176,14 +179,14 @@ class CurvlinopsEKFAC(Subject):
         weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
         operator = EKFACLinearOperator(
             network,
-            nn.MSELoss(reduction="sum"),
+            nn.CrossEntropyLoss(reduction="sum") if self.classes else nn.MSELoss(reduction="sum"),
             list(weights.values()),
             batches(inputs, targets, batch),
             fisher_type=FisherType.TYPE2,
             separate_weight_and_bias=False,
             check_deterministic=False,
         )
-        inverse = KFACInverseLinearOperator(operator, damping=DAMPING * len(inputs), use_exact_damping=True)
+        inverse = KFACInverseLinearOperator(operator, damping=self.damping * len(inputs), use_exact_damping=True)
         _ = inverse @ [torch.ones_like(p) for p in weights.values()]  # it works at the first product
         return network, weights, inverse
 
@@ -209,33 +212,9 @@ class KronfluenceEKFAC(Subject):
     package = "kronfluence"
 
     def fit(self, network: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> Any:
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-        from kronfluence.analyzer import Analyzer, prepare_model  # a peer, present or not
-        from kronfluence.arguments import FactorArguments
-        from kronfluence.task import Task
-
-        class Squares(Task):
-            def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
-                outputs = model(batch[0])
-                wanted = batch[1]
-                if sample:
-                    wanted = outputs.detach() + 0.5**0.5 * torch.randn_like(outputs)
-                return (outputs - wanted).square().sum()
-
-            def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
-                return self.compute_train_loss(batch, model)
-
-        task = Squares()
         with tempfile.TemporaryDirectory() as folder:
-            model = prepare_model(deepcopy(network), task)
-            analyzer = Analyzer("cost", model, task, cpu=True, output_dir=folder, disable_tqdm=True)
-            analyzer.fit_all_factors(
-                factors_name="ekfac",
-                dataset=TensorDataset(inputs, targets),
-                per_device_batch_size=batch,
-                factor_args=FactorArguments(strategy="ekfac"),
-                overwrite_output_dir=True,
-            )
+            analyzer = analyzer_of(network, folder)
+            fit_factors(analyzer, TensorDataset(inputs, targets), batch)
         return None
 
     def predict(self, fitted: Any, inputs: Tensor, batch: int) -> None:

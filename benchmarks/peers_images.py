@@ -25,8 +25,9 @@ from whence_paper.baselines import SWAG, Answer, Baseline, Data, DeepEnsemble, L
 from whence_paper.networks import mlp
 from whence_paper.scores import auroc
 
-from . import shipped
+from . import peers_ekfac, shipped
 from .data import Split, read_digits
+from .record import failed
 from .training import train
 
 SETS = ("mnist", "fashion-mnist")
@@ -42,8 +43,9 @@ OUTSIDE = 300
 LEVEL = 0.95
 
 FAMILIES: dict[str, list[Any]] = {
-    **{f"laplace-torch {one}, all": [LaplaceTorch("all", one)] for one in ("kron", "diag")},
+    **{f"laplace-torch {one}, all": [LaplaceTorch("all", one)] for one in ("kron", "diag", "gp")},
     **{f"laplace-torch {one}, last layer": [LaplaceTorch("last_layer", one)] for one in ("full", "kron", "diag")},
+    **peers_ekfac.families(WEIGHT_DECAY),
     "deep ensemble of 5": [DeepEnsemble(5)],
     "MC dropout": [MCDropout(rate) for rate in (0.1, 0.3, 0.5)],
     "SWAG": [SWAG(rate, epochs=15, weight_decay=WEIGHT_DECAY, batch=BATCH) for rate in (0.01, 0.03, 0.1)],
@@ -279,12 +281,12 @@ def run(folder: Path | None, name: str, seed: int, n: int) -> dict[str, Any]:
                 tried[baseline.name] = by_baseline(baseline, recipe, task)
                 tried[baseline.name]["cpu_s"] = round(time.process_time() - started, 2)
             except Exception as error:  # a peer that fails is part of the result
-                methods.setdefault(label, {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"})
+                methods.setdefault(label, failed(error))
         if tried:
             best = min(tried, key=lambda one: tried[one]["held_out_nll"])
             methods[label] = {**tried[best], "chosen": best}
     try:
         methods |= {f"MAPIE {score} sets": by_conformal(network, task, score) for score in ("lac", "aps")}
-    except ImportError as error:
-        methods["MAPIE"] = {"failed": f"not installed: {error}"}
+    except Exception as error:  # as above
+        methods["MAPIE"] = failed(error)
     return {"set": name, "draw": seed, "n": n, "test": len(task.labels), "methods": methods}

@@ -22,7 +22,8 @@ from torch.distributions import Normal
 import whence
 from whence_paper.baselines import SWAG, Answer, Baseline, Data, DeepEnsemble, LaplaceTorch, MCDropout, Recipe
 
-from . import shipped
+from . import peers_ekfac, shipped
+from .record import failed
 from .training import train
 
 SETS = ("bostonHousing", "concrete", "power-plant", "wine-quality-red", "yacht")
@@ -36,13 +37,18 @@ PRIORS = (1.0, 10.0, 100.0)
 """Precisions of laplace-torch's prior, beside the one of the largest marginal likelihood."""
 LAPLACE = {
     f"laplace-torch {structure}, {weights.replace('_', ' ')}, prior by held-out data": [
-        LaplaceTorch(weights, structure, prior, steps=60 if prior is None else 30) for prior in (None, *PRIORS)
+        LaplaceTorch(weights, structure, prior, steps=60 if prior is None else 30, subset=500)
+        for prior in (None, *PRIORS)
     ]
-    for weights, structures in (("all", ("full", "kron", "diag", "lowrank")), ("last_layer", ("full", "kron", "diag")))
+    for weights, structures in (
+        ("all", ("full", "kron", "diag", "lowrank", "gp")),
+        ("last_layer", ("full", "kron", "diag")),
+    )
     for structure in structures
 }
 FAMILIES: dict[str, list[Any]] = {
     **LAPLACE,
+    **peers_ekfac.families(WEIGHT_DECAY),
     "deep ensemble of 5": [DeepEnsemble(5)],
     "MC dropout": [MCDropout(rate) for rate in (0.01, 0.05, 0.1)],
     "SWAG": [SWAG(rate, epochs=20, weight_decay=WEIGHT_DECAY, batch=BATCH) for rate in (0.03, 0.1, 0.3)],
@@ -272,7 +278,7 @@ def run(folder: Path | None, name: str, split: int, steps: int) -> dict[str, Any
                 told, noise = by_baseline(baseline, recipe, points)
                 tried[baseline.name] = measured_on(told, noise, time.process_time() - started)
             except Exception as error:  # a peer that fails is part of the result
-                methods.setdefault(label, {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"})
+                methods.setdefault(label, failed(error))
         if tried:
             best = min(tried, key=lambda one: tried[one]["held_out_nll"])
             methods[label] = {**tried[best], "chosen": best}
@@ -280,6 +286,6 @@ def run(folder: Path | None, name: str, split: int, steps: int) -> dict[str, Any
                 methods[family[0].name] = tried[family[0].name]
     try:
         methods |= {method: {"held_out": found} for method, found in by_conformal(recipe, table)}
-    except ImportError as error:
-        methods["MAPIE"] = {"failed": f"not installed: {error}"}
+    except Exception as error:  # as above
+        methods["MAPIE"] = failed(error)
     return {"set": name, "split": split, "n": len(table.data), "test": len(tested), "methods": methods}

@@ -22,7 +22,7 @@ from . import peers_images, peers_uci, shipped
 from .quality_winners import winners
 from .record import installed, save, say, surroundings
 
-PACKAGES = ("laplace-torch", "MAPIE", "scikit-learn")
+PACKAGES = ("laplace-torch", "nngeometry", "curvlinops-for-pytorch", "MAPIE", "scikit-learn")
 SHIPPED_N = 600
 """Training images where no data are given: there are no more."""
 

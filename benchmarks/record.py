@@ -60,6 +60,18 @@ def say(*words: Any) -> None:
     print(*words, flush=True)
 
 
+def failed(error: Exception) -> dict[str, str]:
+    """What stands in the place of a measurement that a peer did not get through.
+
+    Examples:
+        >>> failed(ValueError("no such thing"))
+        {'failed': 'ValueError: no such thing'}
+    """
+    kind = "not installed" if isinstance(error, ModuleNotFoundError) else type(error).__name__
+    first = (str(error).splitlines() or [""])[0]
+    return {"failed": f"{kind}: {first[:200]}"}
+
+
 def attempt(row: dict[str, Any], measure: Callable[[], dict[str, Any]], summary: Callable[[Any], str]) -> str:
     """Put what is measured into a row, or why it failed; and say it in a line."""
     try:

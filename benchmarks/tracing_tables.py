@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .tables import folded, origin, rewrite, table
+from .tables import folded, made, origin, rewrite, table
 
 Row = dict[str, Any]
 
@@ -39,7 +39,8 @@ def draws(values: Iterable[float]) -> str:
 
 def label_errors(record: Row) -> str:
     """One row a score: AUROC of every draw, by data set, length of training and loss."""
-    parts = [f"{origin(record)} cleanlab {record['cleanlab']}."]
+    peers = ", ".join(f"{name} {record[name]}" for name in ("cleanlab", "kronfluence") if name in record)
+    parts = [f"{made(record)} {peers}."]
     for (case, loss), rows in grouped(unseen(record), "case", "loss").items():
         first = rows[0]
         learned = sum(row["flipped_learned"] for row in rows) / len(rows)

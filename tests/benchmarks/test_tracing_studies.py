@@ -78,22 +78,25 @@ def test_label_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert row["cleanlab_issues"]["flipped"] == 15
         assert all(0 <= area <= 1 for area in row["auroc"].values())
         assert {"whence ekfac", "loss, in-sample", "cleanlab self-confidence, cross-validated"} <= row["auroc"].keys()
+        assert row["did_not_run"].keys() <= {"kronfluence"}  # a peer that `make bench` installs
     from benchmarks.tracing_tables import label_errors
 
     assert label_errors(record).count("whence ekfac |") == 4
 
 
-def test_label_errors_without_cleanlab(
+def test_label_errors_without_peers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for absent in ("cleanlab", "cleanlab.filter", "cleanlab.rank"):
+    for absent in ("cleanlab", "cleanlab.filter", "cleanlab.rank", "kronfluence", "kronfluence.analyzer"):
         monkeypatch.setitem(sys.modules, absent, None)  # as if it were not installed
     small = ("--cases", "digits", "--n", "150", "--epochs", "1", "--structures", "ekfac", "--seeds", "100")
     record = run("label_errors", monkeypatch, tmp_path / "label_errors.json", *small, "--losses", "cross-entropy")
     (row,) = record["rows"]
     assert set(row["auroc"]) == {"whence ekfac", "loss, in-sample", "loss, cross-validated"}
     assert row["fits"][0]["hits_among_first"] <= row["cleanlab_issues"]["called"] == 15
-    assert "not installed: cleanlab" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "did not run: cleanlab: not installed: " in said
+    assert "did not run: kronfluence: not installed: " in said
 
 
 def test_attribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

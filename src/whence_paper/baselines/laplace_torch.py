@@ -26,6 +26,7 @@ class LaplaceTorch(Baseline):
         noise: standard deviation of an observation; `None` tunes it.
         steps: of the tuning.
         batch: examples whose Jacobians are held at once; the package's cost grows with its square.
+        subset: training examples that "gp" looks at, at the most; it takes the memory of their Jacobians.
     """
 
     weights: Literal["all", "last_layer"] = "all"
@@ -34,6 +35,7 @@ class LaplaceTorch(Baseline):
     noise: float | None = None
     steps: int = 100
     batch: int = 100
+    subset: int = 200
 
     @property
     def name(self) -> str:
@@ -50,12 +52,12 @@ class LaplaceTorch(Baseline):
         frozen = self._freeze(network)
         classes = recipe.likelihood == "categorical"
         loader = DataLoader(TensorDataset(recipe.data.inputs, recipe.data.targets), batch_size=self.batch)
-        laplace = self._new(network, classes)
+        laplace = self._new(network, classes, len(recipe.data))
         laplace.fit(loader)
         self._tune(laplace, classes)
         return FittedLaplace(laplace, classes, self.batch, frozen)
 
-    def _new(self, network: nn.Module, classes: bool) -> Any:
+    def _new(self, network: nn.Module, classes: bool, n: int) -> Any:
         try:
             from laplace import Laplace  # an extra: only this baseline needs it
         except ModuleNotFoundError as error:
@@ -67,6 +69,8 @@ class LaplaceTorch(Baseline):
         options: dict[str, Any] = {} if self.prior is None else {"prior_precision": self.prior}
         if self.noise is not None:
             options["sigma_noise"] = self.noise
+        if self.structure == "gp":
+            options["n_subset"] = min(self.subset, n)
         return Laplace(
             network,
             "classification" if classes else "regression",

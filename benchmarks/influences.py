@@ -1,0 +1,100 @@
+"""kronfluence: its EKFAC factors, and how much each training example influences its own loss.
+
+It has influences and no variances, so it is judged where influences apply: at finding wrong labels.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+FACTORS = "ekfac"
+
+
+def analyzer_of(network: nn.Module, folder: str, classes: bool = False) -> Any:
+    """Its analyzer of a copy of a network.
+
+    Args:
+        network: in evaluation mode.
+        folder: where it keeps its files.
+        classes: whether outputs are logits and targets labels; else both are numbers (n, k).
+    """
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    from kronfluence.analyzer import Analyzer, prepare_model  # a peer, present or not
+    from kronfluence.task import Task
+
+    class Loss(Task):
+        def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
+            outputs, wanted = model(batch[0]), batch[1]
+            if classes:
+                if sample:
+                    wanted = torch.multinomial(outputs.detach().softmax(1), 1).squeeze(1)
+                return F.cross_entropy(outputs, wanted, reduction="sum")
+            if sample:
+                wanted = outputs.detach() + 0.5**0.5 * torch.randn_like(outputs)
+            return (outputs - wanted).square().sum()
+
+        def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
+            return self.compute_train_loss(batch, model)
+
+    task = Loss()
+    model = prepare_model(deepcopy(network), task)
+    return Analyzer("measured", model, task, cpu=True, output_dir=folder, disable_tqdm=True)
+
+
+def fit_factors(analyzer: Any, data: TensorDataset, batch: int) -> None:
+    """All that it computes once."""
+    from kronfluence.arguments import FactorArguments  # a peer, present or not
+
+    analyzer.fit_all_factors(
+        factors_name=FACTORS,
+        dataset=data,
+        per_device_batch_size=batch,
+        factor_args=FactorArguments(strategy="ekfac"),
+        overwrite_output_dir=True,
+    )
+
+
+def self_influences(
+    network: nn.Module, inputs: Tensor, targets: Tensor, classes: bool, dampings: dict[str, float | None], seed: int
+) -> dict[str, Tensor]:
+    """(n,) for each damping: how much an example changes its own loss, which is high where a label does not fit.
+
+    Args:
+        network: in evaluation mode.
+        inputs: (n, ...).
+        targets: labels (n,), or numbers (n, k).
+        classes: which of the two.
+        dampings: by name, what is added to the eigenvalues of the mean curvature; `None` is kronfluence's own rule, a
+            tenth of their mean.
+        seed: of the labels it samples.
+    """
+    data = TensorDataset(inputs, targets)
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # it draws from the global generator
+        analyzer = analyzer_of(network, folder, classes)
+        fit_factors(analyzer, data, batch=500)
+        return {name: _scores(analyzer, data, damping) for name, damping in dampings.items()}
+
+
+def _scores(analyzer: Any, data: TensorDataset, damping: float | None) -> Tensor:
+    from kronfluence.arguments import ScoreArguments  # a peer, present or not
+
+    name = f"damping {damping}"
+    analyzer.compute_self_scores(
+        scores_name=name,
+        factors_name=FACTORS,
+        train_dataset=data,
+        per_device_train_batch_size=500,
+        score_args=ScoreArguments(damping_factor=damping),
+        overwrite_output_dir=True,
+    )
+    found: Tensor = analyzer.load_self_scores(name)["all_modules"]
+    return found.double()
