@@ -35,6 +35,7 @@ from forked_fits import (
     test_inputs,
 )
 from long_factors import copied, fully_shard, long_sides, peaks  # noqa: F401 (asked for by name)
+from whence.processes import opened
 
 
 def fits(names: Sequence[str], where: slice) -> dict[str, Any]:
@@ -68,12 +69,25 @@ def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: S
 
 def suite(folder: Path) -> dict[str, Any]:
     """What the tests ask for, in one process."""
-    works = (predictions, saved, failures, resumed, wrapped, layers, long_sides, unlike)
+    works = (partings, predictions, saved, failures, resumed, wrapped, layers, long_sides, unlike)
     found = {work.__name__: work(folder) for work in works}
     found["compare"] = compare(folder, list(CASES), [2], ["uneven"])
     found["compare"] |= compare(folder, ["ekfac", "core", "primal"], [4], ["uneven"])
     found["compare"] |= compare(folder, ["ekfac", "core"], [2], ["first empty"])
     return found
+
+
+def partings(folder: Path, rounds: int = 20) -> dict[str, Any]:
+    """Processes that meet, exchange something that none of them keeps, and part, again and again."""
+
+    def work(rank: int) -> Any:
+        for _ in range(rounds):
+            with (crew := opened(LIMIT)).working():
+                crew.gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
+            del crew
+        return rounds
+
+    return {"rounds": rounds, "said": forked(3, folder, work)}
 
 
 def predictions(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from .errors import InputError, ProcessError
 
@@ -20,6 +22,10 @@ PATIENCE = 1800.0
 
 SMALL = 2**16
 """Tensors of fewer numbers travel together."""
+
+LETTING_GO = 0.0 if torch.__version__ >= TorchVersion("2.8") else 0.05
+"""Seconds for the threads of a group to let go of the last tensors before it is taken down. Until torch 2.8 that is
+done with Python's lock held, which they need for it: both would wait for each other, for ever."""
 
 BRACKETS = re.compile(r"^\[[^\]]*\]\s*")
 """Where in gloo's own source an error comes from."""
@@ -193,6 +199,7 @@ class Processes:
 
     def part(self) -> None:
         """From now on everybody is alone."""
+        time.sleep(LETTING_GO)
         with suppress(Exception):
             dist.destroy_process_group(self._group)
 

@@ -78,6 +78,11 @@ def test_all_shards(tmp_path: Path) -> None:
     check_gaps(gaps)
 
 
+def test_processes_that_part_again_and_again(told: dict[str, Any]) -> None:
+    """Taking a group down waits for its threads, which may still have the last tensors, and need Python's lock."""
+    assert told["partings"]["said"] == 3 * [told["partings"]["rounds"]]
+
+
 def test_predictions_are_gathered_in_order(told: dict[str, Any]) -> None:
     assert len(told["predictions"]["gaps"]) == 3
     assert max(told["predictions"]["gaps"]) <= 1e-12
