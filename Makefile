@@ -71,14 +71,21 @@ science: setup ## the slow tests: simulations, retraining, coverage
 
 # DATA is a folder with uci/, mnist/, fashion-mnist/, cifar-10/ and california-housing/; benchmarks/data.py says in which form.
 # Without it: random inputs for cost, and what comes with scikit-learn for quality and label errors. SIZE=full takes hours.
+# A part that fails is told at the end and keeps none of the others back. Records go to out/, never to results/.
 SIZE ?= small
 ALL := $(filter full,$(SIZE))
 bench: $(VENV)/.peers ## cost, quality and label errors beside the peers, small; DATA=FOLDER SIZE=full for all (see Makefile)
-	$(BIN)/python -m benchmarks.cost $(if $(DATA),--data $(DATA)) $(if $(ALL),,--small)
+	@since=$$(date +%s); broken=; \
+	echo "1 of 3: wrong labels, a line for each draw"; \
 	$(BIN)/python -m benchmarks.label_errors $(if $(DATA),--data $(DATA)) \
 	  $(if $(DATA),$(if $(ALL),,--cases digits mnist fashion-mnist),--cases digits) \
-	  $(if $(ALL),,--seeds 200 --structures ekfac core:size=512)
-	$(BIN)/python -m benchmarks.quality_peers $(if $(DATA),--data $(DATA)) $(if $(ALL),,--splits 0 --draws 100)
+	  $(if $(ALL),,--seeds 200 --structures ekfac core:size=512) || broken="$$broken label_errors"; \
+	echo "2 of 3: quality, a line for each data set, then who is ahead"; \
+	$(BIN)/python -m benchmarks.quality_peers $(if $(DATA),--data $(DATA)) \
+	  $(if $(ALL),,--splits 0 --draws 100) || broken="$$broken quality_peers"; \
+	echo "3 of 3: cost, a line for each of M1 to M4 and each library; a line may take minutes"; \
+	$(BIN)/python -m benchmarks.cost $(if $(DATA),--data $(DATA)) $(if $(ALL),,--small) || broken="$$broken cost"; \
+	$(BIN)/python -m benchmarks.together out --since $$since --broken $$broken
 
 soak: setup ## a hundred thousand predictions in small batches, for every structure: memory and answers
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --out out/soak.json

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def main() -> None:
         return
     if given.data is None:
         given.sets, given.images, given.n = [shipped.TABLE], [shipped.IMAGES], min(given.n, SHIPPED_N)
+    warnings.filterwarnings("ignore", "Full backward hook is firing")  # of laplace-torch's gp, once for every batch
     packages = {name: installed(name) for name in PACKAGES}
     known = json.loads(given.out.read_text()) if given.append and given.out.exists() else {}
     record: dict[str, Any] = {**surroundings(given.commit), "packages": packages, "uci": [], "images": []}

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from .quality_winners import winners
-from .tables import folded, origin, rewrite, table
+from .tables import folded, made, rewrite, table
 
 Runs = list[dict[str, Any]]
 NOISES = {"own": "own noise", "held_out": "noise from held-out data"}
@@ -106,7 +106,7 @@ JUDGED = (("accuracy", 3), ("nll", 3), ("ece", 3), ("coverage", 3), ("set_size",
 def quality_peers(record: dict[str, Any]) -> str:
     """All of it."""
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
-    parts = [f"{origin(record)} {packages}. {record['cpu_s'] / 60:.0f} minutes of processor time."]
+    parts = [f"{made(record)} {packages}. {record['cpu_s'] / 60:.0f} minutes of processor time."]
     head = "question | best of the peers | best of `whence` | network alone"
     parts += ["The best of each side, where a peer is ahead first.", table(head, winners(record))]
     uci = record["uci"]
@@ -123,9 +123,12 @@ def quality_peers(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+TABLES = {"quality_peers": quality_peers}
+
+
 def main() -> None:
     """Replace the tables of the page."""
-    rewrite(Path(sys.argv[1]), {"quality_peers": quality_peers})
+    rewrite(Path(sys.argv[1]), TABLES)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,9 @@ from typing import Any
 import torch
 
 from .record import say
+from .tables import table
 
 NAMES = {"noise": "noise only", "design": "misspecified, no noise", "both": "both", "rough": "both, rough"}
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown."""
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def two(value: float) -> str:
@@ -56,7 +51,7 @@ def split_table(content: dict[str, Any], means: bool) -> str:
                 two(row["share_error_at_single_points"]),
             ]
         )
-    return table(heads, rows)
+    return table(" | ".join(heads), rows)
 
 
 def what_if_table(content: dict[str, Any]) -> str:
@@ -69,7 +64,7 @@ def what_if_table(content: dict[str, Any]) -> str:
             found = [run[kind] for run in runs]
             cells = [listed(found, key) for key in ("spearman", "slope", "explained", "spearman_ho", "spearman_hec3")]
             rows.append([case, kind, *cells])
-    return table(heads, rows)
+    return table(" | ".join(heads), rows)
 
 
 def listed(found: Sequence[dict[str, float]], key: str) -> str:
@@ -105,7 +100,7 @@ def buy_table(content: dict[str, Any]) -> str:
                     "-" if name == "random" else f"{int((after < random).sum())} of {len(after)}",
                 ]
             )
-    return table(heads, rows)
+    return table(" | ".join(heads), rows)
 
 
 def check_table(content: dict[str, Any]) -> str:
@@ -135,7 +130,7 @@ def check_table(content: dict[str, Any]) -> str:
                 for name in ("suggest", "loss", "random")
             ]
             rows.append([case, str(found[0]["budget"]), *cells])
-    return table(heads, rows)
+    return table(" | ".join(heads), rows)
 
 
 def mean(values: Iterable[float]) -> float:
@@ -144,17 +139,19 @@ def mean(values: Iterable[float]) -> float:
     return sum(listed_) / len(listed_)
 
 
+TABLES: dict[str, list[Callable[[dict[str, Any]], str]]] = {
+    "split": [lambda found: split_table(found, means=False), lambda found: split_table(found, means=True)],
+    "what_if": [what_if_table],
+    "suggest": [buy_table, check_table],
+}
+
+
 def main() -> None:
     """Print what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    tables: dict[str, list[Callable[[dict[str, Any]], str]]] = {
-        "split": [lambda found: split_table(found, means=False), lambda found: split_table(found, means=True)],
-        "what_if": [what_if_table],
-        "suggest": [buy_table, check_table],
-    }
-    for name, makers in tables.items():
+    for name, makers in TABLES.items():
         path = folder / f"{name}.json"
         if path.exists():
             content = json.loads(path.read_text())

@@ -32,8 +32,9 @@ def origin(record: dict[str, Any]) -> str:
 
 
 def made(record: dict[str, Any]) -> str:
-    """The same, with the command, for a record that one command made."""
-    return f"{origin(record)} `{record['command']}`."
+    """The same, with the command, or those that made a record in parts."""
+    given = record.get("commands", record["command"])
+    return f"{origin(record)} {', '.join(f'`{one}`' for one in ([given] if isinstance(given, str) else given))}."
 
 
 def folded(summary: str, body: str) -> str:

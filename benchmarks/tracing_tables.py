@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .tables import folded, made, origin, rewrite, table
+from .tables import folded, made, rewrite, table
 
 Row = dict[str, Any]
 
@@ -95,7 +95,7 @@ def verdicts(record: Row) -> str:
         areas = [mean(row[kind] for row in rows) for kind in AREAS]
         name = f"{case}, {optimiser}, `{structure}`"
         lines.append([name, len(rows), f"**{areas[0]}**", *areas[1:], *classes, wrong(rows, 1), wrong(rows, 0)])
-    parts = [origin(record), f"Means over draws; verdicts in per cent: {told}.", table(head, lines)]
+    parts = [made(record), f"Means over draws; verdicts in per cent: {told}.", table(head, lines)]
     for (case, optimiser, structure), rows in studies.items():
         first = rows[0]
         heading = (
@@ -141,7 +141,7 @@ def attribution(record: Row) -> str:
         ]
         for row in record["rows"]
     ]
-    return f"{origin(record)}\n\n{table(head, lines)}"
+    return f"{made(record)}\n\n{table(head, lines)}"
 
 
 TABLES: dict[str, Callable[[Row], str]] = {

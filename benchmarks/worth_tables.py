@@ -47,7 +47,8 @@ def worth(record: Row) -> str:
         head = "score | " + " | ".join(QUESTIONS[name] for name in asked)
         parts.append(table(head, [line for loss, some in losses.items() for line in lines(loss, some, asked)]))
     where = sorted({f"{row['where']} (commit {row['commit'][:12]})" for row in unseen(record)})
-    return f"Measured on {', '.join(where)}; laplace-torch {record['laplace']}.\n\n" + "\n\n".join(parts)
+    origin = f"Measured on {', '.join(where)}; laplace-torch {record['laplace']}. `{record['command']}`."
+    return "\n\n".join([origin, *parts])
 
 
 def lines(loss: str, rows: list[Row], asked: list[str]) -> Iterator[list[Any]]:
@@ -76,9 +77,12 @@ def area(row: Row, name: str, question: str) -> float:
     return found if row["wrong"].get(question) else float("nan")
 
 
+TABLES = {"worth": worth}
+
+
 def main() -> None:
     """Replace the table of the page."""
-    rewrite(Path(sys.argv[1]), {"worth": worth})
+    rewrite(Path(sys.argv[1]), TABLES)
 
 
 if __name__ == "__main__":
