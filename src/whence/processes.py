@@ -23,9 +23,9 @@ PATIENCE = 1800.0
 SMALL = 2**16
 """Tensors of fewer numbers travel together."""
 
-LETTING_GO = 0.0 if torch.__version__ >= TorchVersion("2.8") else 0.05
-"""Seconds for the threads of a group to let go of the last tensors before it is taken down. Until torch 2.8 that is
-done with Python's lock held, which they need for it: both would wait for each other, for ever."""
+LETTING_GO = 0.0 if torch.__version__ >= TorchVersion("2.9") else 0.05
+"""Seconds for the threads of a group to let go of the last tensors before it is taken down. Before torch's change
+154976, of June 2025, that is done with Python's lock held, which they need for it: both would wait for ever."""
 
 BRACKETS = re.compile(r"^\[[^\]]*\]\s*")
 """Where in gloo's own source an error comes from."""
