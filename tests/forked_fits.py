@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import whence
+from whence.processes import opened
 
 SHARDS = {"even": {2: [12, 12], 4: [6, 6, 6, 6]}, "uneven": {2: [17, 7], 4: [9, 0, 13, 2]}, "first empty": {2: [0, 24]}}
 LIMIT = 60.0
@@ -134,6 +135,19 @@ def forked(world: int, folder: Path, work: Callable[[int], Any]) -> list[Any]:
     for file in files:
         file.unlink(missing_ok=True)
     return found
+
+
+def partings(folder: Path, rounds: int = 20) -> dict[str, Any]:
+    """Processes that meet, exchange something that none of them keeps, and part, again and again."""
+
+    def work(rank: int) -> Any:
+        for _ in range(rounds):
+            with (crew := opened(LIMIT)).working():
+                crew.gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
+            del crew
+        return rounds
+
+    return {"rounds": rounds, "said": forked(3, folder, work)}
 
 
 def refused(work: Callable[[], Any]) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import whence
+from cut_layers import cut_layers
 from forked_fits import (
     CASES,
     LIMIT,
@@ -31,11 +32,11 @@ from forked_fits import (
     forked,
     gap,
     network,
+    partings,
     refused,
     test_inputs,
 )
 from long_factors import copied, fully_shard, long_sides, peaks  # noqa: F401 (asked for by name)
-from whence.processes import opened
 
 
 def fits(names: Sequence[str], where: slice) -> dict[str, Any]:
@@ -69,25 +70,12 @@ def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: S
 
 def suite(folder: Path) -> dict[str, Any]:
     """What the tests ask for, in one process."""
-    works = (partings, predictions, saved, failures, resumed, wrapped, layers, long_sides, unlike)
+    works = (partings, predictions, saved, failures, resumed, wrapped, layers, long_sides, cut_layers, unlike)
     found = {work.__name__: work(folder) for work in works}
     found["compare"] = compare(folder, list(CASES), [2], ["uneven"])
     found["compare"] |= compare(folder, ["ekfac", "core", "primal"], [4], ["uneven"])
     found["compare"] |= compare(folder, ["ekfac", "core"], [2], ["first empty"])
     return found
-
-
-def partings(folder: Path, rounds: int = 20) -> dict[str, Any]:
-    """Processes that meet, exchange something that none of them keeps, and part, again and again."""
-
-    def work(rank: int) -> Any:
-        for _ in range(rounds):
-            with (crew := opened(LIMIT)).working():
-                crew.gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
-            del crew
-        return rounds
-
-    return {"rounds": rounds, "said": forked(3, folder, work)}
 
 
 def predictions(folder: Path) -> dict[str, Any]:
@@ -247,7 +235,6 @@ def layers(folder: Path) -> dict[str, Any]:
             found[f"{name}, saved"] = gap(answers(loaded), answers(wanted[name]))
         found["other data"] = refused(lambda: fit("ekfac", slice(rank, 24), shard="layers"))
         found["core"] = refused(lambda: fit("core", slice(0, 24), shard="layers"))
-        found["checkpoint"] = refused(lambda: fit("ekfac", slice(0, 24), shard="layers", checkpoint=folder / "sums"))
         return found
 
     def both(rank: int) -> Any:

@@ -89,7 +89,7 @@ def fit(
             residual, which stays exact. "auto" takes all up to 64 outputs, and 16 columns of more.
         generator: of what is random about these columns; the same ones every time by default.
         checkpoint: a folder in which the sums of the fit are written down, so that the same call goes on from there
-            after a crash, to the same result; see `docs/saving.md`.
+            after a crash, to the same result, in any number of processes; see `docs/saving.md`.
         every: seconds after which the sums of a pass are written down again.
         distributed: let all processes of `torch.distributed` work together, each with its own shard of the data in
             `train_loader` and of the labels in `groups`: "auto" where there are several, or a number of seconds they
@@ -140,5 +140,5 @@ def fit(
             seed=0 if generator is None else int(torch.randint(2**31, (1,), generator=generator)),
         )
         check_sharing(chosen, data, layers)
-        folder = check_checkpoint(checkpoint, every, chosen, layers)
+        folder = check_checkpoint(checkpoint, every, chosen)
         return run(asked, model, train_loader, Passes(data, layers=layers), folder, every, progress)

@@ -51,14 +51,13 @@ def check_sharing(structure: Structure, data: Processes, layers: Processes) -> N
         raise InputError(_whole("one process, or distributed=False,", structure))
 
 
-def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, layers: Processes) -> Path | None:
+def check_checkpoint(checkpoint: Any, every: Any, structure: Structure) -> Path | None:
     """The folder of the checkpoint, if there is to be one; an error where that makes no sense.
 
     Args:
         checkpoint: as given.
         every: as given.
         structure: of the curvature.
-        layers: the processes that share the layers.
     """
     if not isinstance(every, Real) or not 0 <= float(every) < math.inf:
         raise InputError(f"expected every as a number of seconds, not below zero, got {every!r}.")
@@ -68,8 +67,6 @@ def check_checkpoint(checkpoint: Any, every: Any, structure: Structure, layers: 
         raise InputError(f"expected checkpoint to be the name of a folder, got {checkpoint!r}.")
     if not structure.in_parts:
         raise InputError(_whole("no checkpoint", structure))
-    if not layers.alone:
-        raise InputError("expected no checkpoint where processes share the layers, got one. Use shard='data'.")
     return Path(checkpoint)
 
 
@@ -123,7 +120,8 @@ def begin(
     if folder is not None:
         passes.kept = True
         if crew.rank == 0:
-            passes.keeper, limit = open_checkpoint(folder, float(every), told, model, marks, limit, batches.progress)
+            rest = (model, marks, limit, batches.progress, passes.layers)
+            passes.keeper, limit = open_checkpoint(folder, float(every), told, *rest)
         limit = crew.tell("the checkpoint", limit)[0]
     return Budget(batches.device, limit)
 

@@ -1,8 +1,9 @@
 """A fit that is under way, written down now and then: after a crash it goes on from there, to the same result.
 
 A checkpoint is a folder. `start.whence` says which fit it is of: options, model, and a mark of every training example.
-`pass-01.whence` and so on hold the sums of one pass over the data each, and how many examples are in them. They are
-files as `Tracer.save` writes them: whole or not at all, with a checksum, and nothing in them is ever run.
+`pass-01.whence` and so on hold the sums of one pass over the data each, and how many examples are in them; of processes
+that share the layers, each writes its own, `pass-01-1-of-2.whence` and so on. They are files as `Tracer.save` writes
+them: whole or not at all, with a checksum, and nothing in them is ever run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.errors import InputError, LoaderError
+from whence.processes import ALONE, Processes
 from whence.progress import Progress
 from whence.tangents.marks import mark
 from whence.tangents.passes import State
@@ -28,6 +30,7 @@ from whence.tangents.passes import State
 from .container import Container, as_bytes, opened, write
 from .header import damaged
 from .model import ADDRESS, check_same, write_model
+from .parts import files_of, fill, path_of, remove_others
 from .record import Draft, Saved, Target, plain, printable
 
 START = "start.whence"
@@ -42,11 +45,15 @@ class Checkpoint:
         key: tells this fit from all others.
         examples: how many there are.
         progress: is told where the fit goes on.
+        layers: the processes that share the layers, each of which has a checkpoint in the same folder.
     """
 
-    def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
+    def __init__(
+        self, folder: Path, every: float, key: str, examples: int, progress: Progress, layers: Processes = ALONE
+    ) -> None:
         """No pass yet."""
         self.folder, self.every, self.key, self.examples, self.progress = folder, every, key, examples, progress
+        self.layers = layers
         self._number = 0
         self._facts: dict[str, Any] = {}
         self._state: State = {}
@@ -56,12 +63,17 @@ class Checkpoint:
         """Open the next pass and fill its state: how many examples are in it, `None` for all of them."""
         self._number += 1
         self._state = state
-        self._facts = {"kind": "pass", "key": self.key, "label": label, "given": [mark(one) for one in given]}
+        marks = {one for told in self.layers.tell(label, [mark(one) for one in given]) for one in told}
+        self._facts = {"kind": "pass", "key": self.key, "label": label, "given": sorted(marks)}
         self._last = time.monotonic()
-        if not self._path.exists():
-            return 0
-        with opened(self._path) as container:
-            return self._read(container)
+        done = self._found()
+        if self.layers.alone:
+            return done
+        if all(one is None for one in self.layers.tell(label, done)):  # and nobody writes before all have read
+            return None
+        for one in state.values():  # what one process alone had begun is begun anew
+            one.zero_()
+        return 0
 
     def note(self, done: int) -> None:
         """So many examples are in the state now: write it down if it is time."""
@@ -72,6 +84,9 @@ class Checkpoint:
         """All examples are in the state, which is then let go."""
         self._write(-1)
         self._state = {}
+        self.layers.tell(self._facts["label"])  # all parts are there
+        if self.layers.rank == 0:
+            remove_others(self.folder, self._number, self.layers.size)
 
     def restart(self) -> None:
         """The next pass is the first one again."""
@@ -81,15 +96,36 @@ class Checkpoint:
         """There are no more passes: let the last one's sums go."""
         self._state = {}
 
-    @property
-    def _path(self) -> Path:
-        return self.folder / f"pass-{self._number:02d}.whence"
-
     def _write(self, done: int) -> None:
-        write(self._path, {**self._facts, "done": done}, self._state)
+        path = path_of(self.folder, self._number, self.layers.rank, self.layers.size)
+        write(path, {**self._facts, "done": done}, self._state)
         self._last = time.monotonic()
 
-    def _read(self, container: Container) -> int | None:
+    def _found(self) -> int | None:
+        """What is written down of this pass, by however many processes."""
+        found: int | None = 0
+        for paths in files_of(self.folder, self._number):
+            with ExitStack() as stack:
+                done = self._read([stack.enter_context(opened(path)) for path in paths])
+            found = found if done == 0 else done
+            if found is None:
+                break
+        return found
+
+    def _read(self, files: Sequence[Container]) -> int | None:
+        told = [self._done(file) for file in files]
+        if None in told:
+            return 0  # made from other numbers, on another machine for example: this pass starts anew
+        done = told[0]
+        if any(one != -1 for one in told if len(told) > 1):
+            raise damaged(files[0].path, "it is a part of a pass that was not finished")
+        fill(self._state, files, alone=self.layers.alone)
+        where = "its end" if done == -1 else f"example {done}"
+        self.progress.say(f"whence: from the checkpoint: {self._facts['label']}, up to {where}")
+        return None if done == -1 else done
+
+    def _done(self, container: Container) -> int | None:
+        """How many examples are in a file, -1 for all; `None` if it is of no use."""
         facts = container.manifest
         done = facts.get("done")
         if facts.get("kind") != "pass" or facts.get("key") != self.key:
@@ -99,19 +135,7 @@ class Checkpoint:
             )
         if type(done) is not int or not -1 <= done <= self.examples:
             raise damaged(container.path, "it does not say how many examples are in it")
-        if {name: facts.get(name) for name in self._facts} != self._facts:
-            return 0  # made from other numbers, on another machine for example: this pass starts anew
-        entries = container.entries
-        if list(entries) != list(self._state):
-            raise damaged(container.path, "it holds other sums than this pass makes")
-        for name, tensor in self._state.items():
-            if (entries[name].dtype, entries[name].shape) != (tensor.dtype, tuple(tensor.shape)):
-                raise damaged(container.path, f"{name} is of another shape")
-        for name, tensor in self._state.items():
-            tensor.copy_(container.read(entries[name]))
-        where = "its end" if done == -1 else f"example {done}"
-        self.progress.say(f"whence: from the checkpoint: {self._facts['label']}, up to {where}")
-        return None if done == -1 else done
+        return done if {name: facts.get(name) for name in self._facts} == self._facts else None
 
 
 def open_checkpoint(
@@ -122,6 +146,7 @@ def open_checkpoint(
     marks: Tensor,
     limit: int,
     progress: Progress,
+    layers: Processes = ALONE,
 ) -> tuple[Checkpoint, int]:
     """Begin a checkpoint, or recognise one; with the bytes of memory that the fit was planned with.
 
@@ -133,7 +158,10 @@ def open_checkpoint(
         marks: (n,) one for each training example.
         limit: bytes of memory that would be planned with now.
         progress: is told where the fit goes on.
+        layers: the processes that share the layers; all of them come here, and the first begins.
     """
+    if layers.rank > 0:
+        layers.tell("the checkpoint")
     _prepare(folder)
     draft = Draft()
     draft.note(kind="start", whence=__version__, torch=torch.__version__, limit=limit, options=dict(options))
@@ -144,9 +172,11 @@ def open_checkpoint(
             limit = _recognise(container, draft, model, marks)
     else:
         write(path, draft.facts, {"marks": marks})
+    if layers.rank == 0:
+        layers.tell("the checkpoint")
     words = json.dumps([draft.facts[name] for name in ("whence", "torch", "options", "model")], sort_keys=True)
     key = hashlib.sha256(words.encode() + memoryview(as_bytes(marks))).hexdigest()
-    return Checkpoint(folder, every, key, len(marks), progress), limit
+    return Checkpoint(folder, every, key, len(marks), progress, layers), limit
 
 
 def _prepare(folder: Path) -> None:

@@ -48,7 +48,7 @@ class Passes:
 
     Attributes:
         crew: the processes that share the data.
-        keeper: writes states down, in the first process; `None` if nothing is to be.
+        keeper: writes states down, in those that have the first part of the data; `None` if nothing is to be.
         kept: whether any process writes states down.
         offset: place of this process's first example among all.
         here: how many examples this process has; `None` for all.
@@ -100,7 +100,7 @@ class Passes:
             if where.start < done:
                 raise begun(where, done)
             yield item
-            if noted and self.keeper is not None and self.crew.alone:
+            if noted and self.keeper is not None and not self.shared:
                 self.keeper.note(where.stop)
         self.give_back()
         self.crew.add(list(state.values()), label)

@@ -231,7 +231,7 @@ def gather_factors(
     cotangents, count = (_one_each(problem), 1) if sampled else (stream.identity(), problem.k)
     state: dict[str, Tensor] = {}
     for name, factors in (("plain", plain), ("weighted", weighted)):
-        for at, one in enumerate(factors):
+        for at, one in zip(stream.mine, factors, strict=False):  # there may be no weighted ones
             state.update(one.state(f"{name}.{at}"))
     for where, tangents in stream.read("Kronecker factors", cotangents, count, state):
         for at, tangent in enumerate(tangents):

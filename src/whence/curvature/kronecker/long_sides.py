@@ -206,7 +206,7 @@ def _sum_up(stream: LayerStream, problem: Linearization, sums: Sequence[LongSide
     names = [block.name for block in stream.blocks]
     places = [names.index(stream.known.blocks[one.at].name) for one in sums]
     roots = problem.hessian_roots
-    state = {f"rows.{at}": one.rows for at, one in enumerate(sums)}
+    state = {f"rows.{at}@{one.first}": one.rows for at, one in enumerate(sums)}
     for where, tangents in stream.read("factors of long sides", stream.identity(), problem.k, state):
         weights = None if problem.sample_weights is None else problem.sample_weights[where]
         for one, at in zip(sums, places, strict=True):

@@ -171,7 +171,7 @@ def gather_squares(
         weights = weights.new_ones(1, roots.shape[2] + 1).double()
         weights[:, -1] = 0.0
     sums = [Sums(basis, len(weights), problem.device) for basis in bases]
-    state = {**states(sums), **(observed or {})}
+    state = {**states(stream, sums), **(observed or {})}
     given = [frame, weights, *(one for basis in bases for one in basis.tensors)]
     for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k, state, given):
         residuals = problem.residuals[where] @ frame
@@ -192,9 +192,10 @@ def gather_squares(
     return Spectrum(curvature, noisy, [one.total for one in sums])
 
 
-def states(sums: Sequence[Sums]) -> dict[str, Tensor]:
-    """What the sums of all blocks are, by name."""
-    return {name: tensor for at, one in enumerate(sums) for name, tensor in one.state(str(at)).items()}
+def states(stream: LayerStream, sums: Sequence[Sums]) -> dict[str, Tensor]:
+    """What the sums of this process's blocks are, by their places among all, and names."""
+    pairs = zip(stream.mine, sums, strict=True)
+    return {name: tensor for at, one in pairs for name, tensor in one.state(str(at)).items()}
 
 
 class MeatSums:
@@ -250,7 +251,7 @@ def gather_meats(stream: LayerStream, sums: MeatSums, roots: Mapping[str, Tensor
 
     directly = joined.shape[2] <= problem.k
     reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
-    for where, tangents in stream.read("meats", *reading, states(sums.sums), [joined, *sums.given]):
+    for where, tangents in stream.read("meats", *reading, states(stream, sums.sums), [joined, *sums.given]):
         ready = views(tangents, sums.bases, problem.device)
         if directly:
             sums.add_pulled(ready, where.stop - where.start)

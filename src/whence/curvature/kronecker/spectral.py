@@ -224,7 +224,7 @@ class SpectralBread(Bread):
         if weigh is not None:  # no examples tell how many weights each will have
             none = slice(0, 0)
             self._meats = self.open_meats(weigh(none, hats[none], change[none]))
-            state.update(states(self._meats.sums))
+            state.update(states(self.stream, self._meats.sums))
             given += self._meats.given
         for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k, state, given):
             ready = self.stream.views(tangents, self.bases)

@@ -79,6 +79,7 @@ class LayerStream:
 
     Attributes:
         held: bytes that are in use beside the pieces, as far as they are known; pieces take what is left.
+        mine: places of the blocks that are this process's business among all.
     """
 
     def __init__(self, problem: Linearization, known: Known | None = None) -> None:
@@ -98,8 +99,8 @@ class LayerStream:
         self._kept = Kept()
         self._layers = problem.passes.layers
         owners = shared_out([block_cost(block) for block in known.blocks], self._layers.size)
-        self._mine = [at for at, owner in enumerate(owners) if owner == self._layers.rank]
-        self._watched = self._mine
+        self.mine = [at for at, owner in enumerate(owners) if owner == self._layers.rank]
+        self._watched = self.mine
         idle = self._layers.size - len(known.blocks)
         if idle > 0:
             self.notes.append(f"{idle} of {self._layers.size} processes have no layer of their own, and rows at most")
@@ -122,7 +123,7 @@ class LayerStream:
     def watching(self, chosen: Sequence[int]) -> LayerStream:
         """The same for some of all blocks, whichever process has them; all that share the layers must ask for it."""
         other = copy(self)
-        other._capture, other._mine, other._watched = None, list(chosen), list(chosen)
+        other._capture, other.mine, other._watched = None, list(chosen), list(chosen)
         other._kept = Kept()  # gradients of other blocks
         other._watch_only_mine()
         return other
@@ -130,7 +131,7 @@ class LayerStream:
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Blocks of parameters that are this process's business, in the order of the tangents."""
-        return tuple(self.known.blocks[at] for at in self._mine)
+        return tuple(self.known.blocks[at] for at in self.mine)
 
     def together(self, tensor: Tensor) -> Tensor:
         """A sum over blocks, those of other processes included; in place."""

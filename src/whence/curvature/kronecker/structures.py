@@ -102,7 +102,7 @@ class EKFAC(OfLayers):
         if self.meat != "two_bases":
             return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
         factors = MeatFactors([leading(basis, self.corner) for basis in bases], problem.device)
-        spectrum = gather_squares(stream, bases, noise, factors.add, factors.state())
+        spectrum = gather_squares(stream, bases, noise, factors.add, factors.state(stream.mine))
         turns = factors.turns(facts)
         parts = [one for turn in turns if turn is not None for one in turn.tensors]
         problem.passes.crew.share(parts, 0, "the eigenvectors of the meats")  # signs of vectors are anybody's

@@ -128,10 +128,11 @@ class MeatFactors:
             self.inputs.append(below)
             self.outputs.append(above)
 
-    def state(self) -> dict[str, Tensor]:
-        """What is summed up, by name."""
+    def state(self, places: Sequence[int]) -> dict[str, Tensor]:
+        """What is summed up, by name; blocks go by their places among those of all processes."""
         named = (("inputs", self.inputs), ("outputs", self.outputs))
-        return {f"{name}.{at}": one for name, each in named for at, one in enumerate(each) if one is not None}
+        pairs = [(name, at, one) for name, each in named for at, one in zip(places, each, strict=True)]
+        return {f"{name}.{at}": one for name, at, one in pairs if one is not None}
 
     def add(self, at: int, tangent: Tangent) -> None:
         """Count the gradients J_i^T r_i of one piece of one block."""
