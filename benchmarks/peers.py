@@ -145,9 +145,9 @@ class NNGeometryEKFAC(Subject):
             model=network,
             loader=loader,
             representation=PMatEKFAC,
-            variant="classif_logits" if self.classes else "regression",
+            variant="regression",
             device="cpu",
-            function=lambda *data: network(data[0]),
+            function=lambda *data: rooted(network(data[0])) if self.classes else network(data[0]),
             layer_collection=layers,
         )
         found.update_diag(loader)
@@ -164,6 +164,17 @@ class NNGeometryEKFAC(Subject):
         rows = PFMapDense(generator=backend, examples=(inputs.clone(), torch.zeros(len(inputs))))
         solved = curvature.solve(rows, regul=self.damping)
         return (rows.to_torch() * solved.to_torch()).sum(2).T
+
+
+def rooted(logits: Tensor) -> Tensor:
+    """What has the Fisher matrix of a softmax as the square of its gradients, with the probabilities held.
+
+    nngeometry has a closed form of its own for that, which divides by the chance of the classes still to come: zero,
+    and its matrices not a number, where a network is certain.
+    """
+    chance = logits.detach().softmax(1)
+    root = torch.diag_embed(chance.sqrt()) - chance.unsqueeze(2) * chance.sqrt().unsqueeze(1)
+    return (logits.unsqueeze(1) @ root).squeeze(1)
 
 
 class CurvlinopsEKFAC(Subject):

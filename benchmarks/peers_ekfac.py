@@ -8,8 +8,6 @@ float64, since nngeometry's eigenvectors fail in float32 on the image networks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -25,17 +23,6 @@ from .peers import CurvlinopsEKFAC, NNGeometryEKFAC, Subject
 SUBJECTS: dict[str, type[Subject]] = {"nngeometry": NNGeometryEKFAC, "curvlinops": CurvlinopsEKFAC}
 RIDGES = (1.0, 0.1, 10.0)
 """In units of the ridge that belongs to the weight decay; held-out data choose."""
-
-
-@contextmanager
-def double_by_default() -> Iterator[None]:
-    """nngeometry makes a matrix in torch's default type, whatever the network's."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @dataclass(frozen=True)
@@ -70,8 +57,7 @@ class PeerEKFAC(Baseline):
         doubled = self.peer == "curvlinops" and not classes  # the Hessian of a square is twice the squared gradient
         who.classes, who.damping = classes, self.times * ridge / n * (2 if doubled else 1)
         inputs, targets = recipe.data.inputs.double(), recipe.data.targets if classes else recipe.data.targets.double()
-        with double_by_default():
-            fitted = who.fit(network, inputs, targets, 500)
+        fitted = who.fit(network, inputs, targets, 500)
         with torch.no_grad():
             noise = None if classes else float((network(inputs) - targets).square().mean())
         unit = 2.0 if doubled else 1.0 / n if self.peer == "nngeometry" else 1.0  # nngeometry's curvature is a mean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -68,6 +69,55 @@ def test_fit_predict_explain_report_of_a_spec(spec: Path, tmp_path: Path) -> Non
     assert "scarce data" in result.stdout
     assert call("report", saved, "--spec", spec, "--out", tmp_path / "again.html", "-q").exit_code == 0
     assert (tmp_path / "again.html").is_file()
+
+
+CLASSES = """
+import torch
+
+X = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64).repeat(10, 1)
+
+def model():
+    net = torch.nn.Linear(1, 3, dtype=torch.float64)
+    net.load_state_dict({"weight": torch.tensor([[-2.0], [0.0], [2.0]]), "bias": torch.tensor([2.0, 1.0, -2.0])})
+    return net
+
+def train_loader():
+    return [(X, X[:, 0].long())]
+
+def test_loader():
+    return [torch.tensor([[0.0], [5.0]], dtype=torch.float64)]
+
+def fit_options():
+    return {"likelihood": "categorical", "ridge": 1.0}
+"""
+
+
+def test_a_classifier_is_told_by_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("classes.py").write_text(CLASSES)
+    assert call("fit", "classes.py", "--save", "saved", "--no-trust", "-q").exit_code == 0
+    result = call("predict", "saved", "--spec", "classes.py", "--json", "-q")
+    rows = json.loads(result.stdout)["rows"]
+    # logits 2, 1, -2 and -8, 1, 8
+    chance = [1 / (1 + math.exp(-1) + math.exp(-4)), 1 / (1 + math.exp(-7) + math.exp(-16))]
+    assert [row["class"] for row in rows] == [0, 2]
+    assert [row["probability"] for row in rows] == pytest.approx(chance)
+    result = call("predict", "saved", "--spec", "classes.py", "-q")
+    assert result.exit_code == 0, result.output
+    assert "row class probability ho" in " ".join(result.stdout.split())
+    result = call("explain", "saved", "--spec", "classes.py", "--row", "1", "-q")
+    assert result.exit_code == 0, result.output
+    assert "example 1: class 0, probability 0.721" in result.stdout
+    assert result.stdout.count("confident") <= 1  # what the verdict rests on does not say it again
+
+
+def test_several_outputs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.py").write_text(SPEC.replace("Linear(1, 1", "Linear(1, 2").replace("(99 * X).sin()", "torch.ones(1, 2)"))
+    assert call("fit", "two.py", "--save", "saved", "--no-trust", "-q").exit_code == 0
+    result = call("predict", "saved", "--spec", "two.py", "-q")
+    assert result.exit_code == 0, result.output
+    assert "row mean_0 mean_1 ho" in " ".join(result.stdout.split())
 
 
 def test_spec_is_never_run_from_the_folder(spec: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from whence.tabular.scores import Score
 from . import fit as fits
 from .opened_table import OpenedTable
 from .spec_files import SpecFile
-from .table_output import ADVICE
+from .table_output import advice_for
 
 if TYPE_CHECKING:
     import pandas
@@ -120,8 +120,13 @@ class OpenedSpec:
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
         """What `predict` and `explain` give, side by side."""
-        frame = self.tracer.predict(self.inputs).to_frame()
+        u = self.tracer.predict(self.inputs)
+        frame = u.to_frame()
         frame.insert(0, "row", range(1, len(frame) + 1))
+        if _classes(u):
+            chance, best = u.probabilities.max(dim=-1)
+            frame.insert(1, "class", best.flatten().tolist())
+            frame.insert(2, "probability", chance.flatten().tolist())
         if verdicts:
             why = self.tracer.explain(self.inputs).to_frame()
             for name in ("verdict", "noise_p", "scarcity_p", "check", "near"):
@@ -141,7 +146,7 @@ class OpenedSpec:
         """Verdicts and causes; training examples are counted from zero, as whence does."""
         verdicts = self.tracer.explain(self.inputs, top=top)
         shares = self.tracer.attribute(self.inputs, top=top)
-        means = self.tracer.predict(self.inputs).mean
+        u = self.tracer.predict(self.inputs)
         residuals, left_out = self.tracer.residuals.norm(dim=1), self.tracer.loo_residuals.norm(dim=1)
         found = []
         for place in places:
@@ -157,10 +162,10 @@ class OpenedSpec:
             found.append(
                 {
                     "row": place + 1,
-                    "prediction": ", ".join(number(value, 4) for value in means[place].tolist()),
+                    "prediction": _answer(u, place),
                     "verdict": verdicts.verdicts[place],
-                    "because": verdicts.sentence(place),
-                    "advice": ADVICE[verdicts.verdicts[place]],
+                    "because": verdicts.sentence(place).partition(": ")[2],
+                    "advice": advice_for(verdicts.verdicts[place]),
                     "causes": causes,
                 }
             )
@@ -169,6 +174,20 @@ class OpenedSpec:
     def report(self, out: Path) -> None:
         """The report on all inputs."""
         self.tracer.report(out, self.inputs)
+
+
+def _classes(u: whence.Uncertainty) -> bool:
+    """Whether one class of several is predicted."""
+    known = u.likelihood
+    return known is not None and known.has_classes and known.couples_outputs and u.chosen is None
+
+
+def _answer(u: whence.Uncertainty, place: int) -> str:
+    """A prediction in words: the class, the probability of one class, or the outputs."""
+    if _classes(u) and u.mean.ndim == 2:
+        chance, best = u.probabilities[place].max(dim=-1)
+        return f"class {int(best)}, probability {float(chance):.3f}"
+    return ", ".join(number(value, 4) for value in u.mean[place].flatten().tolist())
 
 
 def choose(rows: list[int] | None, variances: list[float], most: int = 3) -> list[int]:

@@ -16,7 +16,7 @@ from whence.tabular.saved import Saved
 from whence.tabular.scores import Score
 
 from .output import figure, percent
-from .table_output import ADVICE
+from .table_output import advice_for
 from .table_results import rows_of, shown
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class OpenedTable:
                     "row": int(self.table.rows[place]),
                     "prediction": self._answer(results, number),
                     "verdict": verdicts.verdicts[number],
-                    "advice": ADVICE[verdicts.verdicts[number]],
+                    "advice": advice_for(verdicts.verdicts[number]),
                     "because": _because(verdicts, number),
                     "ratio": float(verdicts.ratio[number]),
                     "noise_p": float(verdicts.noise_p[number]),

@@ -16,6 +16,7 @@ from .table_output import ADVICE
 from .table_results import write_csv
 
 SHOWN = 10
+OUTPUTS = 4
 
 Folder = Annotated[Path, typer.Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
 Data = Annotated[
@@ -57,8 +58,9 @@ def predict(
     for note in opened.notes:
         output.fact("Note", note)
     output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
-    wanted = ("row", "prediction", "mean", "lower", "upper", "probability", "ho", "hec3", "ratio", "verdict")
-    heads = [name for name in wanted if name in frame.columns]
+    means = [name for name in frame.columns if name.startswith("mean_")] if "class" not in frame.columns else []
+    wanted = ["row", "class", "prediction", "mean", *means[:OUTPUTS], "lower", "upper", "probability"]
+    heads = [name for name in (*wanted, "ho", "hec3", "ratio", "verdict") if name in frame.columns]
     shown = [[_cell(value) for value in row] for row in frame[heads].head(SHOWN).itertuples(index=False)]
     output.rows(heads, shown, right=[place for place, name in enumerate(heads) if name not in ("verdict",)])
     if "verdict" in frame.columns:
@@ -111,7 +113,7 @@ def explain(
     content = opened.explain(places, top)
     for one in content:
         output.head(f"{opened.unit} {one['row']}: {one['prediction']}")
-        output.say(f"  {one['verdict']}: {ADVICE[one['verdict']]}" if one["verdict"] in ADVICE else one["verdict"])
+        output.say(f"  {one['verdict']}: {one['advice']}")
         output.say(f"  {one['because']}")
         heads = [f"training {opened.unit}", "share of HeC3", *opened.heads]
         listed = [

@@ -25,6 +25,11 @@ DOUBT = {
 SUSPECTS = 5
 
 
+def advice_for(verdict: str) -> str:
+    """What to do, where the training rows are listed below the advice and not in a column of a file."""
+    return ADVICE[verdict].replace("in `check`", "below")
+
+
 def about_data(data: Path, ready: Prepared) -> dict[str, Any]:
     """What is known before the training, as it goes into JSON."""
     model, parts = ready.model, ready.parts
