@@ -145,6 +145,18 @@ def test_complex_parameters() -> None:
     assert fit(Turning(), batches(), parameters="net.*").diagnostics["parameters"] == 26
 
 
+def test_a_ridge_that_is_lost_in_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whence.curvature.primal.QR_SIZE", 0)  # as with more features than fit a QR
+    generator = torch.Generator().manual_seed(0)
+    few, wide = torch.randn(1500, 3, generator=generator), torch.randn(3, 400, generator=generator)
+    x = few @ wide + 1e-3 * torch.randn(1500, 400, generator=generator)
+    model, y = torch.nn.Linear(400, 1), torch.randn(1500, 1, generator=generator)
+    message = r"rounding that hides them: gradients are in float32 here, and `model\.double\(\)`"
+    with pytest.raises(whence.SingularCurvatureError, match=message):
+        fit(model, [(x, y)], ridge=1e-6, structure="sketch")
+    assert bool((fit(model.double(), [(x.double(), y.double())], ridge=1e-6).predict(x[:5].double()).ho > 0).all())
+
+
 class TestRidgeZero:
     """Without a penalty the curvature must have an inverse of its own."""
 

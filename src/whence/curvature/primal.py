@@ -12,6 +12,7 @@ from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs
 from whence.tangents.linearization import Linearization
 from whence.tangents.passes import State
+from whence.tangents.switches import rounded_products
 
 from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
 from .eigen import eigenvectors
@@ -160,7 +161,8 @@ class PrimalBread(Bread):
         state, given = {"curvature": curvature, "score": score}, [prescale, self.features.weights()]
         for where, rows in self.rows.read("curvature", state, given):
             flat = self.rows.curved(where, rows / prescale.to(rows.dtype)).reshape(-1, size)
-            add_gram(curvature, flat)
+            with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
+                add_gram(curvature, flat)
             score += torch.einsum("nkp,nk->p", rows, self.problem.residuals[where].to(rows.dtype)).to(score.dtype)
         return curvature, score
 
@@ -179,15 +181,26 @@ class PrimalBread(Bread):
             matrix.diagonal().add_(penalty / diagonal)
             factor, info = torch.linalg.cholesky_ex(matrix)
             if int(info):
-                raise singular(ridge, len(diagonal) - int(info) + 1, len(diagonal))
+                raise singular(ridge, len(diagonal) - int(info) + 1, len(diagonal), self._rounding(ridge))
             tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
         pivots = factor.diagonal().abs()
         null = int((pivots <= tiny * pivots.max()).sum())
         if null:
-            raise singular(ridge, null, len(pivots))
+            raise singular(ridge, null, len(pivots), self._rounding(ridge))
         eye = torch.eye(len(pivots), dtype=factor.dtype, device=factor.device)
         inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
         return prescale * inner, inverse
+
+    def _rounding(self, ridge: float) -> str:
+        """What else helps: with a ridge only rounding makes a curvature singular."""
+        used = next(iter(self.problem.selection.parameters.values())).dtype
+        if ridge == 0 or used == torch.float64:
+            return ""
+        name = str(used).removeprefix("torch.")
+        return (
+            f" With a ridge above zero it is rounding that hides them: gradients are in {name} here, and "
+            "`model.double()` (with inputs to match) has the digits for a ridge as small as this."
+        )
 
     def _factor_by_qr(self, scale: Tensor, ridge: float) -> Tensor:
         roots = self.problem.hessian_roots
