@@ -62,7 +62,7 @@ ALL = (
     "diagonal",
     "core:loo=output",
     "ekfac:loo=output",
-    "core:tf32=1",
+    "core:rounded=0",
 )
 FEW = ("core:size=8192", "ekfac", "core:size=2048", "sketch:size=8192")
 
