@@ -148,7 +148,9 @@ def _text(value: Any) -> str:
             return "missing"
         return f"{amount:.5g}" if abs(amount) < 1e5 else number(amount, 5)  # 2024 may be a year
     text = str(value)
+    if text in MISSING:
+        return "missing"
     if isinstance(value, np.datetime64):
         day, _, time = text.partition("T")
-        text = day if not time.strip("0:.") else f"{day} {time}"
-    return "missing" if text in MISSING else text
+        return f"{day} {time}" if time.strip("0:.") else day
+    return text
