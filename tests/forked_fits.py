@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import whence
-from whence.processes import opened
+from whence.processes import LETTING_GO, opened
 
 SHARDS = {"even": {2: [12, 12], 4: [6, 6, 6, 6]}, "uneven": {2: [17, 7], 4: [9, 0, 13, 2]}, "first empty": {2: [0, 24]}}
 LIMIT = 60.0
@@ -122,6 +123,7 @@ def forked(world: int, folder: Path, work: Callable[[int], Any]) -> list[Any]:
                     "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=LIMIT)
                 )
                 said = work(rank)
+                time.sleep(LETTING_GO)
                 dist.destroy_process_group()
             except BaseException as error:
                 said = {"error": type(error).__name__, "words": str(error), "trace": traceback.format_exc()}
@@ -135,6 +137,31 @@ def forked(world: int, folder: Path, work: Callable[[int], Any]) -> list[Any]:
     for file in files:
         file.unlink(missing_ok=True)
     return found
+
+
+class Decompositions(TorchFunctionMode):
+    """Sizes of the matrices that `torch.linalg.eigh` is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.linalg.eigh:
+            self.sizes.append(args[0].shape[-1])
+        return func(*args, **(kwargs or {}))
+
+
+def decompositions(folder: Path) -> dict[str, Any]:
+    """Sizes of the matrices that each of three processes decomposes in a fit, and those of one that is alone."""
+
+    def sizes(where: slice) -> list[int]:
+        with Decompositions() as seen:
+            fit("ekfac", where)
+        return seen.sizes
+
+    said = forked(3, folder, lambda rank: sizes(cut([10, 10, 4], rank)))
+    return {"alone": sizes(slice(0, 24)), "said": said}
 
 
 def partings(folder: Path, rounds: int = 20) -> dict[str, Any]:

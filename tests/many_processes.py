@@ -28,6 +28,7 @@ from forked_fits import (
     batches_of,
     cut,
     data,
+    decompositions,
     fit,
     forked,
     gap,
@@ -70,7 +71,8 @@ def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: S
 
 def suite(folder: Path) -> dict[str, Any]:
     """What the tests ask for, in one process."""
-    works = (partings, predictions, saved, failures, resumed, wrapped, layers, long_sides, cut_layers, unlike)
+    meetings = (partings, decompositions, failures, unlike)
+    works = (*meetings, predictions, saved, resumed, wrapped, layers, long_sides, cut_layers)
     found = {work.__name__: work(folder) for work in works}
     found["compare"] = compare(folder, list(CASES), [2], ["uneven"])
     found["compare"] |= compare(folder, ["ekfac", "core", "primal"], [4], ["uneven"])

@@ -107,7 +107,7 @@ def test_what_does_not_fit() -> None:
     found = whence.estimate(network(), batches(), structure=whence.Exact(road="primal"), max_memory=100_000)
     assert not found.fits
     assert "does NOT fit in 97.7 KiB" in str(found)
-    assert 'parameters="last_layer"' in str(found)
+    assert 'parameters="last_layer", fewer outputs (outputs=...), a smaller chunk_size' in str(found)
 
 
 def test_a_layer_is_not_advised_where_there_is_one_already() -> None:

@@ -68,7 +68,10 @@ def test_fit_predict_explain_report_of_a_spec(spec: Path, tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     assert "scarce data" in result.stdout
     assert call("report", saved, "--spec", spec, "--out", tmp_path / "again.html", "-q").exit_code == 0
-    assert (tmp_path / "again.html").is_file()
+    again = (tmp_path / "again.html").read_text(encoding="utf-8")
+    assert "row 2" in again  # counted as by explain
+    assert "was not checked on a sample" in again
+    assert "was not checked on a sample" not in html.read_text(encoding="utf-8")  # fit has looked
 
 
 CLASSES = """

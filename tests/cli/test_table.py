@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,12 @@ def test_columns_are_told_apart(regression: Run) -> None:
     assert "'mixed' mixes numbers" in notes
     assert "rows without a value of 'price': 1;" in notes
     assert content["target"]["task"] == "regression"
+
+
+def test_the_report_shows_dates_as_dates(regression: Run) -> None:
+    page = (regression.folder / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"\b(199|20[01])\d-0\d-15\b", page)
+    assert not re.search(r"\b(199|20[01])\d0\d15\b", page)
 
 
 def test_every_row_has_a_line(regression: Run) -> None:

@@ -83,6 +83,14 @@ def test_processes_that_part_again_and_again(told: dict[str, Any]) -> None:
     assert told["partings"]["said"] == 3 * [told["partings"]["rounds"]]
 
 
+def test_eigendecompositions_are_shared_out(told: dict[str, Any]) -> None:
+    alone, said = (told["decompositions"][name] for name in ("alone", "said"))
+    factors = sorted(size for size in alone if size > 2)
+    assert len(factors) >= 4
+    assert sorted(size for sizes in said for size in sizes if size > 2) == factors  # each by one process
+    assert sum(any(size > 2 for size in sizes) for sizes in said) > 1
+
+
 def test_predictions_are_gathered_in_order(told: dict[str, Any]) -> None:
     assert len(told["predictions"]["gaps"]) == 3
     assert max(told["predictions"]["gaps"]) <= 1e-12

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from whence import InputError, ShapeError
+from whence.report.actions import Action
+from whence.report.cards import together
 from whence.report.exhibits import encode_texts
 from whence.report.tables import Usual, columns_of, join
 
@@ -40,6 +42,22 @@ def test_unusual_values_are_named_rarest_first() -> None:
     usual = Usual.of(train)
     assert usual.odd(test, 0) == [(1, "never seen in training"), (0, "among the highest 2.0\xa0%")]
     assert usual.odd(test, 1) == [(1, "in 1.0\xa0% of the training rows")]
+
+
+def test_dates_are_shown_as_such_and_have_an_order() -> None:
+    days = np.datetime64("2020-01-01") + np.arange(100)
+    usual = Usual.of(columns_of({"built": days}))
+    given = {"built": pd.to_datetime(["2020-02-01 00:00", "2031-05-30 18:45", None])}
+    for table in (columns_of(given), columns_of(pd.DataFrame(given))):
+        assert table.row(0) == ["2020-02-01"]
+        assert table.row(1)[0].startswith("2031-05-30 18:45")
+        assert table.row(2) == ["missing"]
+        assert [usual.odd(table, row) for row in range(3)] == [[], [(0, "larger than every training value")], []]
+
+
+def test_small_sums_are_told_once() -> None:
+    few = [Action("region", 0, 0.0001), Action("region", 1, 0.0002), Action("label", 2, 0.1), Action("label", 3, 0.1)]
+    assert together(few) == "The 2 labels together: up to 20\xa0%, the 2 regions together: less than 0.1\xa0%."
 
 
 def test_says_what_is_no_table() -> None:

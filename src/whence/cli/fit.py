@@ -77,10 +77,10 @@ def fit(
             kept = {"format": FORMAT, "version": VERSION, "whence": whence.__version__, "spec": spec.name}
             about = {**kept, "sha256": source.digest, "options": plain(chosen)}
             (new / DESCRIPTION).write_text(json.dumps(about, indent=1), encoding="utf-8")
-    if out is not None:
-        tracer.report(out, source.loader("test_loader"))
     asked = source.loader("test_loader") if source.has("test_loader") else None
     trusted = tracer.trust(asked, sample=SAMPLE, seconds=SECONDS) if trust else None
+    if out is not None:
+        write_report(tracer, out, source.loader("test_loader"), trusted)
     _tell(output, tracer, trusted, {"report": out, "saved": save}, time.perf_counter() - began)
 
 
@@ -120,6 +120,12 @@ def _tell(
             "seconds": round(seconds, 1),
         }
     )
+
+
+def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None) -> None:
+    """The report on all inputs, which are counted from one, as by the other commands."""
+    rows = len(tracer.predict(inputs))
+    tracer.report(out, inputs, ids=[f"row {row}" for row in range(1, rows + 1)], trust=trust)
 
 
 def _one_or_many(given: list[str] | None) -> str | list[str] | None:

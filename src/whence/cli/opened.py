@@ -173,7 +173,7 @@ class OpenedSpec:
 
     def report(self, out: Path) -> None:
         """The report on all inputs."""
-        self.tracer.report(out, self.inputs)
+        fits.write_report(self.tracer, out, self.inputs)
 
 
 def _classes(u: whence.Uncertainty) -> bool:

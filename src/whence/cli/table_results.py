@@ -101,10 +101,11 @@ def _numbers(column: Number, cells: Any) -> Any:
 
 
 def _words(column: Column, cells: Any) -> Any:
-    """Categories by their names. Dates as numbers like 20240131, which have an order, where all can be read."""
+    """Categories by their names. Dates as such, which have an order, where all that are given can be read."""
+    words = numpy.array([label(cell) for cell in cells], dtype=object)
     if isinstance(column, Date):
         days = read_dates(cells, column.format)
-        if numpy.isfinite(days).all():
-            dates = days.astype("datetime64[D]").astype(str)
-            return numpy.array([int(date.replace("-", "")) for date in dates])
-    return numpy.array([label(cell) for cell in cells], dtype=object)
+        if (numpy.isfinite(days) | (words == label(""))).all():
+            seconds = numpy.where(numpy.isfinite(days), days, 0.0) * 86_400
+            return numpy.where(numpy.isfinite(days), seconds.round().astype("datetime64[s]"), numpy.datetime64("NaT"))
+    return words

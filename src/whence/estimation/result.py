@@ -92,7 +92,8 @@ class Estimate:
             lines.append("    ! does not fit")
         if not self.fits:
             fewer = "" if self.one_layer else 'parameters="last_layer", '
-            lines.append(f"  or: {fewer}a smaller chunk_size, fewer examples, a larger max_memory")
+            few = "fewer outputs (outputs=...), " if self.outputs > 1 else ""
+            lines.append(f"  or: {fewer}{few}a smaller chunk_size, fewer examples, a larger max_memory")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

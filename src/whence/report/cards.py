@@ -56,11 +56,12 @@ def answer(traced: Traced) -> tuple[str, ...]:
 def together(todo: Sequence[Action]) -> str:
     """What the actions of each kind come to."""
     sums = {kind: [action.benefit for action in todo if action.kind == kind] for kind in ("label", "region")}
-    words = [
-        f"{count(len(benefits), kind)} together: {'up to' if kind == 'label' else 'about'} {percent(sum(benefits))}"
-        for kind, benefits in sums.items()
-        if len(benefits) > 1
-    ]
+    words = []
+    for kind, benefits in sums.items():
+        if len(benefits) > 1:
+            sum_ = percent(sum(benefits))
+            about = "" if sum_.startswith("less") else "up to " if kind == "label" else "about "
+            words.append(f"{count(len(benefits), kind)} together: {about}{sum_}")
     return f"The {', the '.join(words)}." if words else ""
 
 

@@ -22,7 +22,7 @@ RARE = 0.025
 
 @dataclass(frozen=True)
 class Columns:
-    """A table as columns: numbers, or words."""
+    """A table as columns: numbers, dates, or words."""
 
     names: tuple[str, ...]
     columns: tuple[np.ndarray, ...]
@@ -42,6 +42,8 @@ def columns_of(given: Any) -> Columns:
     Examples:
         >>> columns_of({"age": [31, 45], "town": ["Ulm", "Bonn"]}).row(1)
         ['45', 'Bonn']
+        >>> columns_of({"born": np.array(["1931-05-30", "NaT"], "datetime64[s]")}).row(0)
+        ['1931-05-30']
     """
     if isinstance(given, Columns):
         return given
@@ -70,7 +72,7 @@ def join(parts: Sequence[Columns]) -> Columns:
 
 @dataclass(frozen=True)
 class Usual:
-    """What is usual in each column of the training rows: its numbers in order, or how often each word occurs.
+    """What is usual in each column of the training rows: its numbers or dates in order, or how often each word occurs.
 
     Examples:
         >>> usual = Usual.of(columns_of({"age": list(range(100)), "town": ["Ulm"] * 100}))
@@ -86,10 +88,10 @@ class Usual:
         """From the training rows; columns of one or two numbers are left out, in which nothing is far from others."""
         numbers, words = {}, {}
         for name, column in zip(table.names, table.columns, strict=True):
-            if column.dtype.kind not in "fiub":
+            if column.dtype.kind not in "fiubM":
                 words[name] = Counter(map(str, column))
                 continue
-            known = np.sort(column[~np.isnan(column)] if column.dtype.kind == "f" else column)
+            known = np.sort(column[~_absent(column)])
             if len(np.unique(known)) > 2:
                 numbers[name] = known
         return cls(numbers, words)
@@ -102,8 +104,8 @@ class Usual:
             share, told = 1.0, ""
             if name in self.words:
                 share, told = _rarity(str(value), self.words[name])
-            elif name in self.numbers and np.issubdtype(type(value), np.number):
-                share, told = _extremity(float(value), self.numbers[name])
+            elif name in self.numbers and isinstance(value, (np.number, np.datetime64)):
+                share, told = _extremity(value, self.numbers[name])
             if share <= RARE:
                 found.append((share, place, told))
         return [(place, told) for _, place, told in sorted(found, key=lambda one: one[0])]
@@ -114,9 +116,14 @@ def _rarity(word: str, counts: Counter[str]) -> tuple[float, str]:
     return share, f"in {percent(share)} of the training rows" if share else "never seen in training"
 
 
-def _extremity(value: float, known: np.ndarray) -> tuple[float, str]:
+def _absent(values: Any) -> Any:
+    """Which numbers or dates are none."""
+    return np.isnat(values) if values.dtype.kind == "M" else np.isnan(values)
+
+
+def _extremity(value: np.number[Any] | np.datetime64, known: np.ndarray) -> tuple[float, str]:
     """The share of training values at least as far out, on the side where they are fewer."""
-    if np.isnan(value):
+    if _absent(value):
         return 1.0, ""
     below = float(np.searchsorted(known, value, "right")) / len(known)
     above = 1.0 - float(np.searchsorted(known, value, "left")) / len(known)
@@ -127,7 +134,7 @@ def _extremity(value: float, known: np.ndarray) -> tuple[float, str]:
 
 def _column(values: Any) -> np.ndarray:
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
-    return array if array.dtype.kind in "fiub" else array.astype(object)
+    return array if array.dtype.kind in "fiubM" else array.astype(object)
 
 
 def _text(value: Any) -> str:
@@ -141,4 +148,9 @@ def _text(value: Any) -> str:
             return "missing"
         return f"{amount:.5g}" if abs(amount) < 1e5 else number(amount, 5)  # 2024 may be a year
     text = str(value)
-    return "missing" if text in MISSING else text
+    if text in MISSING:
+        return "missing"
+    if isinstance(value, np.datetime64):
+        day, _, time = text.partition("T")
+        return f"{day} {time}" if time.strip("0:.") else day
+    return text

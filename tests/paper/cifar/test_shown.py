@@ -42,9 +42,14 @@ def test_runs_of_one_recipe_are_shown_in_the_order_of_their_seeds():
 
 
 def test_other_lambdas_are_not_among_the_main_fits():
-    runs = [fit(0, 0.001, 0.5), fit(0, 0.01, 0.9), fit(1, 0.01, 0.8)]
-    assert main_fits(runs, "EKFAC") == runs[1:]
+    runs = [fit(0, 0.001, 0.5), fit(0, 0.01, 0.9), fit(1, 0.01, 0.8), fit(0, 0.1, 0.7)]
+    assert main_fits(runs, "EKFAC") == runs[1:3]
     assert main_fits(runs, "dense") == []
+
+
+def test_of_two_lambdas_with_one_fit_each_the_one_on_more_examples_is_shown():
+    fewer = Run({**fit(0, 0.1, 0.9).configuration, "fit size": 50}, fit(0, 0.1, 0.9).results)
+    assert main_fits([fewer, fit(0, 0.01, 0.8)], "EKFAC") == [fit(0, 0.01, 0.8)]
 
 
 def test_seconds_are_those_of_the_fastest():
