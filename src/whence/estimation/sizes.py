@@ -71,7 +71,7 @@ def measure_sizes(problem: Linearization, stream: LayerStream, first: Inputs, n:
         working=torch.finfo(working_precision(problem)).bits // 8,
         batch=batch,
         chunk=min(problem.jacobian().chunk(k), batch),
-        piece=min(stream.piece(k), batch),
+        piece=min(stream.piece(k, batch), batch),
         work=stream.work(k),
         layers=stream.known.fixed + k * stream.known.each,
         graph=graph_bytes(problem, first),

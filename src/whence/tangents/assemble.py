@@ -15,6 +15,9 @@ from whence.tangents.recorder import Record
 from whence.tangents.rules.base import Followed, Root
 from whence.tangents.rules.embeddings import scatter
 
+LEAST_APART = 2**20
+"""On a CPU, gradients of several parameters of a block stay apart if they have more numbers: no cache holds a copy."""
+
 
 @dataclass(frozen=True)
 class Pulled:
@@ -69,8 +72,9 @@ def _tangent(block: Block, pulled: Sequence[Pulled], sizes: Sizes) -> Tangent:
         return _kronecker(block, pulled, sizes)
     if block.kind == "rows":
         return _rows(block, pulled, sizes)
-    values = [_dense(block, at, pulled, sizes) for at in range(len(block.parameters))]
-    return Dense(block, values[0] if len(values) == 1 else torch.cat(values, -1))
+    parts = tuple(_dense(block, at, pulled, sizes) for at in range(len(block.parameters)))
+    apart = len(parts) == 1 or (not parts[0].is_cuda and sum(part.numel() for part in parts) > LEAST_APART)
+    return Dense(block, parts if apart else (torch.cat(parts, -1),))
 
 
 def _kronecker(block: Block, pulled: Sequence[Pulled], sizes: Sizes) -> Kronecker:

@@ -77,7 +77,9 @@ class Captured:
             return found
         grads = self._generic.gradients(cotangents, last)
         return [
-            Dense(one.block, grads[name].reshape(n, len(cotangents), -1)) if (name := one.block.name) in grads else one
+            Dense(one.block, (grads[name].reshape(n, len(cotangents), -1),))
+            if (name := one.block.name) in grads
+            else one
             for one in found
         ]
 

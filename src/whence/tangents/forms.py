@@ -214,10 +214,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients as they are."""
+    """Gradients as they are, in parts side by side: a norm's scale and shift need not be copied next to each other."""
 
     block: Block
-    values: Tensor  # (n, c, p)
+    parts: tuple[Tensor, ...]  # (n, c, p), with the sizes p of the block's parameters, or one for all
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The gradients: (n, c, p)."""
+        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, -1)
 
     def materialize(self) -> Tensor:
         """The gradients: (n, c, p)."""

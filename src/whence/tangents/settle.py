@@ -194,7 +194,7 @@ def _mismatches(
     run = runner(call, parameters, evidence.inputs)
     grads = run.gradients(evidence.cotangent[None], last=True)
     tangents = [
-        Dense(Block(name, (name,), (tuple(p.shape),), "dense"), grads[name].flatten(2) if p.dim() else grads[name])
+        Dense(Block(name, (name,), (tuple(p.shape),), "dense"), (grads[name].flatten(2) if p.dim() else grads[name],))
         for name, p in parameters.items()
     ]
     return compare(evidence, tangents)

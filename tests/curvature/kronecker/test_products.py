@@ -8,22 +8,48 @@ from torch import Tensor
 
 from whence.curvature.kronecker.contraction import along_factors
 from whence.curvature.kronecker.factors import Factors
+from whence.curvature.kronecker.measure import dense_times, energy, total
 from whence.curvature.kronecker.rotated import Factored
-from whence.curvature.kronecker.second_moments import LEAST_PANELS, second_moment
+from whence.curvature.kronecker.second_moments import LONGEST_SUM, PANEL, joint_moment, second_moment
 from whence.tangents.factors import MANY_ROWS, Whole
-from whence.tangents.forms import Block, Kronecker
+from whence.tangents.forms import Block, Dense, Kronecker
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize("shape", [(30, 3), (7, LEAST_PANELS), (1, 9, LEAST_PANELS + 3), (2, 5, LEAST_PANELS)])
+LEAST = 2 * PANEL[0]
+"""Columns from which on a symmetric product is made of panels."""
+
+
+@pytest.mark.parametrize("shape", [(30, 3), (7, LEAST), (1, 9, LEAST + 3), (2, 5, LEAST), (8, 785)])
 def test_a_second_moment_in_panels(shape: tuple[int, ...]) -> None:
     rows = normal(*shape)
     torch.testing.assert_close(
         second_moment(rows), torch.einsum("...mi,...mj->...ij", rows, rows), rtol=1e-12, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("rows", [6, LONGEST_SUM + 2])
+@pytest.mark.parametrize("sizes", [(4,), (4, 4), (3, LEAST, 1)])
+def test_a_second_moment_of_parts_side_by_side(rows: int, sizes: tuple[int, ...]) -> None:
+    parts = [normal(rows, size) for size in sizes]
+    joined = torch.cat(parts, 1)
+    torch.testing.assert_close(joint_moment(parts), joined.T @ joined, rtol=1e-11, atol=1e-11)
+
+
+def test_gradients_in_parts_are_those_side_by_side() -> None:
+    block = Block("norm", ("w", "b"), ((3,), (2,)), "dense")
+    parts = (normal(6, 2, 3), normal(6, 2, 2))
+    apart, joined = Dense(block, parts), Dense(block, (torch.cat(parts, 2),))
+    for matrix in (normal(5, 4), normal(5)):
+        torch.testing.assert_close(dense_times(apart, matrix), joined.values @ matrix, rtol=1e-13, atol=1e-13)
+    weights = normal(6, 2)
+    torch.testing.assert_close(total(apart, weights), torch.einsum("nc,ncp->p", weights, joined.values))
+    alone = Dense(block, tuple(part[:, :1] for part in parts))
+    torch.testing.assert_close(energy(alone).flatten(), joined.values[:, 0].square().sum(1))
+    torch.testing.assert_close(energy(apart), joined.values @ joined.values.transpose(1, 2))
 
 
 @pytest.mark.parametrize("ones", [False, True])

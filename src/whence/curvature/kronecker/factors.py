@@ -16,7 +16,7 @@ from whence.tangents.linearization import Linearization
 from .basis import Basis
 from .kept import Cotangents
 from .measure import combine, raised
-from .second_moments import second_moment, summed, whole_moments
+from .second_moments import joint_moment, second_moment, summed, whole_moments
 from .stream import LayerStream
 
 LARGEST_SIDE = 8192
@@ -115,7 +115,7 @@ class Factors:
                 _add(self.outputs, summed(raised(tangent.grads()), 2))
         elif isinstance(tangent, Dense):
             if self.inputs is not None:
-                _add(self.inputs, second_moment(raised(tangent.values).flatten(0, 1)))
+                _add(self.inputs, joint_moment([raised(part).flatten(0, 1) for part in tangent.parts]))
         else:
             values = raised(tangent.aggregate().values)
             self.counts[0] += share * tangent.index.numel()

@@ -65,3 +65,11 @@ class Kept:
             found = views(tangents, bases, device)
             self._views[id(tangents)] = bases, found
         return found
+
+    def settle(self, tangents: list[Tangent]) -> None:
+        """Let go of what the views of a kept piece do not need any more; the empty list goes on to stand for it."""
+        _, found = self._views.get(id(tangents), (None, []))
+        if found:
+            for view in found:
+                view.settle()
+            tangents.clear()

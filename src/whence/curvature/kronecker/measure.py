@@ -52,7 +52,7 @@ def beyond(tangent: Tangent, basis: Basis, inputs: Tensor | None = None, grads: 
         grads: its output gradients in the basis, if they are known.
     """
     if isinstance(tangent, Dense):
-        return [Dense(tangent.block, _rest(raised(tangent.values), basis.inputs))]
+        return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
     if isinstance(tangent, Rows):
         columns = None if basis.outputs is None else basis.outputs[0]
         return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns), tangent.weights)]
@@ -80,6 +80,17 @@ def times(values: Tensor, matrix: Tensor) -> Tensor:
     return values @ matrix
 
 
+def dense_times(tangent: Dense, matrix: Tensor) -> Tensor:
+    """Gradients (n, c, p) times (p, r), or (p,), part by part."""
+    n, c = tangent.parts[0].shape[:2]
+    flat = [raised(part).reshape(n * c, -1) for part in tangent.parts]  # else some are multiplied example by example
+    rows = matrix.to(flat[0].dtype).split([part.shape[1] for part in flat])
+    found: Tensor = flat[0] @ rows[0]
+    for part, some in zip(flat[1:], rows[1:], strict=True):
+        found = torch.addmm(found, part, some) if some.dim() == 2 else torch.addmv(found, part, some)
+    return found.reshape(n, c, *matrix.shape[1:])
+
+
 def lengths(tangent: Tangent) -> Tensor:
     """Squared lengths of the gradients, (n, c): the diagonals of `energy` alone."""
     if not isinstance(tangent, Kronecker):
@@ -92,9 +103,9 @@ def lengths(tangent: Tangent) -> Tensor:
 
 def energy(tangent: Tangent) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
-    if isinstance(tangent, Dense) and tangent.values.shape[1] == 1:
-        sizes: Tensor = torch.linalg.vector_norm(raised(tangent.values), dim=2, keepdim=True)
-        return sizes.square()
+    if isinstance(tangent, Dense) and tangent.parts[0].shape[1] == 1:
+        sizes: list[Tensor] = [torch.linalg.vector_norm(raised(part), dim=2, keepdim=True) for part in tangent.parts]
+        return sum((one.square() for one in sizes[1:]), start=sizes[0].square())
     if not isinstance(tangent, Kronecker):
         full = tangent.materialize().flatten(2)
         return raised(full) @ raised(full).transpose(1, 2)
@@ -112,8 +123,8 @@ def energy(tangent: Tangent) -> Tensor:
 def total(tangent: Tangent, weights: Tensor) -> Tensor:
     """The gradients of all examples and cotangents together, weighted by (n, c), shaped as the block's matrix."""
     if isinstance(tangent, Dense):  # as one product: scaled gradients would be as large as they are
-        values = raised(tangent.values)
-        return weights.to(values.dtype).reshape(-1) @ values.flatten(0, 1)
+        parts = [raised(part).flatten(0, 1) for part in tangent.parts]
+        return torch.cat([weights.to(part.dtype).reshape(-1) @ part for part in parts])
     mixed = combine(tangent, weights.unsqueeze(2))
     if isinstance(mixed, Kronecker):
         a, g = raised(mixed.inputs()), raised(mixed.grads())
@@ -133,7 +144,7 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
         at = direction[tangent.index].to(tangent.grads.dtype)  # (n, t, d)
         found = (tangent.grads * at.unsqueeze(1)).sum(3)
         return found.sum(2) if tangent.weights is None else (found * tangent.weights.unsqueeze(1)).sum(2)
-    return raised(tangent.values) @ direction.to(raised(tangent.values).dtype)
+    return dense_times(tangent, direction)
 
 
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
@@ -148,4 +159,4 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
         return Rows(tangent.block, tangent.index, mixed, tangent.weights)
     values = raised(tangent.values)
     turned = weights.transpose(1, 2).to(values.dtype)  # (n, q, c)
-    return Dense(tangent.block, turned * values if values.shape[1] == 1 else turned @ values)
+    return Dense(tangent.block, (turned * values if values.shape[1] == 1 else turned @ values,))

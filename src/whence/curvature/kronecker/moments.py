@@ -183,6 +183,8 @@ def gather_squares(
                 sums[at].add_mixed(view, joined, weights, 1.0 * (weights[0] == 0))
             if observe is not None:
                 observe(at, combine(view.tangent, residuals.unsqueeze(2)))
+        if observe is None:
+            stream.settle(tangents)
     found = [one.finish() for one in sums]
     for basis, squares in zip(bases, found, strict=True):
         check_finite_sums(squares[0].inside, f"the squares of {basis.block.name}")

@@ -5,6 +5,8 @@ Axis letters: n examples, c cotangents, e groups, t positions, o layer outputs, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,11 @@ from .measure import CHUNK_NUMBERS, outer
 LONGEST_SUM = 8192
 """Rows whose products are summed in their own precision."""
 
-PANELS = 4
-"""A symmetric product is made of so many panels, 5/8 of the whole."""
+PANELS = 8
+"""A symmetric product is made of about so many panels, a little more than half of the whole."""
 
-LEAST_PANELS = 128
-"""Where it has so many columns: with fewer, calls cost what the panels save."""
+PANEL = (32, 96)
+"""Least and most columns of a panel; multiples of 16 suit a processor."""
 
 
 def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,13 +83,29 @@ def second_moment(rows: Tensor) -> Tensor:
     return total
 
 
+def joint_moment(parts: Sequence[Tensor]) -> Tensor:
+    """The second moment of rows that lie in several parts side by side, (m, i) each."""
+    if len(parts) == 1 or parts[0].is_cuda:
+        return second_moment(parts[0] if len(parts) == 1 else torch.cat(tuple(parts), -1))
+    sizes = [part.shape[-1] for part in parts]
+    found = torch.zeros(sum(sizes), sum(sizes), dtype=torch.float64, device=parts[0].device)
+    blocks = [row.split(sizes, 1) for row in found.split(sizes)]
+    for at, part in enumerate(parts):
+        blocks[at][at].copy_(second_moment(part))
+        for other in range(at):
+            for some, more in zip(part.split(LONGEST_SUM), parts[other].split(LONGEST_SUM), strict=True):
+                blocks[at][other].add_(some.T @ more)
+            blocks[other][at].copy_(blocks[at][other].T)
+    return found
+
+
 def _crossed(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i); of one matrix on a CPU the upper half alone, in panels of columns."""
     size = rows.shape[-1]
-    if rows.is_cuda or size < LEAST_PANELS or rows.numel() != rows.shape[-2] * size:
+    if rows.is_cuda or size < 2 * PANEL[0] or rows.numel() != rows.shape[-2] * size:
         return rows.transpose(-1, -2) @ rows
     flat = rows.reshape(-1, size)
-    found, step = flat.new_empty(size, size), -(-size // PANELS)
+    found, step = flat.new_empty(size, size), min(max(-(-size // (16 * PANELS)) * 16, PANEL[0]), PANEL[1])
     for low in range(0, size, step):
         high = low + step
         torch.mm(flat[:, low:high].T, flat[:, low:], out=found[low:high, low:])

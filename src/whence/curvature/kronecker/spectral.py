@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 import torch
@@ -73,11 +74,12 @@ class SpectralBread(Bread):
         """F_lam^-1 times something shaped as the matrix of block `at`."""
         basis = self.bases[at].to(matrix.dtype)
         squares = self.spectrum.curvature[at]
-        inside = basis.into(matrix)
-        solved = basis.out_of(inside / (squares.inside + self.ridge).to(matrix.dtype))
+        weights = 1.0 / (squares.inside + self.ridge)
         if not basis.outside:
-            return solved
-        return solved + (matrix - basis.out_of(inside)) / (squares.outside + self.ridge)
+            return basis.out_of(basis.into(matrix) * weights.to(matrix.dtype))
+        beyond = 1.0 / (squares.outside + self.ridge)  # inside too, and less of it there: nothing as large in between
+        solved = basis.out_of(basis.into(matrix) * (weights - beyond).to(matrix.dtype))
+        return solved.add_(matrix, alpha=beyond)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
@@ -260,8 +262,8 @@ class SpectralSandwich(Sandwich):
         weights = []
         for at, curvature in enumerate(bread.spectrum.curvature):
             inside, outside = curvature.inside + bread.ridge, curvature.outside + bread.ridge or 1.0
-            pairs = [(one[at].inside / inside.square(), one[at].outside / outside**2) for one in meats.values()]
-            weights.append(Weights.of(bread.bases[at], [*pairs, (1.0 / inside, 1.0 / outside)], precision))
+            pairs = ((one[at].inside / inside.square(), one[at].outside / outside**2) for one in meats.values())
+            weights.append(Weights.of(bread.bases[at], chain(pairs, [(1.0 / inside, 1.0 / outside)]), precision))
         return cls(bread, (*meats, "laplace"), weights)
 
     def predict(self, inputs: Inputs) -> Predicted:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ PROOF = 8
 
 PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
+
+LEAST_BYTES = 8 * 2**20
+"""On a CPU also under half of the batch's, down to this size: what is computed from them takes more than they do."""
 
 FEW_EXAMPLES = 8
 """So many are taken together at least, up to four times that size: products of fewer rows are slow."""
@@ -98,8 +102,8 @@ class LayerStream:
         self.known = known
         self._kept = Kept()
         self._layers = problem.passes.layers
-        owners = shared_out([block_cost(block) for block in known.blocks], self._layers.size)
-        self.mine = [at for at, owner in enumerate(owners) if owner == self._layers.rank]
+        owners = enumerate(shared_out([block_cost(block) for block in known.blocks], self._layers.size))
+        self.mine = [at for at, owner in owners if owner == self._layers.rank]
         self._watched = self.mine
         idle = self._layers.size - len(known.blocks)
         if idle > 0:
@@ -166,12 +170,14 @@ class LayerStream:
         with rounded_products(False):  # the proof compares sums of products
             return Capture(problem.network, dict(problem.selection.parameters), example_inputs=few)
 
-    def piece(self, cotangents: int) -> int:
-        """How many examples are handled at once for so many cotangents."""
+    def piece(self, cotangents: int, batch: int) -> int:
+        """How many examples of a batch are handled at once for so many cotangents."""
         if self.problem.chunk_size is not None:
             return self.problem.chunk_size
-        usual = PIECE_BYTES["cuda" if self.problem.device.type == "cuda" else "cpu"]
         each = max(self.example(cotangents), 1.0)
+        usual = float(PIECE_BYTES["cuda"])
+        if self.problem.device.type != "cuda":
+            usual = min(PIECE_BYTES["cpu"], max(LEAST_BYTES, batch * each / 2))
         most = min(max(usual, FEW_EXAMPLES * each), 4 * usual)
         room = self.problem.budget.limit
         left = max(WITHOUT_HOLES * room - self.held, LEAST_PIECES * room) / PIECES
@@ -203,8 +209,7 @@ class LayerStream:
             state: as of `Linearization.read`.
             given: the same.
         """
-        known = self._kept.of(cotangents)
-        if known is not None:
+        if (known := self._kept.of(cotangents)) is not None:
             yield from self.problem.progress.track(known, f"{label}, batch", len(known))
             return
         found: list[tuple[slice, list[Tangent]]] = []
@@ -235,6 +240,10 @@ class LayerStream:
         """Every block of a piece in its basis; of gradients that are kept, the same as in the last pass."""
         return self._kept.views(tangents, bases, self.problem.device) or views(tangents, bases, self.problem.device)
 
+    def settle(self, tangents: list[Tangent]) -> None:
+        """Of a piece that is kept, only its views are wanted from now on."""
+        self._kept.settle(tangents)
+
     def of(
         self, inputs: Inputs, start: int, cotangents: Cotangents, count: int
     ) -> Iterator[tuple[slice, list[Tangent], Tensor]]:
@@ -247,7 +256,8 @@ class LayerStream:
             pulled = captured.tangents(cotangents(where, part.stop - part.start), last=True)
             return where, [pulled[at] for at in self._watched], captured.outputs
 
-        for _, found in self._pieces.of(batch_size(inputs, "this batch"), self.piece(count), pull):
+        size = batch_size(inputs, "this batch")
+        for _, found in self._pieces.of(size, self.piece(count, size), pull):
             yield found
             del found  # the next piece needs the room
 
@@ -270,11 +280,11 @@ class LayerStream:
         for tangent in captured.tangents(ones, last=True):
             if isinstance(tangent, Kronecker):
                 work = max(work, formed_bytes(tangent, self.problem.k, WORK_SHARE * room))
-                fixed += 4.0 * _numel(tangent.a.shape) / n
-                each += 4.0 * _numel(tangent.g.shape) / n
+                fixed += 4.0 * prod(tangent.a.shape) / n
+                each += 4.0 * prod(tangent.g.shape) / n
             else:
-                held = tangent.values if isinstance(tangent, Dense) else tangent.grads
-                each += 4.0 * held.numel() / n
+                held = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
+                each += 4.0 * sum(part.numel() for part in held) / n
         return fixed, each, work
 
 
@@ -282,13 +292,6 @@ def block_cost(block: Block) -> float:
     """About what a block costs: sums over its weights, and eigenvectors of both sides."""
     *_, o, i = (1, 1, *block.matrix_shape)
     return float(block.numel * (o + i))
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def working_precision(problem: Linearization) -> torch.dtype:

@@ -11,7 +11,18 @@ from whence.tangents.forms import Dense, Factor, Kronecker, Rows, Tangent, Whole
 
 from .basis import Basis
 from .contraction import along_factors, mix
-from .measure import CHUNK_NUMBERS, along, beyond, energy, lengths, outer, products_are_rounded, raised, total
+from .measure import (
+    CHUNK_NUMBERS,
+    along,
+    beyond,
+    dense_times,
+    energy,
+    lengths,
+    outer,
+    products_are_rounded,
+    raised,
+    total,
+)
 from .rotated import Factored, Full, Rotated, Sparse
 
 ALIGNED = 4
@@ -39,12 +50,25 @@ class View:
         """Nothing is computed yet."""
         self.basis = basis
         self.rounded = rounded
-        self.tangent = _held(tangent) if basis.outside and isinstance(tangent, Kronecker) else tangent
+        self._tangent: Tangent | None = _held(tangent) if basis.outside and isinstance(tangent, Kronecker) else tangent
         self._held: Rotated | None = None
         self._early = True
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
         self._lengths: Tensor | None = None
+
+    @property
+    def tangent(self) -> Tangent:
+        """The gradients as they were pulled back."""
+        assert self._tangent is not None, "a view of gradients that were let go"
+        return self._tangent
+
+    def settle(self) -> None:
+        """Let go of the gradients as they were, where they are held in a basis that spans all, and of their squares."""
+        if self._held is not None and self.complete:
+            self._tangent = None
+        if isinstance(self._held, Factored):
+            self._held.__dict__.pop("squared", None)
 
     @property
     def complete(self) -> bool:
@@ -123,8 +147,8 @@ class View:
         if self._held is None:
             tangent, basis = self.tangent, self.basis
             if isinstance(tangent, Dense):
-                values = raised(tangent.values)
-                self._held = Full(values if basis.inputs is None else values @ basis.inputs, basis.shape)
+                inside = raised(tangent.values) if basis.inputs is None else dense_times(tangent, basis.inputs)
+                self._held = Full(inside, basis.shape)
             elif isinstance(tangent, Rows):
                 rows, examples, values = tangent.aggregate()
                 values = raised(values)

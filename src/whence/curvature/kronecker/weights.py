@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,13 +36,16 @@ class Weights:
     rounded: bool
 
     @classmethod
-    def of(cls, basis: Basis, pairs: Sequence[tuple[Tensor, float]], dtype: torch.dtype) -> Weights:
-        """One set of weights for each estimator, inside and outside."""
-        rounded = products_are_rounded(pairs[0][0].device)
-        less = 0.0 if rounded or not basis.outside else 1.0
-        inside = torch.stack([inside - less * outside for inside, outside in pairs]).to(dtype)
-        outside = torch.tensor([outside for _, outside in pairs], dtype=dtype, device=inside.device)
-        return cls(basis, inside, outside.reshape(-1, 1, 1, 1), rounded)
+    def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], dtype: torch.dtype) -> Weights:
+        """One set of weights for each estimator, inside and outside; only one is held in float64 at a time."""
+        inside, outside, rounded = [], [], False
+        for within, beyond in pairs:
+            rounded = products_are_rounded(within.device)
+            less = 0.0 if rounded or not basis.outside else beyond
+            inside.append((within - less).to(dtype))
+            outside.append(beyond)
+        found = torch.stack(inside)
+        return cls(basis, found, found.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
 
     @cached_property
     def positive(self) -> bool:
