@@ -184,7 +184,8 @@ def test_doctor() -> None:
     content = json.loads(result.stdout)
     assert content["passed"] is True
     assert len(content["checks"]) == 16
-    assert content["versions"]["torch"] == torch.__version__
+    numbers = [one.split("+")[0] for one in (content["versions"]["torch"], torch.__version__)]
+    assert numbers[0] == numbers[1]  # only some packages say for which GPU they were built
     assert "numbers agree with those worked out by hand" in " ".join(call("doctor").stdout.split())
 
 
