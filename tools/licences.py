@@ -59,8 +59,8 @@ WORDS = {
 
 
 NVIDIA = re.compile(r"(nvidia|cuda)-[a-z0-9-]+")
-"""Libraries that torch's builds for GPUs bring along, under licences of NVIDIA's own. They come with such a torch, which
-whence does not ask for, and are named as what they are: whoever passes them on has to read those licences."""
+"""Libraries that torch's builds for GPUs bring along, under licences of NVIDIA's own. They come with such a torch, for
+which whence does not ask, and are named as what they are: whoever passes them on has to read those licences."""
 
 
 def brought(lines: list[str]) -> Iterator[str]:
