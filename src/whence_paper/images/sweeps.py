@@ -60,7 +60,9 @@ class Sweep:
         for ax, (_, runs) in zip(axes, found, strict=True):
             places, values = self.values(runs, next(iter(self.asked)))
             runs_of_scores(ax, places, {name: values[name] for name in self.drawn})
-            ax.set(title=f"{runs[0].configuration['data']}, {runs[0].configuration['network']}", **self.axis)
+            about = runs[0].configuration
+            title = f"{about['data']}, {about['network']},\n{about['optimiser']}, {about['size']} images"
+            ax.set(title=title, **self.axis)
         axes[0].set_ylabel(self.label)
         handles, _ = axes[0].get_legend_handles_labels()
         axes[0].legend(handles, list(self.drawn.values()), frameon=False)
