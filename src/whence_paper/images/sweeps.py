@@ -71,13 +71,13 @@ class Sweep:
         return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
 
     def groups(self, record: Record) -> Iterator[tuple[str, list[Run]]]:
-        """Runs that differ in their draw and in what is varied only, and what they have in common in words."""
+        """Runs that differ in draw and varied quantity only, and what they share; first those on all images."""
         for case in CASES:
             found: dict[str, list[Run]] = {}
             for run in record.runs(case=case):
                 same = {key: value for key, value in run.configuration.items() if key not in ("seed", self.key)}
                 found.setdefault(str(sorted(same.items())), []).append(run)
-            for runs in found.values():
+            for runs in sorted(found.values(), key=lambda runs: runs[0].configuration["size"] != "all"):
                 about = runs[0].configuration
                 draws = len({run.configuration["seed"] for run in runs})
                 size = f"{about['size']} images" + (f", {about['fit size']} to fit" if "fit size" in about else "")
