@@ -12,6 +12,7 @@ kronfluence, which has influences and no variances, ranks by how much an example
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -225,6 +226,7 @@ def main() -> None:
     parser = arguments(__doc__, CASES, "label_errors", LATER)
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
     given = parser.parse_args()
+    warnings.filterwarnings("ignore", ".torch.cuda.amp.GradScaler", FutureWarning)  # of kronfluence, without a GPU too
     record = open_record(given.out, given.append, **PEERS, flipped=FLIPPED, folds=FOLDS)
     for name in given.cases:
         study = adjusted(CASES[name], given)
