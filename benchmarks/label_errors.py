@@ -37,7 +37,7 @@ LATER = tuple(seed + 100 for seed in UNSEEN)
 
 PEERS = {name: installed(name) for name in ("cleanlab", "kronfluence")}
 DAMPINGS: dict[str, float | None] = {"damping by the penalty": WEIGHT_DECAY}
-"""Of kronfluence. Its default of 1e-8, and its own rule (`None`), ranked worse on the draws at which scores were made."""
+"""Of kronfluence. Its default of 1e-8, and its own rule (`None`), ranked worse on development draws."""
 
 FLIPPED = 0.1
 FOLDS = 5
