@@ -64,6 +64,14 @@ class PeerEKFAC(Baseline):
         return FittedEKFAC(network, who, fitted, unit, noise, self.batch)
 
 
+def finite(answer: Answer) -> Answer:
+    """The answer itself, unless some of it is no number, of which nothing could be said."""
+    parts = [answer.mean, answer.variance, *([] if answer.probabilities is None else [answer.probabilities])]
+    if not all(bool(part.isfinite().all()) for part in parts):
+        raise FloatingPointError("some of its answers are not numbers")
+    return answer
+
+
 def families(weight_decay: float) -> dict[str, list[PeerEKFAC]]:
     """For each peer, the settings among which held-out data choose."""
     return {f"{peer} EKFAC": [PeerEKFAC(peer, weight_decay, times) for times in RIDGES] for peer in SUBJECTS}

@@ -238,7 +238,7 @@ def of_quality(probabilities: Tensor, task: Task) -> dict[str, float]:
 def by_baseline(baseline: Baseline, recipe: Recipe, task: Task) -> dict[str, Any]:
     """All measures of a baseline, and its likelihood on the held-out part."""
     fitted = baseline.fit(recipe)
-    answer, held = fitted.predict(task.points), fitted.predict(task.held.inputs)
+    answer, held = (peers_ekfac.finite(fitted.predict(x)) for x in (task.points, task.held.inputs))
     assert answer.probabilities is not None
     assert held.probabilities is not None
     scores = of_answer(answer) | (of_draws(fitted, task.points) if isinstance(fitted, Sampled) else {})

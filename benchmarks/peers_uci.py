@@ -162,7 +162,7 @@ def by_whence(recipe: Recipe, points: list[Tensor]) -> Iterator[tuple[str, list[
 def by_baseline(baseline: Baseline, recipe: Recipe, points: list[Tensor]) -> tuple[list[Told], float]:
     """What is said, and the own noise variance: the method's, or the mean squared training residual."""
     fitted = baseline.fit(recipe)
-    found = [fitted.predict(x) for x in points]
+    found = [peers_ekfac.finite(fitted.predict(x)) for x in points]
     if found[0].noise is not None:
         return [Told.of(answer) for answer in found], found[0].noise
     inside = fitted.predict(recipe.data.inputs).mean

@@ -49,15 +49,22 @@ def summary(runs: Runs) -> str:
             cells = [f"{fmean(gains):+.2f}" if gains else "-"]
             cells += [f"{fmean(one[measure] for one, _ in found):.{digits}f}" for measure, digits in SHOWN]
             rows.append([name, words, *cells])
-    gone = [
-        f"{name} ({run['methods'][name]['failed']})"
-        for run in runs[:1]
-        for name in names(runs)
-        if "failed" in run["methods"][name]
-    ]
-    told = f"\n\nDid not run: {'; '.join(gone)}." if gone else ""
     head = "method | noise | NLL less network alone | calibration error | coverage of 95 % | width, sd of y"
-    return table(head, rows) + told
+    return table(head, rows) + gone(runs)
+
+
+def gone(runs: Runs) -> str:
+    """Which methods did not run, or not always, and why."""
+    why: dict[str, list[str]] = {}
+    for run in runs:
+        for name, method in run["methods"].items():
+            if "failed" in method:
+                why.setdefault(name, []).append(method["failed"])
+    parts = [
+        f"{name}{'' if len(each) == len(runs) else f' in {len(each)} of {len(runs)} runs'} ({each[0]})"
+        for name, each in why.items()
+    ]
+    return f"\n\nDid not run: {'; '.join(parts)}." if parts else ""
 
 
 SHOWN = (("calibration", 3), ("coverage", 3), ("width", 2))
@@ -86,7 +93,7 @@ def areas(runs: Runs) -> str:
         for score in found[0]["auroc"] if found else ():
             cells = [every(one["auroc"][score][question] for one in found) for question in QUESTIONS]
             rows.append([name, score, *cells])
-    return table("method | score | misclassified | noisy class | missing class | other data set", rows)
+    return table("method | score | misclassified | noisy class | missing class | other data set", rows) + gone(runs)
 
 
 def probabilities(runs: Runs) -> str:

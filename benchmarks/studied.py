@@ -119,9 +119,11 @@ def stage(seed: int) -> str:
 
 
 def open_record(path: Path, append: bool, **more: Any) -> dict[str, Any]:
-    """A new record, or the one that is there with its rows."""
-    old: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if append and path.exists() else []
-    return {**surroundings(), **more, "rows": old}
+    """A new record, or the one that is there with its rows and the commands that made them."""
+    old: dict[str, Any] = json.loads(path.read_text()) if append and path.exists() else {}
+    new = surroundings()
+    before = old.get("commands", [old["command"]] if old else [])
+    return {**new, **more, "commands": [*before, new["command"]], "rows": old.get("rows", [])}
 
 
 def put(record: dict[str, Any], row: dict[str, Any], keys: Sequence[str]) -> None:

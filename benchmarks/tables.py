@@ -16,6 +16,8 @@ from typing import Any
 
 from . import cost_tables
 
+FEW = 6
+"""Commands of one record that are shown."""
 RESULTS = Path(__file__).parent.parent / "results"
 
 
@@ -32,9 +34,11 @@ def origin(record: dict[str, Any]) -> str:
 
 
 def made(record: dict[str, Any]) -> str:
-    """The same, with the command, or those that made a record in parts."""
+    """The same, with the command, or those that made a record in parts: all of a few, or the first of many."""
     given = record.get("commands", record["command"])
-    return f"{origin(record)} {', '.join(f'`{one}`' for one in ([given] if isinstance(given, str) else given))}."
+    listed = [given] if isinstance(given, str) else given
+    more = f" and {len(listed) - 1} more like it, which the record lists" if len(listed) > FEW else ""
+    return f"{origin(record)} {', '.join(f'`{one}`' for one in (listed[:1] if more else listed))}{more}."
 
 
 def folded(summary: str, body: str) -> str:

@@ -237,6 +237,8 @@ def layers(folder: Path) -> dict[str, Any]:
             found[f"{name}, saved"] = gap(answers(loaded), answers(wanted[name]))
         found["other data"] = refused(lambda: fit("ekfac", slice(rank, 24), shard="layers"))
         found["core"] = refused(lambda: fit("core", slice(0, 24), shard="layers"))
+        elsewhere = folder / f"only {rank} sees"
+        found["unseen"] = refused(lambda: fit("kfac", slice(0, 24), shard="layers", checkpoint=elsewhere))
         return found
 
     def both(rank: int) -> Any:

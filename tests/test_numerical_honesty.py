@@ -69,6 +69,53 @@ def worsen(x: Tensor, kind: str) -> Tensor:
     return x
 
 
+class Convolution(nn.Module):
+    """The features as a signal, of which some neighbours are seen at a time."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.inner = nn.Conv1d(1, channels, kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x.unsqueeze(1)).flatten(1)
+        return found
+
+
+class Recurrence(nn.Module):
+    """The features one after the other."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.inner = nn.GRU(1, size, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x.unsqueeze(2))[0][:, -1]
+        return found
+
+
+class Residual(nn.Module):
+    """A way around a layer, whose weights serve twice."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.inner(x).tanh())
+
+
+def first_layer(draw: st.DrawFn, width: int) -> tuple[list[nn.Module], int]:
+    """What the features meet first, and how many numbers come out."""
+    kind = draw(st.sampled_from(("none", "none", "convolution", "recurrence", "residual")))
+    if kind == "convolution":
+        channels, kernel = draw(st.integers(1, 2)), draw(st.integers(1, width))
+        return [Convolution(channels, kernel), nn.Tanh()], channels * (width - kernel + 1)
+    if kind == "recurrence":
+        size = draw(st.integers(1, 2))
+        return [Recurrence(size)], size
+    return ([Residual(width)] if kind == "residual" else []), width
+
+
 KINDS = ("plain", "duplicated", "constant", "zero", "huge", "tiny", "ill-conditioned", "copies")
 
 
@@ -79,8 +126,7 @@ def problems(draw: st.DrawFn, likelihoods: tuple[str, ...] = ("gaussian", "categ
     k = draw(st.integers(2 if likelihood == "categorical" else 1, 3))
     kind, ridge = draw(st.sampled_from(KINDS)), draw(st.sampled_from((1e-3, 0.3, 10.0)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    layers: list[nn.Module] = []
-    below = width
+    layers, below = first_layer(draw, width)
     for _ in range(depth):
         above = draw(st.integers(1, 5))
         layers.append(nn.Linear(below, above, bias=draw(st.booleans())))
@@ -122,13 +168,24 @@ def assert_sound(tracer: whence.Tracer, test: Tensor) -> None:
     assert tracer.degrees_of_freedom >= 0
 
 
+def fitted(structure: whence.Structure, problem: Problem) -> whence.Tracer | None:
+    """A fit that is sound; nothing where it is refused, with good reason."""
+    try:
+        tracer = problem.fit(structure)
+    except whence.SingularCurvatureError:
+        assert structure == STRUCTURES["dual"]
+        assert_lost_in_rounding(problem)
+        return None
+    assert_sound(tracer, problem.test)
+    return tracer
+
+
 @every_structure
-@settings(max_examples=10)
+@settings(max_examples=40)
 @given(problem=problems())
 def test_variances_are_variances(structure: whence.Structure, problem: Problem) -> None:
-    tracer = problem.fit(structure)
-    assert_sound(tracer, problem.test)
-    if tracer.weighing.policy == "exact":
+    tracer = fitted(structure, problem)
+    if tracer is not None and tracer.weighing.policy == "exact":
         assert float(tracer.leverage.max()) <= 1 + 1e-9
         assert tracer.degrees_of_freedom <= problem.x.shape[0] * tracer.problem.k + 1e-6
 
@@ -138,20 +195,14 @@ def test_variances_are_variances(structure: whence.Structure, problem: Problem) 
 @settings(max_examples=1000)
 @given(problem=problems())
 def test_many_more(structure: whence.Structure, problem: Problem) -> None:
-    try:
-        tracer = problem.fit(structure)
-    except whence.SingularCurvatureError:
-        assert structure == STRUCTURES["dual"]
-        assert_lost_in_rounding(problem)
-    else:
-        assert_sound(tracer, problem.test)
+    fitted(structure, problem)
 
 
 def assert_lost_in_rounding(problem: Problem) -> None:
     """The ridge is no more than rounding beside the kernel of huge features: to refuse is right."""
     rows = torch.as_tensor(oracles.tangents_of(problem.model, problem.x)[1]).flatten(0, 1)
     eps = torch.finfo(torch.float64).eps
-    assert problem.ridge < 10 * eps * len(rows) * float(rows.square().sum(1).max())
+    assert problem.ridge < 10 * eps * max(len(rows), 32) * float(rows.square().sum(1).max())
 
 
 def test_a_ridge_below_rounding_is_refused_by_the_dual_road_alone() -> None:
@@ -163,8 +214,18 @@ def test_a_ridge_below_rounding_is_refused_by_the_dual_road_alone() -> None:
     assert_sound(problem.fit(STRUCTURES["primal"]), problem.test)
 
 
+def test_rounding_that_is_as_large_as_the_ridge_is_not_taken_for_information() -> None:
+    """Leverages would be off by a tenth, and one of them below zero."""
+    x = torch.tensor(
+        [[451289.6647], [448850.018], [-948082.748], [2115915.1984], [1005994.761], [1339314.8146]]
+    ).double()
+    problem = Problem(nn.Linear(1, 1).double().eval(), x, torch.randn(6, 1).double(), x[:3], "gaussian", 1e-3)
+    assert fitted(STRUCTURES["dual"], problem) is None
+    assert_sound(problem.fit(STRUCTURES["primal"]), problem.test)
+
+
 @every_structure
-@settings(max_examples=3)
+@settings(max_examples=5)
 @given(problem=problems(), options=st.sampled_from(({"recenter": True}, {"leverage": "clip"}, {"noise": "mle"})))
 def test_options_keep_variances_sound(structure: whence.Structure, problem: Problem, options: dict[str, Any]) -> None:
     assert_sound(problem.fit(structure, **options), problem.test)
@@ -190,7 +251,7 @@ def assert_times(found: whence.Uncertainty, base: whence.Uncertainty, factor: fl
 
 
 @every_structure
-@settings(max_examples=3)
+@settings(max_examples=5)
 @given(problem=problems(("gaussian",)), factor=st.sampled_from((1e-3, 7.0, 1e4)))
 def test_other_units_of_the_outputs(structure: whence.Structure, problem: Problem, factor: float) -> None:
     """Outputs and targets times s, the ridge times s^2: variances times s^2."""
@@ -207,7 +268,7 @@ def test_other_units_of_the_outputs(structure: whence.Structure, problem: Proble
 
 
 @pytest.mark.parametrize("structure", [STRUCTURES[name] for name in ("primal", "dual", "ekfac, whole", "diagonal")])
-@settings(max_examples=3)
+@settings(max_examples=5)
 @given(problem=problems())
 def test_twice_the_data(structure: whence.Structure, problem: Problem) -> None:
     """Every example twice and twice the ridge: half of Ho and HeC0."""

@@ -58,6 +58,11 @@ WORDS = {
 """What packages write that do not use the names of SPDX."""
 
 
+NVIDIA = re.compile(r"(nvidia|cuda)-[a-z0-9-]+")
+"""Libraries that torch's builds for GPUs bring along, under licences of NVIDIA's own. They come with such a torch, for
+which whence does not ask, and are named as what they are: whoever passes them on has to read those licences."""
+
+
 def brought(lines: list[str]) -> Iterator[str]:
     """Names of everything that an installation of these requirements brings along."""
     environment = default_environment()
@@ -109,6 +114,17 @@ def accepted(expression: str) -> bool:
     )
 
 
+def comes_with_torch(name: str, expression: str) -> bool:
+    """Whether this is one of NVIDIA's libraries, under a licence of its own.
+
+    Examples:
+        >>> [comes_with_torch("nvidia-cublas-cu12", told) for told in ("Other/Proprietary License", "GPL-3.0-only")]
+        [True, False]
+    """
+    words = expression.lower()
+    return NVIDIA.fullmatch(name) is not None and ("proprietary" in words or "nvidia" in words)
+
+
 def main() -> int:
     """Print a line a package; 1 if any is refused."""
     refused = 0
@@ -119,7 +135,9 @@ def main() -> int:
             print(f"{name}: NOT INSTALLED, nothing is known", file=sys.stderr)
             refused += 1
             continue
-        if not accepted(found):
+        if comes_with_torch(name, found):
+            print(f"{name}: {found}, with this build of torch")
+        elif not accepted(found):
             print(f"{name}: REFUSED, {found or 'no licence told'}", file=sys.stderr)
             refused += 1
         else:

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 
 class WhenceError(Exception):
-    """Root of every error raised on purpose by `whence`."""
+    """Root of every error raised on purpose by `whence`.
+
+    Examples:
+        >>> import torch, whence
+        >>> try:
+        ...     whence.fit(torch.nn.Linear(1, 1), [(torch.ones(3, 1), torch.ones(4, 1))], progress=False)
+        ... except whence.WhenceError as error:
+        ...     print(type(error).__name__)
+        ShapeError
+    """
 
 
 class InputError(WhenceError, ValueError):

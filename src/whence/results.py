@@ -240,7 +240,12 @@ class Uncertainty(Shown):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing worth knowing about a fit: a name, its value, and a sentence."""
+    """One thing worth knowing about a fit: a name, its value, and a sentence.
+
+    Examples:
+        >>> Finding("ridge", 1.0, "lambda on the sum scale").words
+        'lambda on the sum scale'
+    """
 
     name: str
     value: float | str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,12 @@ class Settings:
         if name.startswith("__") or name == "more":
             raise AttributeError(name)
         return getattr(self.more, name)
+
+    def asked(self, record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Seed and results of those runs of a record that were asked for."""
+        for run in record.runs():
+            if run.configuration["seed"] in self.seeds:
+                yield run.configuration["seed"], run.results
 
 
 def _none(parser: argparse.ArgumentParser) -> None:

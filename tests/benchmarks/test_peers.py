@@ -89,6 +89,17 @@ def test_influences_on_the_own_loss(classes: bool) -> None:
     assert bool((found["own"] > found["much"]).all())
 
 
+def test_answers_that_are_no_numbers_are_none() -> None:
+    from benchmarks.peers_ekfac import finite
+
+    from whence_paper.baselines import Answer
+
+    right = Answer(torch.zeros(2, 1), torch.ones(2, 1))
+    assert finite(right) is right
+    with pytest.raises(FloatingPointError, match="not numbers"):
+        finite(Answer(torch.zeros(2, 1), torch.tensor([[1.0], [float("nan")]])))
+
+
 def test_a_peer_that_fails_is_told() -> None:
     from benchmarks.record import failed
 

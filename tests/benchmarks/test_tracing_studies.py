@@ -33,6 +33,8 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run("verdicts", monkeypatch, out, *small, "--seeds", "0")
     record = run("verdicts", monkeypatch, out, *small, "--seeds", "100", "--append")
     assert [(row["seed"], row["stage"]) for row in record["rows"]] == [(0, "development"), (100, "unseen")]
+    first, second = record["commands"]
+    assert (first.endswith("--seeds 0"), second.endswith("--seeds 100 --append")) == (True, True)
     row = record["rows"][1]
     assert sum(map(sum, row["confusion"].values())) == row["test"] == 497
     assert 0 <= row["noisy_from_missing"] <= 1

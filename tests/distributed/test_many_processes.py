@@ -173,6 +173,7 @@ def test_what_cannot_be_done_with_layers_apart(told: dict[str, Any]) -> None:
     for one in told["layers"]["2"]:
         assert one["other data"].startswith("LoaderError: expected processes that share the layers to read the same")
         assert one["core"].startswith("InputError: expected structure 'ekfac', 'kfac' or 'diagonal'")
+        assert "for the checkpoint that all processes see" in one["unseen"]
     first, second = (one["nowhere"] for one in told["layers"]["2"])
     assert "nowhere" in first
     assert second.startswith("ProcessError: expected the first process to write the fit, got ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,36 @@ def test_the_tables_of_sources_are_on_their_page() -> None:
         record = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
         for make in makers:
             assert make(record) in shown
+
+
+def test_the_comparison_says_what_the_cost_of_laplace_is() -> None:
+    text = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    said = re.search(
+        r"fit for \[([\d.]+) to ([\d.]+) times the cost.*predictions ([\d,]+) to ([\d,]+) times as dear", text
+    )
+    assert said is not None
+    rows = json.loads((ROOT / "results" / "cost.json").read_text(encoding="utf-8"))["rows"]
+    cost = {(row["model"], row["subject"]): row for row in rows}
+    found = []
+    for key in ("fit_multiple", "predict_multiple"):
+        over = [
+            cost[model, "laplace"][key] / cost[model, "ekfac"][key] for model, _ in cost if (model, "laplace") in cost
+        ]
+        found += [min(over), max(over)]
+    assert [float(one.replace(",", "")) for one in said.groups()] == pytest.approx(found, rel=0.15)
+
+
+def test_choosing_says_how_far_ekfac_is_off() -> None:
+    text = " ".join((DOCS / "choosing.md").read_text(encoding="utf-8").split())
+    said = re.search(
+        r"Ho comes out ([\d.]+) to ([\d.]+) times.*up to (\d+) times.*Ho ([\d.]+)\) to poor \(([\d.]+),", text
+    )
+    assert said is not None
+    cases = json.loads((ROOT / "results" / "quality.json").read_text(encoding="utf-8"))["cases"]
+    rows = [row for case in cases for row in case["rows"] if row["structure"] == "ekfac"]
+    sizes, ranks = ([row[key] for row in rows] for key in ("scale_ho", "rank_ho"))
+    found = [min(sizes), max(sizes), max(row["scale_hec3"] for row in rows), max(ranks), min(ranks)]
+    assert [float(one) for one in said.groups()] == pytest.approx(found, rel=0.05)
 
 
 def test_an_old_table_is_noticed(tmp_path: Path) -> None:

@@ -83,6 +83,20 @@ def test_licences_on_the_list(tools: Any, expression: str, good: bool) -> None:
     assert tools("licences").accepted(expression) is good
 
 
+@pytest.mark.parametrize(
+    ("name", "expression", "comes"),
+    [
+        ("nvidia-cublas-cu12", "Other/Proprietary License", True),
+        ("nvidia-cudnn", "LicenseRef-NVIDIA-Proprietary", True),
+        ("nvidia-something", "GPL-3.0-only", False),
+        ("nvidia-something", "", False),
+        ("numpy", "Other/Proprietary License", False),
+    ],
+)
+def test_libraries_of_gpus_come_with_torch(tools: Any, name: str, expression: str, comes: bool) -> None:
+    assert tools("licences").comes_with_torch(name, expression) is comes
+
+
 def test_what_is_not_installed_is_not_passed_over(
     tools: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from whence_paper import summary
+from whence_paper.cifar import beyond, table3
+from whence_paper.images import label_noise, lambda_sweep, table1, table2
 from whence_paper.pages import filled, main
+from whence_paper.tabular import bank, figure1
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, README = ROOT / "docs" / "reproduction.md", ROOT / "README.md"
@@ -34,6 +38,19 @@ def test_marks_may_name_what_they_end(tmp_path):
 def test_pages_show_what_the_records_say(page):
     text = page.read_text(encoding="utf-8")
     assert filled(text, RECORDS) == text
+
+
+@pytest.mark.skipif(not RECORDS.exists(), reason="records are not part of this distribution")
+@pytest.mark.parametrize(
+    "module",
+    [figure1, bank, table1, table2, table3, beyond, lambda_sweep, label_noise],
+    ids=lambda module: module.EXPERIMENT.name,
+)
+def test_tables_are_drawn_from_the_records(module, tmp_path):
+    name = module.EXPERIMENT.name
+    shutil.copy(RECORDS / f"{name}.json", tmp_path)
+    module.main(["--redraw", "--out", str(tmp_path)])
+    assert (tmp_path / f"{name}.md").read_text(encoding="utf-8") == (RECORDS / f"{name}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(not RECORDS.exists(), reason="records are not part of this distribution")

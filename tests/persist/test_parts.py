@@ -46,8 +46,16 @@ def test_each_takes_its_own(tmp_path: Path) -> None:
     save(tmp_path, {"0.inside": WHOLE, "hats": WHOLE[0]}, {"1.inside": 2 * WHOLE, "hats": WHOLE[0]}, {"hats": WHOLE[0]})
     state = {"hats": torch.zeros(7).double(), "1.inside": torch.zeros_like(WHOLE)}
     read(tmp_path, state)
+    read(tmp_path, {})
     assert torch.equal(state["1.inside"], 2 * WHOLE)
     assert torch.equal(state["hats"], WHOLE[0])
+
+
+def test_a_single_number(tmp_path: Path) -> None:
+    save(tmp_path, {"total": WHOLE.sum()})
+    state = {"total": torch.zeros((), dtype=torch.float64)}
+    read(tmp_path, state, alone=True)
+    assert float(state["total"]) == float(WHOLE.sum())
 
 
 @pytest.mark.parametrize(
@@ -61,6 +69,7 @@ def test_each_takes_its_own(tmp_path: Path) -> None:
         ([{"sums@0": WHOLE.sum()}], "another shape"),
         ([{"sums": WHOLE}], "rows of sums are missing"),
         ([{"sums@-1": WHOLE}], "other sums"),
+        ([{"sums@" + 5000 * "9": WHOLE}], "other sums"),
         ([{"sums@0": WHOLE, "more": WHOLE}], "other sums"),
         ([{"other@0": WHOLE}], "other sums"),
     ],

@@ -138,3 +138,27 @@ def test_scripted_models_go_one_example_at_a_time() -> None:
     got = by_parameter(capture.run(inputs).tangents(cotangents))
     for name, expected in oracle(model, inputs, cotangents).items():
         torch.testing.assert_close(got[name], expected)
+
+
+class Gated(nn.Module):
+    """A sequence, of which nothing comes out unless its first number is positive: then no gradient, either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.last = nn.GRU(1, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.cell(x.unsqueeze(2))[0][:, -1]) * x[:, :1].sign().relu()
+        return found
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 7])
+def test_sequences_as_long_as_there_are_examples(length: int) -> None:
+    """Where gradients of the first batch are zero, they do not tell which axis is which; shapes of fewer do."""
+    model = Gated().double().eval()
+    inputs = torch.randn(length, length, dtype=torch.float64).abs()
+    capture = Capture(model, selected(model), example_inputs=-inputs)
+    assert_captures(capture, model, inputs)
+    assert_captures(capture, model, inputs[:1])
+    if length == 2:
+        assert_captures(Capture(model, selected(model), example_inputs=-inputs[:1]), model, inputs)

@@ -18,6 +18,9 @@ from .groups import Groups, pieces
 from .loo import path_from_kernel
 from .primal import singular
 
+LEAST_ROUNDING = 32
+"""Pivots that are so many times the rounding of the largest are taken for nothing, or as many as there are examples."""
+
 
 class DualBread(Bread):
     """K = J J^T over all training examples; J F_lam^-1 J^T = K (lambda + L K)^-1 with L the output Hessians.
@@ -182,7 +185,7 @@ class DualBread(Bread):
         factor: Tensor
         factor, info = torch.linalg.cholesky_ex(matrix)
         pivots = factor.diagonal().abs()
-        tiny = (torch.finfo(factor.dtype).eps * len(pivots)) ** 0.5
+        tiny = (torch.finfo(factor.dtype).eps * max(len(pivots), LEAST_ROUNDING)) ** 0.5
         null = len(pivots) - int(info) + 1 if int(info) else int((pivots <= tiny * pivots.max()).sum())
         if null:
             raise singular(self.ridge, null, len(pivots), " Exact(road='primal') tells more of them from rounding.")

@@ -41,6 +41,13 @@ class Estimate:
         prediction: seconds for a thousand predictions.
         alternatives: the other structures.
         one_layer: whether all selected weights belong to one layer.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 50).unsqueeze(1)
+        >>> found = whence.estimate(torch.nn.Linear(1, 1), [(x, 2 * x)])
+        >>> found.structure, found.parameters, found.fits
+        ('exact (primal road)', 2, True)
     """
 
     structure: str

@@ -21,6 +21,11 @@ class Noise:
         roots: a root of each example's covariance, (n, k, q), or (1, k, q) when all share it.
         scale: what F_lam^-1 is multiplied by to be the covariance of a posterior: the noise variance of squared error,
             the dispersion elsewhere.
+
+    Examples:
+        >>> import torch
+        >>> Noise(covariance=torch.tensor([[4.0]]), roots=torch.tensor([[[2.0]]]), scale=4.0).scale
+        4.0
     """
 
     covariance: Tensor

@@ -162,6 +162,7 @@ def open_checkpoint(
     """
     if layers.rank > 0:
         layers.tell("the checkpoint")
+        _check_seen(folder)
     _prepare(folder)
     draft = Draft()
     draft.note(kind="start", whence=__version__, torch=torch.__version__, limit=limit, options=dict(options))
@@ -177,6 +178,15 @@ def open_checkpoint(
     words = json.dumps([draft.facts[name] for name in ("whence", "torch", "options", "model")], sort_keys=True)
     key = hashlib.sha256(words.encode() + memoryview(as_bytes(marks))).hexdigest()
     return Checkpoint(folder, every, key, len(marks), progress, layers), limit
+
+
+def _check_seen(folder: Path) -> None:
+    """Raise unless the first process has begun a checkpoint here."""
+    if not (folder / START).exists():
+        raise InputError(
+            f"expected a folder for the checkpoint that all processes see, as they share the layers, got "
+            f"{str(folder)!r}, in which this one does not find what the first one wrote. Use a disk that is shared."
+        )
 
 
 def _prepare(folder: Path) -> None:

@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from whence.tangents.passes import State
@@ -19,8 +21,8 @@ from whence.tangents.passes import State
 from .container import Container
 from .header import Entry, damaged
 
-NAME = re.compile(r"pass-(\d+)(?:-(\d+)-of-(\d+))?\.whence", re.ASCII)
-ROWS = re.compile(r"(.*)@(\d+)", re.ASCII)
+NAME = re.compile(r"pass-(\d{1,9})(?:-(\d{1,9})-of-(\d{1,9}))?\.whence", re.ASCII)
+ROWS = re.compile(r"(.*)@(\d{1,18})", re.ASCII)
 
 
 def path_of(folder: Path, number: int, part: int, parts: int) -> Path:
@@ -81,7 +83,7 @@ def fill(state: State, files: Sequence[Container], *, alone: bool) -> None:
 
 
 Place = tuple[Container, Entry]
-Plan = list[tuple[Place, slice, slice]]
+Plan = list[tuple[Place, Any, Any]]
 """Which rows of an entry become which rows of a tensor."""
 
 
@@ -91,14 +93,14 @@ def _plan(name: str, tensor: Tensor, there: dict[str, Place], path: str) -> Plan
     if rows is None:
         if name not in there:
             raise damaged(path, "it holds other sums than this pass makes")
-        _check(name, tensor, there[name][1], len(tensor), path)
-        return [(there[name], slice(None), slice(None))]
+        _check(name, (tensor.dtype, tuple(tensor.shape)), there[name][1], path)
+        return [(there[name], ..., ...)]
     first, last = int(rows[2]), int(rows[2]) + len(tensor)
     plan: Plan = []
     at = first
     for start, other in _slices(rows[1], there):
         entry = there[other][1]
-        _check(name, tensor, entry, entry.shape[0] if entry.shape else 0, path)
+        _check(name, (tensor.dtype, (*entry.shape[:1], *tensor.shape[1:])), entry, path)
         stop = min(start + entry.shape[0], last)
         if start <= at < stop:
             plan.append((there[other], slice(at - start, stop - start), slice(at - first, stop - first)))
@@ -114,8 +116,7 @@ def _slices(stem: str, there: dict[str, Place]) -> list[tuple[int, str]]:
     return sorted((int(rows[2]), name) for rows, name in named if rows is not None and rows[1] == stem)
 
 
-def _check(name: str, tensor: Tensor, entry: Entry, rows: int, path: str) -> None:
-    wanted = (tensor.dtype, (rows, *tensor.shape[1:]))
+def _check(name: str, wanted: tuple[torch.dtype, tuple[int, ...]], entry: Entry, path: str) -> None:
     if (entry.dtype, tuple(entry.shape)) != wanted:
         raise damaged(path, f"{name} is of another shape")
 

@@ -24,7 +24,13 @@ def gallery(
     columns: int = 8,
     ax: Axes | None = None,
 ) -> Axes:
-    """Images in rows, the first at the top left, each with its name below and a frame in the colour of its group."""
+    """Images in rows, the first at the top left, each with its name below and a frame in the colour of its group.
+
+    Examples:
+        >>> ax = plots.gallery(torch.rand(3, 8, 8), names=["a", "b", "c"], columns=2, ax=Figure().subplots())
+        >>> len(ax.images), ax.texts[2].get_text()
+        (3, 'c')
+    """
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
         raise ShapeError(f"expected images of shape (m, h, w) or (m, h, w, 3), got {tuple(images.shape)}.")
     for what, given in (("names", names), ("groups", groups)):

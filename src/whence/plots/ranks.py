@@ -95,6 +95,11 @@ def by_source(uncertainty: Uncertainty, share: float = 0.1) -> list[Group]:
 
 
 def by_verdict(explanation: Explanation) -> list[Group]:
-    """A group for each prediction of `tracer.explain(x)`; those with both faults in blue with a rim."""
+    """A group for each prediction of `tracer.explain(x)`; those with both faults in blue with a rim.
+
+    Examples:
+        >>> [group.tone for group in plots.by_verdict(tracer.explain(torch.tensor([[0.0], [30.0]]).double()))]
+        ['plain', 'scarcity']
+    """
     tones: dict[str, Tone] = {NOISY: "noise", BOTH: "noise", SCARCE: "scarcity", CONFIDENT: "plain"}
     return [Group(verdict, tones[verdict]) for verdict in explanation.verdicts]

@@ -51,6 +51,13 @@ def decision_regions(
         steps: places along each axis.
         pad: what to show beyond the inputs, as a share of their range.
         ax: where to draw.
+
+    Examples:
+        >>> corners = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+        >>> net, sides = torch.nn.Linear(2, 1), torch.tensor([[-1.0], [-1.0], [1.0], [1.0]])
+        >>> two = whence.fit(net, [(corners, sides)], recenter=True, progress=False)
+        >>> len(plots.decision_regions(two, corners, sides[:, 0], steps=8, ax=Figure().subplots()).images)
+        1
     """
     if show not in ("doubt", "ho", "hec3", "ratio"):
         raise InputError(f'expected show to be "doubt", "ho", "hec3" or "ratio", got {show!r}.')

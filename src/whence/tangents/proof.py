@@ -129,19 +129,25 @@ def _few(inputs: Inputs) -> Inputs:
     return take(inputs, slice(0, next(prime for prime in PRIMES if prime <= n)))
 
 
-def find_layout(record: Record, pulled: Sequence[Tensor | None], sets: Tensor) -> tuple[Layout | None, bool]:
+def find_layout(
+    record: Record,
+    pulled: Sequence[Tensor | None],
+    sets: Tensor,
+    other: tuple[Sequence[int], int] | None = None,
+) -> tuple[Layout | None, bool]:
     """Where the examples are, and whether that is proved: gradients of zero everywhere prove nothing.
 
     Args:
         record: The use.
         pulled: Gradients in its output, each from one set of examples alone.
         sets: (s, n) of bool.
+        other: the shape of the output for another number of examples, where that is known.
     """
     n = sets.shape[1]
     possible = (
         layout
         for layout in candidates(record.use.axes(record.shape), record.shape, n)
-        if record.use.accepts(layout, record.shape, n)
+        if record.use.accepts(layout, record.shape, n) and (other is None or layout.fits(*other))
     )
     known = [(gradient, chosen) for gradient, chosen in zip(pulled, sets, strict=True) if gradient is not None]
     proved = any(bool(gradient.any()) for gradient, _ in known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from whence.errors import UncapturedParameterError
 from whence.tangents.assemble import Sizes, tangents_of
 from whence.tangents.backward import pull, pull_back
-from whence.tangents.batches import Inputs
+from whence.tangents.batches import Inputs, take
 from whence.tangents.forms import Block, Dense
 from whence.tangents.generic import Call, OneByOne, Plain, Vectorized
 from whence.tangents.layout import Layout
@@ -89,7 +89,7 @@ def _attempt(call: Call, parameters: Mapping[str, Tensor], evidence: Evidence, f
             f"expected the outputs of the model under capture to be its own, got a difference of {gap:.3g} on the "
             "first batch. The model may not be deterministic: call model.eval(), or select fewer parameters."
         )
-    layouts = _find_layouts(outputs, watch.records, evidence, found)
+    layouts = _find_layouts(call, outputs, watch.records, evidence, found)
     if layouts is None:
         return False
     found.blocks = make_blocks(watch.records, parameters)
@@ -103,13 +103,22 @@ def _attempt(call: Call, parameters: Mapping[str, Tensor], evidence: Evidence, f
 
 
 def _find_layouts(
-    outputs: Tensor, records: Sequence[Record], evidence: Evidence, found: Settled
+    call: Call, outputs: Tensor, records: Sequence[Record], evidence: Evidence, found: Settled
 ) -> list[Layout] | None:
     """The layout of every record; None if some have none, after noting what follows from it."""
     if not records:
         return []
     pulled = pull(outputs, records, evidence.cotangent * evidence.sets[:, :, None], last=False)
-    known = [find_layout(record, [row[at] for row in pulled], evidence.sets) for at, record in enumerate(records)]
+    columns = [[row[at] for row in pulled] for at in range(len(records))]
+    known = [find_layout(record, each, evidence.sets) for record, each in zip(records, columns, strict=True)]
+    if not all(sure for _, sure in known):  # sequences may be as long as there are examples
+        fewer, shapes = _shapes_of_fewer(call, evidence, found)
+        if len(shapes) == len(records):
+            ways = zip(records, columns, shapes, known, strict=True)
+            known = [
+                (layout if sure else find_layout(record, each, evidence.sets, (shape, fewer))[0] or layout, sure)
+                for record, each, shape, (layout, sure) in ways
+            ]
     lost = [record for record, (layout, _) in zip(records, known, strict=True) if layout is None]
     if lost:
         events = {record.event for record in lost if record.event is not None}
@@ -126,6 +135,15 @@ def _find_layouts(
         of.setdefault(record.key, []).append(layout)
     found.layouts = {key: tuple(each) if len(set(each)) > 1 else (each[0],) for key, each in of.items()}
     return layouts
+
+
+def _shapes_of_fewer(call: Call, evidence: Evidence, found: Settled) -> tuple[int, list[torch.Size]]:
+    """A smaller number of examples, and the shapes that the outputs of all uses have for so many."""
+    fewer = (len(evidence.outputs) + 1) // 2
+    again = replace(found.choices, settled=True)
+    with differentiable(), Watch(found.followed, fewer, again) as watch:
+        call(take(evidence.inputs, slice(0, fewer)))
+    return fewer, [record.shape for record in watch.records]
 
 
 def _give_up(found: Settled, name: str, why: str) -> None:

@@ -38,6 +38,14 @@ class Shares:
         pull: (m, t, k) f(x) - f_(-i)(x), how far the example holds the prediction from where it would be without it.
         effective: (m,) effective number of examples, 1 / sum of squared shares of all examples.
         matrix: (m, n) shares of all examples, if asked for.
+
+    Examples:
+        >>> one = torch.ones(1)
+        >>> listed = {"index": torch.tensor([[4, 2]]), "share": torch.tensor([[0.5, 0.25]])}
+        >>> rest = {"alignment": torch.ones(1, 2), "pull": torch.ones(1, 2, 1), "effective": 3 * one, "matrix": None}
+        >>> found = Shares(variance=one, total=2 * one, **listed, **rest)
+        >>> found.explained.tolist(), found.gap.tolist()
+        ([0.75], [1.0])
     """
 
     variance: Tensor
@@ -77,6 +85,15 @@ class Attribution(Shown):
         leverage: (n, k) leverages.
         where: (m, 2) input and position of each prediction, where positions were chosen.
         alignments: (m, n) Frobenius norms of a_i = J F_lam^-1 J_i^T for all training examples, if asked for.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+        >>> net, y = torch.nn.Linear(1, 1, dtype=torch.float64), 2 * x + (99 * x).sin()
+        >>> tracer = whence.fit(net, [(x, y)], ridge=0.1, recenter=True, progress=False)
+        >>> found = tracer.attribute(30 * x[-1:], top=2)  # far to the right: the two ends hold it
+        >>> sorted(found.hec3.index[0].tolist()), len(found)
+        ([0, 39], 1)
     """
 
     hec3: Shares

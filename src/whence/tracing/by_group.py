@@ -25,6 +25,11 @@ class GroupShares:
         names: (g) groups, sorted where they can be.
         share: (m, g) share of the variance that each group's examples carry together; rows sum to one.
         count: (g,) how many training examples each group has.
+
+    Examples:
+        >>> found = GroupShares(("Ann", "Ben"), torch.tensor([[0.75, 0.25]]), torch.tensor([10, 30]))
+        >>> found.largest, found.lift.round(decimals=2).tolist()
+        (('Ann',), [[3.0, 0.33...]])
     """
 
     names: tuple[Any, ...]

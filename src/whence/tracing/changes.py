@@ -39,6 +39,11 @@ class WhatIf(Shown):
         change: (m, k) f'(x) - f(x).
         ho, hec3: (m, k) variances before.
         new_ho, new_hec3: (m, k) variances after, with the noise covariance of before.
+
+    Examples:
+        >>> one = torch.ones(1, 1)
+        >>> WhatIf(change=-0.5 * one, ho=one, hec3=2 * one, new_ho=one, new_hec3=one)
+        WhatIf(1 predictions move by 0.5 on average, their mean HeC3 from 2 to 1)
     """
 
     change: Tensor

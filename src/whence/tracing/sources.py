@@ -44,6 +44,11 @@ class Sources:
         lengths: squared length over which b varies, for each output, in medians of the squared distances in tangent
             space; `nan` where plain means of neighbours were asked for.
         nuggets: noise variance over the variance of b; 1e9 where neighbours have nothing in common.
+
+    Examples:
+        >>> noise, design = torch.tensor([[[2.0]], [[-1.0]], [[2.0]]]), torch.zeros(3, 1, 1)
+        >>> Sources(noise, design, anchors=3, lengths=(1.0,), nuggets=(1e9,)).noise.mean().item()
+        1.0
     """
 
     noise: Tensor

@@ -35,6 +35,12 @@ class Split(Shown):
         design: (m, k) variance over new inputs: what the model cannot represent pulls it elsewhere for each draw of
             inputs. Below zero by chance where there is none.
         sources: what was found for each training example.
+
+    Examples:
+        >>> of_examples = Sources(torch.ones(3, 1, 1), torch.zeros(3, 1, 1), anchors=3, lengths=(1.0,), nuggets=(1e9,))
+        >>> one = torch.ones(1, 1)
+        >>> Split(hec3=5 * one, noise=3 * one, design=one, sources=of_examples).design_share.tolist()
+        [0.25]
     """
 
     experimental: ClassVar[bool] = True

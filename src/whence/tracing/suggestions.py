@@ -31,6 +31,10 @@ class Suggestion(Shown):
         total: (b,) for inputs to label, the total variance left; empty for labels to check. For classes variances of
             logits are weighted by the loss's Hessian: what a certain answer is certain of does not count.
         kind: "labels to check" or "inputs to label".
+
+    Examples:
+        >>> Suggestion(torch.tensor([7, 3]), torch.tensor([5.1, 4.4]), torch.zeros(0), "labels to check")
+        Suggestion(2 labels to check: 7, 3)
     """
 
     index: Tensor

@@ -50,6 +50,14 @@ class Explanation(Shown):
         noisier: (m,) whether training examples with as large a HeC3 / Ho have more noise than the average one: that of
             `predict`, which differs from `ratio` where a structure is approximate.
         limit: the HeC3 / Ho at which that begins, see `Calibration`.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+        >>> net, y = torch.nn.Linear(1, 1, dtype=torch.float64), 2 * x + (99 * x).sin()
+        >>> tracer = whence.fit(net, [(x, y)], ridge=0.1, recenter=True, progress=False)
+        >>> tracer.explain(torch.tensor([[0.0], [30.0]], dtype=torch.float64)).verdicts
+        ('confident', 'scarce data')
     """
 
     level: float

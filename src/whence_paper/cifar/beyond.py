@@ -21,7 +21,7 @@ from whence_paper.tables import Table, mean_and_sd, write_tables
 
 from . import cases, table3
 from .fits import Predicted
-from .scores import of_both, of_members, of_outputs, of_probabilities, of_variances
+from .scores import of_both, of_members, of_outputs, of_probabilities, of_variances, with_largest_output
 
 WEIGHTS = (-1.0, -0.5, -0.2, -0.1, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 """Of the standardised log-variance beside the standardised margin."""
@@ -65,6 +65,7 @@ def judge(found: Predicted, members: Tensor | None, truth: Tensor) -> dict[str, 
     scores = {name: areas(value) for name, value in candidates(found)}
     best = max(scores, key=lambda name: scores[name][0])
     results: dict[str, Any] = {"scores": scores, "best": best, "mistakes": int(wrong.sum())}
+    results["with largest output"] = with_largest_output(found)
     if members is not None:
         together = of_members(members)
         results["ensemble, for this network's mistakes"] = {name: areas(value) for name, value in together.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whence_paper.scores import spearman
+
 from .fits import Predicted
 
 
@@ -26,6 +28,12 @@ def of_variances(found: Predicted, estimator: str) -> dict[str, Tensor]:
     winner = variances.gather(1, found.outputs.argmax(1, keepdim=True)).squeeze(1)
     alone = {"sum": variances.sum(1), "predicted output": winner}
     return alone if apart is None else {**alone, "margin's": apart[:, 0]}
+
+
+def with_largest_output(found: Predicted) -> dict[str, float]:
+    """Rank correlation of the sum of variances with the largest output, by estimator: above 0 it points wrongly."""
+    top = found.outputs.amax(1)
+    return {name: spearman(variances.sum(1), top) for name, variances in found.variances.items()}
 
 
 def of_both(found: Predicted, estimator: str) -> dict[str, Tensor]:

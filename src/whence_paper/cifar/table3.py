@@ -26,7 +26,7 @@ from whence_paper.scores import auroc
 from . import cases
 from .cases import Architecture
 from .fits import ESTIMATORS, WAYS, fit
-from .scores import of_both, of_members, of_outputs, of_variances
+from .scores import of_both, of_members, of_outputs, of_variances, with_largest_output
 from .table3_shown import check, show
 from .training import Loss, outputs
 
@@ -95,7 +95,7 @@ def judge_fit(one: Architecture, wanted: Configuration, settings: Settings, get:
         scores = {**of_variances(found, estimator), **of_both(found, estimator)}
         areas[estimator] = {name: auroc(value, wrong) for name, value in scores.items()}
     ratio = found.variances["hec3"].sum(1) / found.variances["ho"].sum(1)
-    return {**facts, "auroc": areas, "ratio": auroc(ratio, wrong)}
+    return {**facts, "auroc": areas, "ratio": auroc(ratio, wrong), "with largest output": with_largest_output(found)}
 
 
 def judge_ensemble(paths: list[Path], labels: Get) -> dict[str, Any]:

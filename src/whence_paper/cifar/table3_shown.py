@@ -92,6 +92,15 @@ def variants(runs: list[Run]) -> Table:
     return table
 
 
+def accuracies(runs: list[Run]) -> str:
+    """How many networks there are and how well they do; nothing where a record has fits alone (`--only fit`)."""
+    networks = [run.results for run in runs if run.configuration["kind"] == "network"]
+    if not networks:
+        return ""
+    right, seen = (mean_and_sd([one[name] for one in networks]) for name in ("accuracy", "training_accuracy"))
+    return f", {len(networks)} networks, accuracy {right} (training {seen})"
+
+
 def show(settings: Settings, record: Record) -> list[Path]:
     """The paper's table with costs, then every score of every fit."""
     tables = []
@@ -100,11 +109,7 @@ def show(settings: Settings, record: Record) -> list[Path]:
         plain = alike(runs)
         if not plain:
             continue
-        networks = [run for run in plain if run.configuration["kind"] == "network"]
-        accuracy = mean_and_sd([run.results["accuracy"] for run in networks])
-        seen = mean_and_sd([run.results["training_accuracy"] for run in networks])
-        what = f"{plain[0].configuration['network']}, {len(networks)} networks, accuracy {accuracy} (training {seen})"
-        title = f"{what}: AUROC for wrong predictions"
+        title = f"{plain[0].configuration['network']}{accuracies(plain)}: AUROC for wrong predictions"
         table = Table(title, ("method", "paper", "mean ± sd", "runs", "seconds"))
         for name, areas, seconds in rows(plain):
             each = " ".join(f"{area:.3f}" for area in areas)

@@ -60,7 +60,9 @@ class Sweep:
         for ax, (_, runs) in zip(axes, found, strict=True):
             places, values = self.values(runs, next(iter(self.asked)))
             runs_of_scores(ax, places, {name: values[name] for name in self.drawn})
-            ax.set(title=f"{runs[0].configuration['data']}, {runs[0].configuration['network']}", **self.axis)
+            about = runs[0].configuration
+            title = f"{about['data']}, {about['network']},\n{about['optimiser']}, {about['size']} images"
+            ax.set(title=title, **self.axis)
         axes[0].set_ylabel(self.label)
         handles, _ = axes[0].get_legend_handles_labels()
         axes[0].legend(handles, list(self.drawn.values()), frameon=False)
@@ -69,13 +71,13 @@ class Sweep:
         return [*written, save(figure, settings.out / f"{record.path.stem}.png")]
 
     def groups(self, record: Record) -> Iterator[tuple[str, list[Run]]]:
-        """Runs that differ in their draw and in what is varied only, and what they have in common in words."""
+        """Runs that differ in draw and varied quantity only, and what they share; first those on all images."""
         for case in CASES:
             found: dict[str, list[Run]] = {}
             for run in record.runs(case=case):
                 same = {key: value for key, value in run.configuration.items() if key not in ("seed", self.key)}
                 found.setdefault(str(sorted(same.items())), []).append(run)
-            for runs in found.values():
+            for runs in sorted(found.values(), key=lambda runs: runs[0].configuration["size"] != "all"):
                 about = runs[0].configuration
                 draws = len({run.configuration["seed"] for run in runs})
                 size = f"{about['size']} images" + (f", {about['fit size']} to fit" if "fit size" in about else "")

@@ -20,7 +20,7 @@ from whence_paper.records import Record, Run
 from whence_paper.scores import auroc, spearman
 from whence_paper.tables import Table, write_tables
 
-from .cases import add_options, configuration, embedded, wanted
+from .cases import CASES, add_options, configuration, embedded, wanted
 from .drawing import draw
 from .embedding import Embedded, mixed, principal
 
@@ -104,18 +104,15 @@ def show(settings: Settings, record: Record) -> list[Path]:
     if not runs:
         return []
     names = tuple(runs[0].results["border_auroc"])
-    heads = ("case", "seed", "accuracy", "points where classes meet", *names, *(f"{name}, wrong" for name in names))
-    table = Table("AUROC for test points where classes meet, and for wrong predictions", heads)
-    for run in runs:
-        found = run.results
-        areas = [*found["border_auroc"].values(), *found["wrong_auroc"].values()]
-        start = (
-            run.configuration["case"],
-            str(run.configuration["seed"]),
-            f"{found['accuracy']:.3f}",
-            str(found["border"]),
-        )
-        table.add(*start, *(f"{value:.3f}" for value in areas))
+    heads = ("network", "accuracy", "points where classes meet", *names, *(f"{name}, wrong" for name in names))
+    title = "AUROC for test points where classes meet, and for wrong predictions"
+    table = Table(title, (*heads, "rank correlation of Ho and HeC3"))
+    for run in sorted(runs, key=lambda run: CASES.index(run.configuration["case"])):
+        found, what = run.results, run.configuration
+        areas = [*found["border_auroc"].values(), *found["wrong_auroc"].values(), found["rank_correlation"]]
+        name = ", ".join(str(what[key]) for key in ("case", "optimiser") if key in what)
+        name += f", seed {what['seed']}" if what["seed"] else ""
+        table.add(name, f"{found['accuracy']:.3f}", str(found["border"]), *(f"{value:.3f}" for value in areas))
     written = write_tables(settings.out / f"{record.path.stem}.md", [table])
     return [*written, *(draw(run, settings.out / _file(record, run)) for run in runs)]
 

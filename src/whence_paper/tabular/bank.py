@@ -113,14 +113,16 @@ def compute(settings: Settings, record: Record) -> None:
 def show(settings: Settings, record: Record) -> list[Path]:
     """What the groups are like, over all splits; which values are frequent, in the first."""
     runs = next(iter(by_setting(record.runs()).values()))
-    groups = Table("Test customers, mean ± sd over splits", ("", *KINDS))
+    title = f"Test customers, mean ± sd over splits {', '.join(str(run.configuration['seed']) for run in runs)}"
+    groups = Table(title, ("", *KINDS))
     for name, digits in MEASURES.items():
         groups.add(name, *(mean_and_sd([run.results["groups"][kind][name] for run in runs], digits) for kind in KINDS))
     values = Table("Frequent values, first split: share, and times as frequent as among all", KINDS[1:])
     named = [runs[0].results["groups"][kind]["values"] for kind in KINDS[1:]]
     for place in range(max(map(len, named))):
         cells = [
-            f"{one[place][0]}: {one[place][1]:.2f}, x{one[place][2]:.1f}" if place < len(one) else "" for one in named
+            f"{one[place][0]}: {one[place][1]:.0%}, {one[place][2]:.1f} times" if place < len(one) else ""
+            for one in named
         ]
         values.add(*cells)
     areas = Table("AUROC for wrong predictions", ("split", "accuracy", "always no", *runs[0].results["wrong_auroc"]))

@@ -187,10 +187,7 @@ def described(review: Review, found: whence.Uncertainty, at: int) -> dict[str, A
 def show(settings: Settings, record: Record) -> list[Path]:
     """Print the areas and write the table of reviews."""
     written = []
-    for run in record.runs():
-        results, seed = run.results, run.configuration["seed"]
-        if seed not in settings.seeds:
-            continue
+    for seed, results in settings.asked(record):
         print(f"seed {seed}: accuracy {results['accuracy']}, Ho and HeC3 rank alike to {results['rank_correlation']}")
         for group, found in results["auroc"].items():
             print(f"  {group}: " + ", ".join(f"{name} {value:.3f}" for name, value in found.items()))

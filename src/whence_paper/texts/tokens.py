@@ -177,10 +177,7 @@ def summary(one: dict[str, Any], corpus: Corpus, parts: list[float]) -> dict[str
 def show(settings: Settings, record: Record) -> list[Path]:
     """Print what the documents carry, draw the sentences."""
     written = []
-    for run in record.runs():
-        results, seed = run.results, run.configuration["seed"]
-        if seed not in settings.seeds:
-            continue
+    for seed, results in settings.asked(record):
         print(f"seed {seed}: loss {results['losses'][0]:.2f} to {results['losses'][-1]:.2f}")
         for one in results["found"]:
             own = one["own"]

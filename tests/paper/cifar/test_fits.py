@@ -8,7 +8,14 @@ from torch import nn
 
 import whence
 from whence_paper.cifar.fits import Lens, Predicted, fit
-from whence_paper.cifar.scores import of_both, of_members, of_outputs, of_probabilities, of_variances
+from whence_paper.cifar.scores import (
+    of_both,
+    of_members,
+    of_outputs,
+    of_probabilities,
+    of_variances,
+    with_largest_output,
+)
 
 
 def problem(k: int = 4):
@@ -75,6 +82,13 @@ def test_scores_are_higher_for_what_is_less_sure():
     assert len(every) == 11
     for name, score in every.items():
         assert float(score[1]) > float(score[0]), name
+
+
+def test_variances_that_grow_with_the_outputs_are_told():
+    outputs = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
+    grows = torch.tensor([[1.0, 0.0], [1.0, 1.0], [2.0, 1.0]])
+    found = Predicted(outputs, {"ho": grows, "hec3": grows.flip(0)}, {})
+    assert with_largest_output(found) == pytest.approx({"ho": 1.0, "hec3": -1.0})
 
 
 def test_an_ensemble_that_disagrees_is_less_sure():

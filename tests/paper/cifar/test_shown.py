@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whence_paper.cifar.table3_shown import alike, main_fits, rows
+from whence_paper.cifar.table3_shown import accuracies, alike, main_fits, rows
 from whence_paper.records import Run
 
 RECIPE = {
@@ -50,6 +50,12 @@ def test_other_lambdas_are_not_among_the_main_fits():
 def test_of_two_lambdas_with_one_fit_each_the_one_on_more_examples_is_shown():
     fewer = Run({**fit(0, 0.1, 0.9).configuration, "fit size": 50}, fit(0, 0.1, 0.9).results)
     assert main_fits([fewer, fit(0, 0.01, 0.8)], "EKFAC") == [fit(0, 0.01, 0.8)]
+
+
+def test_a_record_may_have_fits_and_no_networks():
+    assert accuracies([fit(0, 0.01, 0.9)]) == ""
+    assert accuracies([network(0, 1.0)]) == ", 1 networks, accuracy 0.900 (training 1.000)"
+    assert [name for name, _, _ in rows([fit(0, 0.01, 0.9)])] == ["Ho, EKFAC", "HeC3, EKFAC"]
 
 
 def test_seconds_are_those_of_the_fastest():

@@ -20,7 +20,7 @@ def test_the_direction_of_the_finding(tmp_path: Path) -> None:
     assert digits.results["border_auroc"]["HeC3"] > 0.7
     assert digits.results["accuracy"] > 0.9
     assert (tmp_path / "umap-quick-pca-bank-0.png").stat().st_size > 10_000
-    assert "| mnist | 0 |" in (tmp_path / "umap-quick.md").read_text()
+    assert "| mnist, adam | " in (tmp_path / "umap-quick.md").read_text()
     kept = sorted((tmp_path / "embeddings").glob("*.npz"))
     assert len(kept) == 2
     before = [path.stat().st_mtime_ns for path in kept]

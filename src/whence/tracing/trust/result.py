@@ -25,6 +25,10 @@ class Check:
         level: "fine", "careful", "do not trust", or "not checked" where it could not be looked at.
         numbers: what was found, by name.
         words: why that level, and what to do about it.
+
+    Examples:
+        >>> Check("lambda", "careful", {"same": 0.75, "ten times": 1.0}, "Verdicts change with lambda.").figures
+        'same 0.75, ten times 1'
     """
 
     name: str

@@ -1,0 +1,166 @@
+"""`whence fit` with a Python file of the user's own, and the commands that ask what it saved."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from command_line import call
+from whence.cli.leaving import UNUSABLE
+
+SPEC = """
+import torch
+
+X = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(1, 1, dtype=torch.float64)
+
+def train_loader():
+    return [(X, 2 * X + (99 * X).sin())]
+
+def test_loader():
+    return [torch.tensor([[0.0], [30.0]], dtype=torch.float64)]
+
+def fit_options():
+    return {"ridge": 0.1, "recenter": True}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "line.py"
+    path.write_text(SPEC)
+    return path
+
+
+def test_fit_predict_explain_report_of_a_spec(spec: Path, tmp_path: Path) -> None:
+    saved, html = tmp_path / "saved", tmp_path / "report.html"
+    result = call("fit", spec, "--save", saved, "--out", html, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert (content["examples"], content["outputs"], content["ridge"]) == (40, 1, 0.1)
+    assert content["trust"]["linearization"] in ("fine", "not checked")  # where seconds run out
+    assert html.is_file()
+    assert sorted(path.name for path in saved.iterdir()) == ["fit.whence", "spec.json"]
+
+    result = call("predict", saved, "--spec", spec, "--json", "-q")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["verdict"] for row in rows] == ["confident", "scarce data"]
+    assert rows[1]["hec3"] > 100 * rows[0]["hec3"]
+
+    result = call("explain", saved, "--spec", spec, "--row", "2", "-q")
+    assert result.exit_code == 0, result.output
+    assert "scarce data" in result.stdout
+    assert call("report", saved, "--spec", spec, "--out", tmp_path / "again.html", "-q").exit_code == 0
+    again = (tmp_path / "again.html").read_text(encoding="utf-8")
+    assert "row 2" in again  # counted as by explain
+    assert "was not checked on a sample" in again
+    assert "was not checked on a sample" not in html.read_text(encoding="utf-8")  # fit has looked
+
+
+CLASSES = """
+import torch
+
+X = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64).repeat(10, 1)
+
+def model():
+    net = torch.nn.Linear(1, 3, dtype=torch.float64)
+    net.load_state_dict({"weight": torch.tensor([[-2.0], [0.0], [2.0]]), "bias": torch.tensor([2.0, 1.0, -2.0])})
+    return net
+
+def train_loader():
+    return [(X, X[:, 0].long())]
+
+def test_loader():
+    return [torch.tensor([[0.0], [5.0]], dtype=torch.float64)]
+
+def fit_options():
+    return {"likelihood": "categorical", "ridge": 1.0}
+"""
+
+
+def test_a_classifier_is_told_by_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("classes.py").write_text(CLASSES)
+    assert call("fit", "classes.py", "--save", "saved", "--no-trust", "-q").exit_code == 0
+    result = call("predict", "saved", "--spec", "classes.py", "--json", "-q")
+    rows = json.loads(result.stdout)["rows"]
+    # logits 2, 1, -2 and -8, 1, 8
+    chance = [1 / (1 + math.exp(-1) + math.exp(-4)), 1 / (1 + math.exp(-7) + math.exp(-16))]
+    assert [row["class"] for row in rows] == [0, 2]
+    assert [row["probability"] for row in rows] == pytest.approx(chance)
+    result = call("predict", "saved", "--spec", "classes.py", "-q")
+    assert result.exit_code == 0, result.output
+    assert "row class probability ho" in " ".join(result.stdout.split())
+    result = call("explain", "saved", "--spec", "classes.py", "--row", "1", "-q")
+    assert result.exit_code == 0, result.output
+    assert "example 1: class 0, probability 0.721" in result.stdout
+    assert result.stdout.count("confident") <= 1  # what the verdict rests on does not say it again
+
+
+def test_several_outputs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.py").write_text(SPEC.replace("Linear(1, 1", "Linear(1, 2").replace("(99 * X).sin()", "torch.ones(1, 2)"))
+    assert call("fit", "two.py", "--save", "saved", "--no-trust", "-q").exit_code == 0
+    result = call("predict", "saved", "--spec", "two.py", "-q")
+    assert result.exit_code == 0, result.output
+    assert "row mean_0 mean_1 ho" in " ".join(result.stdout.split())
+
+
+def test_spec_is_never_run_from_the_folder(spec: Path, tmp_path: Path) -> None:
+    assert call("fit", spec, "--save", tmp_path / "saved", "-q").exit_code == 0
+    result = call("predict", tmp_path / "saved", "-q")
+    assert result.exit_code == UNUSABLE
+    assert "Pass it: --spec line.py" in " ".join(result.output.split())
+
+
+def test_changed_spec_is_noted_and_changed_weights_are_refused(spec: Path, tmp_path: Path) -> None:
+    assert call("fit", spec, "--save", tmp_path / "saved", "-q").exit_code == 0
+    spec.write_text(SPEC + "\n# a remark\n")
+    result = call("predict", tmp_path / "saved", "--spec", spec, "--csv", tmp_path / "r.csv", "-q")
+    assert result.exit_code == 0, result.output
+    assert "has changed since the fit was made" in " ".join(result.stdout.split())
+    spec.write_text(SPEC.replace("manual_seed(0)", "manual_seed(1)"))
+    assert call("predict", tmp_path / "saved", "--spec", spec, "-q").exit_code == UNUSABLE
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def model(): return 1\ndef train_loader(): return []", "expected model() in"),
+        ("x = 1", "got no model and no train_loader"),
+        ("import nonsense_that_is_not_there", "ModuleNotFoundError"),
+        ("def model(:", "SyntaxError"),
+        ("def model():\n    return 1 / 0\ndef train_loader(): return []", "line 2: ZeroDivisionError"),
+        ("import torch\ndef model(): return torch.nn.Linear(1, 1)\ndef train_loader(): return []", "empty"),
+    ],
+)
+def test_broken_specs_are_told(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    result = call("fit", path, "-q")
+    assert result.exit_code == UNUSABLE, result.output
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_options_win_over_the_spec(spec: Path) -> None:
+    result = call("fit", spec, "--ridge", "3", "--json", "-q", "--no-trust")
+    assert json.loads(result.stdout)["trust"] is None
+    assert json.loads(result.stdout)["ridge"] == 3.0
+    assert call("fit", spec, "--ridge", "much", "-q").exit_code == UNUSABLE
+    assert call("fit", spec, "--likelihood", "poisson", "-q").exit_code == UNUSABLE
+
+
+def test_report_without_anything_to_be_about_is_refused_before_the_fit(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(SPEC.replace("def test_loader", "def other_loader"))
+    result = call("fit", spec, "--out", tmp_path / "report.html", "-q")
+    assert result.exit_code == UNUSABLE
+    assert "to define test_loader()" in " ".join(result.output.split())
+    assert call("fit", spec, "--save", tmp_path, "-q").exit_code == UNUSABLE  # it holds something else
