@@ -10,7 +10,7 @@ from whence.curvature.kronecker.contraction import along_factors
 from whence.curvature.kronecker.factors import Factors
 from whence.curvature.kronecker.measure import dense_times, energy, total
 from whence.curvature.kronecker.rotated import Factored
-from whence.curvature.kronecker.second_moments import LONGEST_SUM, PANEL, joint_moment, second_moment
+from whence.curvature.kronecker.second_moments import LEAST_PANEL, LONGEST_SUM, joint_moment, second_moment
 from whence.tangents.factors import MANY_ROWS, Whole
 from whence.tangents.forms import Block, Dense, Kronecker
 
@@ -19,7 +19,7 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-LEAST = 2 * PANEL[0]
+LEAST = 2 * LEAST_PANEL
 """Columns from which on a symmetric product is made of panels."""
 
 

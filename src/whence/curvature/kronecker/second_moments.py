@@ -17,11 +17,11 @@ from .measure import CHUNK_NUMBERS, outer
 LONGEST_SUM = 8192
 """Rows whose products are summed in their own precision."""
 
-PANELS = 8
-"""A symmetric product is made of about so many panels, a little more than half of the whole."""
+PANELS = 4
+"""A symmetric product is made of about so many panels, 5/8 of the whole, of a multiple of 16 columns."""
 
-PANEL = (32, 96)
-"""Least and most columns of a panel; multiples of 16 suit a processor."""
+LEAST_PANEL = 64
+"""Columns of a panel at least: with fewer, a second thread has too little to do."""
 
 
 def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,10 +102,10 @@ def joint_moment(parts: Sequence[Tensor]) -> Tensor:
 def _crossed(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i); of one matrix on a CPU the upper half alone, in panels of columns."""
     size = rows.shape[-1]
-    if rows.is_cuda or size < 2 * PANEL[0] or rows.numel() != rows.shape[-2] * size:
+    if rows.is_cuda or 2 * size < 3 * LEAST_PANEL or rows.numel() != rows.shape[-2] * size:
         return rows.transpose(-1, -2) @ rows
     flat = rows.reshape(-1, size)
-    found, step = flat.new_empty(size, size), min(max(-(-size // (16 * PANELS)) * 16, PANEL[0]), PANEL[1])
+    found, step = flat.new_empty(size, size), max(-(-size // (16 * PANELS)) * 16, LEAST_PANEL)
     for low in range(0, size, step):
         high = low + step
         torch.mm(flat[:, low:high].T, flat[:, low:], out=found[low:high, low:])
