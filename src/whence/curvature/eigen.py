@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import SingularCurvatureError
+from whence.tangents.switches import alone_with
 
 
 def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,8 @@ def _set_aside(matrix: Tensor, live: Tensor, where: str, facts: list[str]) -> tu
 
 def _decompose(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
     try:
-        values, vectors = torch.linalg.eigh(matrix)
+        with alone_with(matrix):
+            values, vectors = torch.linalg.eigh(matrix)
         if bool(torch.isfinite(vectors).all()):
             return values.clamp_min(0.0), vectors
     except RuntimeError:  # torch.linalg.LinAlgError is one

@@ -22,6 +22,7 @@ from whence.likelihoods import Likelihood
 from .batches import Batch, Batches, check_finite, take
 from .forward import Network
 from .losses import example_weights, targets_at, unit_weights, weights_at
+from .switches import alone_with
 from .views import Mixed
 
 MANY = 64
@@ -219,7 +220,9 @@ def orthonormal(columns: Tensor) -> tuple[Tensor, Tensor]:
     wide = columns.double()
     length = wide.square().sum(1).sqrt()  # (n, c)
     unit = wide / length.clamp_min(torch.finfo(wide.dtype).tiny).unsqueeze(1)
-    values, vectors = torch.linalg.eigh(unit.transpose(1, 2) @ unit)
+    products = unit.transpose(1, 2) @ unit
+    with alone_with(products):
+        values, vectors = torch.linalg.eigh(products)
     values, vectors = values.flip(1), vectors.flip(2)
     kept = values > PARALLEL * values.shape[1]
     inverse = torch.where(kept, values.clamp_min(PARALLEL).rsqrt(), 0.0)

@@ -1,0 +1,38 @@
+"""Threads that a decomposition takes, and leaves as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from whence.tangents.switches import SMALL, alone_with
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_small_matrices_are_left_to_one_thread() -> None:
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(torch.get_num_threads).result() == 2  # a thread takes its number when it first computes
+        with alone_with(torch.eye(3)):
+            assert torch.get_num_threads() == 1
+            assert other.submit(torch.get_num_threads).result() == 2
+    assert torch.get_num_threads() == 2
+    with alone_with(torch.empty(SMALL + 1, SMALL + 1)):
+        assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_come_back_after_an_error() -> None:
+    with pytest.raises(ValueError, match="no"), alone_with(torch.eye(3)):
+        raise ValueError("no")
+    assert torch.get_num_threads() == 2
