@@ -48,9 +48,9 @@ def on_images(runs: Runs) -> Iterator[Question]:
     for question in ("misclassified", "noisy", "missing", "outside"):
         found: Found = {}
         for name in names:
-            for score in runs[0]["methods"].get(name, {}).get("auroc", {}):
-                values = [run["methods"][name]["auroc"][score][question] for run in runs]
-                found[f"{name}: {score}"] = fmean(values)
+            areas = [run["methods"].get(name, {}).get("auroc") for run in runs]
+            for score in areas[0] or () if all(areas) else ():  # of those that ran every time
+                found[f"{name}: {score}"] = fmean(one[score][question] for one in areas if one)
         yield f"{kind}: AUROC, {question}", found, True
     for measure, told in (("nll", "negative log-likelihood"), ("ece", "calibration error")):
         yield f"{kind}: {told}", means(runs, names, measure), False

@@ -113,6 +113,15 @@ def test_several_outputs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "row mean_0 mean_1 ho" in " ".join(result.stdout.split())
 
 
+def test_what_was_not_checked_has_no_figures(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whence.cli.fit.SECONDS", 1e-9)  # none are left for anything
+    result = call("fit", spec, "-q")
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    assert "not checked" in words
+    assert " . " not in words
+
+
 def test_spec_is_never_run_from_the_folder(spec: Path, tmp_path: Path) -> None:
     assert call("fit", spec, "--save", tmp_path / "saved", "-q").exit_code == 0
     result = call("predict", tmp_path / "saved", "-q")

@@ -51,10 +51,7 @@ def checks_of(trust: Trust | Diagnostics | None) -> list[Check]:
             (one.name, one.value if isinstance(one.value, str) else number(one.value, 4), one.words) for one in trust
         ]
         return [Check("note", f"{name}: {value}", words) for name, value, words in told]
-    return [
-        Check(STATUSES[one.level], one.name.capitalize(), f"{one.figures}. {one.words}" if one.numbers else one.words)
-        for one in trust
-    ]
+    return [Check(STATUSES[one.level], one.name.capitalize(), one.told) for one in trust]
 
 
 def _optimum(fitted: Reportable) -> Check:

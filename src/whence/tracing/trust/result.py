@@ -41,6 +41,11 @@ class Check:
         """The numbers on one line."""
         return ", ".join(f"{name} {value:.3g}" for name, value in self.numbers.items())
 
+    @property
+    def told(self) -> str:
+        """The numbers, where there are any, and the words."""
+        return f"{self.figures}. {self.words}" if self.numbers else self.words
+
 
 @dataclass(frozen=True, repr=False)
 class Trust(Shown):
@@ -101,7 +106,7 @@ class Trust(Shown):
         return f"Trust({self.headline})"
 
     def _table(self) -> Table:
-        words = tuple(f"{check.figures}. {check.words}" if check.numbers else check.words for check in self.checks)
+        words = tuple(check.told for check in self.checks)
         levels, names = (tuple(str(getattr(check, part)) for check in self.checks) for part in ("level", "name"))
         cells = {"level": levels, "check": names, "why, and what to do": words}
         return Table(self.headline, tuple(Column(name, column, left=True) for name, column in cells.items()))
