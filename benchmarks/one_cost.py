@@ -90,7 +90,7 @@ class Bench:
         def fit() -> None:
             fits[:] = [self.who.fit(self.network, self.inputs, self.targets, batch_fit)]
 
-        seconds = best(fit, most=3)
+        seconds = best(fit)
         self.tell(fit_s=seconds, fit_multiple=seconds / before[0])  # stands if the predictions do not end
         self.predict(fits[0])
         after = self.reference(self.inputs, batch), self.reference(self.tests, batch)
