@@ -12,7 +12,7 @@ import whence
 from whence import plots
 
 # Bases to derive from, which pages of their own show ("extending"), and variants of what has an example beside them.
-ELSEWHERE = {"Likelihood", "Structure", "KFAC", "Diagonal", "RidgePath"}
+ELSEWHERE = {"Likelihood", "Structure"}
 NAMES = sorted(set(whence.__all__) - {"__version__"})
 
 

@@ -32,6 +32,11 @@ class RidgePath(Shown):
         ridges: (g,) the grid.
         errors: (g,) mean over training examples of the squared leave-one-out residual; for other losses, of how far
             the loss at the leave-one-out prediction is above the loss of the network as it is.
+
+    Examples:
+        >>> import torch
+        >>> RidgePath(torch.tensor([0.1, 1.0, 10.0]), torch.tensor([2.0, 1.5, 3.0]))
+        RidgePath(3 ridges; smallest leave-one-out error at 1)
     """
 
     ridges: Tensor

@@ -84,7 +84,7 @@ def _plain_kernels() -> Iterator[None]:
         stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
         mha.set_fastpath_enabled(False)
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=Warning)
         warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
         yield
 

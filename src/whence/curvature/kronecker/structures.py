@@ -116,6 +116,13 @@ class KFAC(OfLayers):
     Args:
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
         largest_side: inputs, or outputs, of a layer up to which its factor is decomposed; longer ones stay as they are.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> whence.fit(net, [(x, x**2)], structure=whence.KFAC(), ridge=0.1, progress=False).predict(x[:2]).ho.shape
+        torch.Size([2, 1])
     """
 
     name: ClassVar[str] = "kfac"
@@ -143,7 +150,15 @@ class KFAC(OfLayers):
 
 @dataclass(frozen=True)
 class Diagonal(OfLayers):
-    """The diagonal of the curvature in the coordinates of the weights themselves. Crude, and one pass cheaper."""
+    """The diagonal of the curvature in the coordinates of the weights themselves. Crude, and one pass cheaper.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> whence.fit(net, [(x, x**2)], structure=whence.Diagonal(), ridge=0.1, progress=False).predict(x[:2]).ho.shape
+        torch.Size([2, 1])
+    """
 
     name: ClassVar[str] = "diagonal"
 
