@@ -58,6 +58,7 @@ class MCDropout(Baseline):
                 "Give the network dropout layers of its own."
             )
         for name in linear[1:]:
-            module = network.get_submodule(name)
-            network.set_submodule(name, nn.Sequential(nn.Dropout(self.rate), module))
+            parent, _, own = name.rpartition(".")  # torch's set_submodule is younger than 2.4
+            dropping = nn.Sequential(nn.Dropout(self.rate), network.get_submodule(name))
+            setattr(network.get_submodule(parent), own, dropping)
         return network
