@@ -280,7 +280,7 @@ def test_a_prediction_without_a_gradient_is_not_a_number_and_spoils_no_other(roa
     torch.testing.assert_close(found.hec3[others], expected.hec3[others])
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace.* is deprecated")
 def test_a_module_compiled_by_jit() -> None:
     x, y = inputs_and_targets()
     model = torch.jit.trace(mlp(), x)

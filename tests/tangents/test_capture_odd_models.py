@@ -128,7 +128,7 @@ def test_odd_models(build: Any, generic: Any) -> None:
     assert set(capture.generic) == set(generic)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_scripted_models_go_one_example_at_a_time() -> None:
     model = small()
     with torch.jit.optimized_execution(False):
