@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import SingularCurvatureError
-from whence.tangents.switches import alone_with
+from whence.tangents.eigh import eigh
 
 
 def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
@@ -55,8 +55,7 @@ def _set_aside(matrix: Tensor, live: Tensor, where: str, facts: list[str]) -> tu
 
 def _decompose(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
     try:
-        with alone_with(matrix):
-            values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = eigh(matrix)
         if bool(torch.isfinite(vectors).all()):
             return values.clamp_min(0.0), vectors
     except RuntimeError:  # torch.linalg.LinAlgError is one

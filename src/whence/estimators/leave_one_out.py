@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.memory import few_at_once
-from whence.tangents.switches import alone_with
+from whence.tangents.eigh import eigh
 
 Policy = Literal["exact", "one_plus_q", "clip"]
 
@@ -64,8 +64,7 @@ def leave_one_out(residuals: Tensor, hats: Tensor, roots: Tensor | None, policy:
         return LeftOut(
             residuals * grow(shrunk).sqrt(), residuals * grow(shrunk), _leverage(policy, plain), _guarded(policy, plain)
         )
-    with alone_with(inner):
-        pairs = [torch.linalg.eigh(some) for some in few_at_once((inner + inner.transpose(1, 2)) / 2)]
+    pairs = [eigh(some) for some in few_at_once((inner + inner.transpose(1, 2)) / 2)]
     values, vectors = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     values = values.clamp_min(0.0)
     # u = e + R f(S) R^T Q e with S = R^T Q R and f(s) = (grow(s) - 1) / s, so that no root is ever inverted.

@@ -20,9 +20,9 @@ from torch import Tensor
 from whence.likelihoods import Likelihood
 
 from .batches import Batch, Batches, check_finite, take
+from .eigh import eigh
 from .forward import Network
 from .losses import example_weights, targets_at, unit_weights, weights_at
-from .switches import alone_with
 from .views import Mixed
 
 MANY = 64
@@ -220,9 +220,7 @@ def orthonormal(columns: Tensor) -> tuple[Tensor, Tensor]:
     wide = columns.double()
     length = wide.square().sum(1).sqrt()  # (n, c)
     unit = wide / length.clamp_min(torch.finfo(wide.dtype).tiny).unsqueeze(1)
-    products = unit.transpose(1, 2) @ unit
-    with alone_with(products):
-        values, vectors = torch.linalg.eigh(products)
+    values, vectors = eigh(unit.transpose(1, 2) @ unit)
     values, vectors = values.flip(1), vectors.flip(2)
     kept = values > PARALLEL * values.shape[1]
     inverse = torch.where(kept, values.clamp_min(PARALLEL).rsqrt(), 0.0)

@@ -16,12 +16,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.backends import cudnn, mha
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-SMALL = 512
-"""Matrices up to this size are decomposed in less time by one thread than by two."""
 
 
 class Together:
@@ -183,26 +179,3 @@ def rounded_products(allowed: bool | None) -> AbstractContextManager[None]:
         False
     """
     return _PRODUCTS.rounded(allowed)
-
-
-@contextmanager
-def alone_with(matrices: Tensor) -> Iterator[None]:
-    """Let this thread decompose small matrices (..., m, m) by itself: several threads mostly wait for one another.
-
-    Torch counts the threads of each of its callers, so that no other is slowed down, but one that makes its very first
-    computation meanwhile: it takes the number that it finds.
-
-    Examples:
-        >>> with alone_with(torch.eye(3)):
-        ...     print(torch.get_num_threads())
-        1
-    """
-    before = torch.get_num_threads()
-    if matrices.is_cuda or matrices.shape[-1] > SMALL or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

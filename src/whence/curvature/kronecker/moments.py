@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.eigen import check_finite_sums
+from whence.tangents.eigh import eigh
 from whence.tangents.forms import Tangent
 
 from .basis import Basis
@@ -164,7 +165,7 @@ def gather_squares(
     weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
     alone = problem.k == 1  # then the noise is one factor for all
     if roots is None and not alone:
-        sizes, frame = torch.linalg.eigh(noise)
+        sizes, frame = eigh(noise)
         problem.passes.crew.share([sizes, frame], 0, "eigenvalues")
         weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
     elif roots is not None:  # the residuals are one more combination, which counts in the score only

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import Tensor
 
-from whence.tangents.switches import SMALL, alone_with
+from whence.tangents.eigh import SMALL, alone, eigh
 
 
 @pytest.fixture
@@ -23,16 +24,28 @@ def two_threads() -> Iterator[None]:
 def test_small_matrices_are_left_to_one_thread() -> None:
     with ThreadPoolExecutor(1) as other:
         assert other.submit(torch.get_num_threads).result() == 2  # a thread takes its number when it first computes
-        with alone_with(torch.eye(3)):
+        with alone():
             assert torch.get_num_threads() == 1
             assert other.submit(torch.get_num_threads).result() == 2
     assert torch.get_num_threads() == 2
-    with alone_with(torch.empty(SMALL + 1, SMALL + 1)):
-        assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("size", "threads"), [(SMALL, 1), (SMALL + 1, 2)])
+def test_only_small_matrices_are(size: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def counting(matrices: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(torch.get_num_threads())
+        return matrices.diagonal(), matrices
+
+    monkeypatch.setattr(torch.linalg, "eigh", counting)
+    eigh(torch.empty(size, size))
+    assert seen == [threads]
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_threads_come_back_after_an_error() -> None:
-    with pytest.raises(ValueError, match="no"), alone_with(torch.eye(3)):
+    with pytest.raises(ValueError, match="no"), alone():
         raise ValueError("no")
     assert torch.get_num_threads() == 2
