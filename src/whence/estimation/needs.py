@@ -10,7 +10,7 @@ from whence.curvature.kronecker.factors import LARGEST_SIDE
 from whence.curvature.kronecker.long_sides import side_bytes
 from whence.curvature.kronecker.needs import decomposition_bytes, examples_bytes, factor_bytes, sums_bytes
 from whence.curvature.kronecker.projected import primal_bytes
-from whence.curvature.kronecker.stream import PIECES
+from whence.curvature.kronecker.room import PIECES
 from whence.curvature.primal import QR_SIZE
 
 from .sizes import Sizes

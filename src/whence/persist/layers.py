@@ -9,7 +9,8 @@ import torch
 
 from whence.curvature.kronecker.basis import Basis
 from whence.curvature.kronecker.moments import Squares
-from whence.curvature.kronecker.stream import Known, LayerStream
+from whence.curvature.kronecker.room import Known
+from whence.curvature.kronecker.stream import LayerStream
 from whence.curvature.kronecker.turn import Turn
 from whence.curvature.kronecker.two_bases import TurnedWeights
 from whence.curvature.kronecker.weights import Weights

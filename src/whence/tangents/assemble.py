@@ -15,7 +15,7 @@ from whence.tangents.recorder import Record
 from whence.tangents.rules.base import Followed, Root
 from whence.tangents.rules.embeddings import scatter
 
-LEAST_APART = 2**20
+LEAST_APART = 2**18
 """On a CPU, gradients of several parameters of a block stay apart if they have more numbers: no cache holds a copy."""
 
 

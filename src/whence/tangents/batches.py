@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class Batches:
     retarget: Callable[[Tensor], Tensor] | None = None
     passes: Passes = field(default_factory=Passes)
     _first: Any = None
+    _versions: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
@@ -92,18 +93,27 @@ class Batches:
                     f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
                     "Make the loader give one target (a number, or a row of k numbers) for each example."
                 )
-            check_finite(inputs, "inputs", where)
-            check_finite(targets, "targets", where)
             weights = to_device(weights_in(raw), self.device)
-            if weights is not None:
-                check_weights(weights, size, where)
-            self._remember(number, tuple(mark(leaf) for leaf in (*tensors_of((inputs, weights)), targets)))
+            found = self._marks(number, raw, [*tensors_of((inputs, weights)), targets])
+            if self.prints[number : number + 1] != [found]:  # of what is as it was, all is known
+                check_finite(inputs, "inputs", where)
+                check_finite(targets, "targets", where)
+                if weights is not None:
+                    check_weights(weights, size, where)
+            self._remember(number, found)
             count = number + 1
             if size:
                 wanted = targets if self.retarget is None else self.retarget(targets)
                 yield Batch(inputs, wanted, start, size, weights)
             start += size
         self._finish(count, start - self.passes.offset)
+
+    def _marks(self, number: int, raw: Any, leaves: Sequence[Tensor]) -> tuple[int, ...]:
+        """A mark for each tensor of a batch: of batches in a list whose tensors nobody has touched, the same again."""
+        versions = [leaf._version for leaf in tensors_of(raw) if not leaf.is_inference()]
+        same = isinstance(self.loader, (list, tuple)) and self._versions.get(number) == versions
+        self._versions[number] = versions
+        return self.prints[number] if same and number < len(self.prints) else tuple(map(mark, leaves))
 
     def first(self) -> Batch:
         """The first batch of all: that of the first process which has one."""

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from whence.curvature.kronecker.room import TAKEN, TURNED, Known, piece, to_keep
+from whence.memory import Budget
 
-KEPT = "whence.curvature.kronecker.stream.KEPT_BYTES"
+ROOM = "whence.curvature.kronecker.room"
+KEPT = f"{ROOM}.KEPT_BYTES"
 
 
 class Counted:
@@ -60,7 +63,7 @@ def test_kept_or_pulled_back_anew(
 def test_nothing_stays_behind() -> None:
     tracer = whence.fit(network(1), Counted(1, "gaussian"), structure="ekfac", ridge=0.5, progress=False)
     kept = tracer.bread.stream._kept
-    assert not kept.open
+    assert not kept.most
     assert not kept._pieces
 
 
@@ -72,3 +75,63 @@ def test_a_chunk_size_is_the_most_that_is_held() -> None:
         whence.fit(network(1), data, structure="ekfac", ridge=0.5, progress=False, chunk_size=chunk_size)
         passes.append(data.passes)
     assert passes[1] - passes[0] == 2
+
+
+@pytest.mark.parametrize("structure", ["ekfac", "kfac", "diagonal"])
+@pytest.mark.parametrize("most", [30, 45, 59])
+def test_some_kept_the_others_pulled_back_anew(structure: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of 13, 12, 13, 12 and 10 examples, of which the first ones are kept."""
+    monkeypatch.setattr(f"{ROOM}.LEAST_BYTES", 0)
+    found, calls = [], []
+    for kept in (0, most):
+        model, called = network(1), []
+        model.register_forward_hook(lambda *_, called=called: called.append(1))
+        monkeypatch.setattr(
+            "whence.curvature.kronecker.stream.to_keep", lambda known, k, *_, kept=kept: kept * known.example(k)
+        )
+        tracer = whence.fit(model, Counted(1, "gaussian"), structure=structure, ridge=0.5, progress=False)
+        calls.append(len(called))
+        found.append(tracer.predict(Counted(1, "gaussian").x))
+    assert calls[1] < calls[0]
+    for name in found[0].estimators:
+        torch.testing.assert_close(found[0].covariance(name), found[1].covariance(name), rtol=1e-12, atol=0)
+
+
+def test_no_more_is_kept_than_pieces_leave_of_a_batch() -> None:
+    known = Known((), fixed=400.0, each=1200.0)
+    cpu, budget = torch.device("cpu"), Budget(torch.device("cpu"), 2**33)
+    batch = 16_000
+    kept = to_keep(known, 1, batch, batch, cpu, budget)
+    at_once = piece(known, 1, batch, cpu, budget, 0.0)
+    assert 0 < TURNED * kept + TAKEN * at_once * known.example(1) <= batch * known.example(1)
+    assert to_keep(known, 1, 10 * batch, batch, cpu, budget) == 0.0  # of so many, little would be kept
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_one_thread_and_then_as_many_as_before(interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks are computed with by one thread; whatever happens, the others come back."""
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            if interrupted and seen[-1] == 1:
+                raise KeyboardInterrupt
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    try:
+        data = Counted(1, "gaussian")
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                whence.fit(Watched(), data, structure="ekfac", ridge=0.5, progress=False)
+        else:
+            whence.fit(Watched(), data, structure="ekfac", ridge=0.5, progress=False).predict(data.x)
+        assert set(seen) == {1, 2}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -111,7 +111,7 @@ def test_weighted_lengths_inside_and_outside_a_corner(
     tangent = make(count)
     basis = corner(tangent.block, 0.6)
     pairs = [(normal(*basis.shape, seed=seed).abs(), 0.5 * seed) for seed in (7, 8)]
-    weights = weighting.Weights.of(basis, pairs, torch.float64)
+    weights = weighting.Weights.of(basis, pairs, len(pairs), torch.float64)
     phi = tangent.materialize()
     inside = basis.into(phi).flatten(2)
     rest = (phi - basis.out_of(basis.into(phi))).flatten(2)
@@ -162,7 +162,7 @@ def test_squares_of_combined_cotangents(
     sums, wanted = Sums(basis, 2, CPU), Sums(basis, 2, CPU)
     view = View(tangent, basis, rounded)
     for _ in range(2):
-        sums.add_mixed(view, combinations, masks, summed)
+        sums.add_mixed(view, moments.Mixture(combinations, masks, summed))
         wanted.add(View(combine(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
     same(sums.total, wanted.total)
     for one, two in zip(sums.finish(), wanted.finish(), strict=True):

@@ -243,6 +243,8 @@ def gather_factors(
                 plain[at].add(curved, weights)
             if residual_weighted:
                 weighted[at].add_whole(combine(tangent, problem.residuals[where].unsqueeze(2)))
+            del tangent, curved
+        del tangents  # the next piece needs the room
     return plain, weighted
 
 

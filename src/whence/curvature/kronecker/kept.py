@@ -28,48 +28,57 @@ class Same:
         return self.rows.unsqueeze(1).expand(-1, n, -1)
 
 
+Piece = tuple[slice, list[Tangent]]
+"""Which examples, and their gradients."""
+
+
 class Kept:
-    """The gradients of a whole training set, in pieces, kept while several passes want the same of them.
+    """Gradients of the first pieces of a training set, kept while several passes want the same of them.
 
     Args:
-        open: whether anything is kept.
+        most: examples that are kept.
     """
 
-    def __init__(self, open: bool = False) -> None:
+    def __init__(self, most: int = 0) -> None:
         """Nothing yet."""
-        self.open = open
+        self.most = most
         self._rows: Tensor | None = None
-        self._pieces: list[tuple[slice, list[Tangent]]] = []
+        self._open = True
+        self._pieces: dict[tuple[int, int], Piece] = {}
         self._views: dict[int, tuple[Sequence[Basis], list[View]]] = {}
 
     def wants(self, cotangents: Cotangents) -> bool:
         """Whether the gradients of these cotangents are to be kept."""
-        return self.open and self._rows is None and isinstance(cotangents, Same)
+        return self.most > 0 and self._rows is None and isinstance(cotangents, Same)
 
-    def keep(self, cotangents: Cotangents, pieces: list[tuple[slice, list[Tangent]]]) -> None:
-        """Remember all pieces of a pass."""
+    def keep(self, cotangents: Cotangents, where: slice, tangents: list[Tangent]) -> None:
+        """Remember a piece, if it and those before it are few enough."""
         assert isinstance(cotangents, Same)
-        self._rows, self._pieces = cotangents.rows, pieces
+        self._rows = cotangents.rows
+        self._open = self._open and where.stop <= self.most
+        if self._open:
+            self._pieces[where.start, where.stop] = where, tangents
 
-    def of(self, cotangents: Cotangents) -> list[tuple[slice, list[Tangent]]] | None:
-        """The pieces, if these are their cotangents."""
+    def of(self, cotangents: Cotangents) -> dict[tuple[int, int], Piece]:
+        """The pieces that are kept of these cotangents, by their first and last examples."""
         same = self._rows is not None and isinstance(cotangents, Same) and torch.equal(cotangents.rows, self._rows)
-        return self._pieces if same else None
+        return self._pieces if same else {}
 
     def views(self, tangents: list[Tangent], bases: Sequence[Basis], device: torch.device) -> list[View] | None:
-        """The gradients of a piece seen from these bases, where the piece is kept."""
-        if not any(tangents is kept for _, kept in self._pieces):
+        """The gradients of a piece seen from these bases, where the piece is kept.
+
+        The views alone hold its gradients from then on; the empty list goes on to stand for it.
+        """
+        if not any(tangents is kept for _, kept in self._pieces.values()):
             return None
-        of, found = self._views.get(id(tangents), (None, []))
-        if of is not bases:
-            found = views(tangents, bases, device)
-            self._views[id(tangents)] = bases, found
+        if id(tangents) not in self._views:
+            self._views[id(tangents)] = bases, views(tangents, bases, device)
+            tangents.clear()
+        of, found = self._views[id(tangents)]
+        assert of is bases, "gradients that are kept for other bases"
         return found
 
-    def settle(self, tangents: list[Tangent]) -> None:
-        """Let go of what the views of a kept piece do not need any more; the empty list goes on to stand for it."""
-        _, found = self._views.get(id(tangents), (None, []))
-        if found:
-            for view in found:
-                view.settle()
-            tangents.clear()
+    def forget(self, where: slice) -> None:
+        """Let go of a piece that no later pass will want."""
+        _, tangents = self._pieces.pop((where.start, where.stop), (where, []))
+        self._views.pop(id(tangents), None)

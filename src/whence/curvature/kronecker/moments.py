@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from whence.curvature.eigen import check_finite_sums
+from whence.errors import SingularCurvatureError
 from whence.tangents.eigh import eigh
 from whence.tangents.forms import Tangent
 
@@ -17,7 +19,7 @@ from .basis import Basis
 from .measure import combine, products_are_rounded
 from .rotated import Factored, Full, Rotated
 from .stream import LayerStream
-from .view import View, dtype_of, views
+from .view import View, dtype_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,31 @@ class Spectrum:
     curvature: list[Squares]
     noise: list[Squares]
     score: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Combinations of the cotangents of one piece.
+
+    Attributes:
+        weights: (n, c, Q) of the combinations.
+        masks: (q, Q) which combinations make up each sum of squares.
+        summed: (Q,) which of them make up the total.
+    """
+
+    weights: Tensor
+    masks: Tensor
+    summed: Tensor
+
+    @cached_property
+    def squared(self) -> Tensor:
+        """(n, q) weights of the squares of a single cotangent."""
+        return self.weights[:, 0].double().square() @ self.masks.T
+
+    @cached_property
+    def total(self) -> Tensor:
+        """(n, c) weights of the cotangents in the total."""
+        return self.weights @ self.summed.to(self.weights.dtype)
 
 
 class Sums:
@@ -91,41 +118,34 @@ class Sums:
             if summed is not None:
                 self._total += view.total(summed)
 
-    def add_mixed(self, view: View, weights: Tensor, masks: Tensor, summed: Tensor) -> None:
-        """Count combinations of the cotangents of one piece.
-
-        Args:
-            view: the gradients.
-            weights: (n, c, Q) of the combinations.
-            masks: (q, Q) which combinations make up each sum of squares.
-            summed: (Q,) which of them make up the total.
-        """
-        if weights.shape[1] == 1 and self._add_single(view, weights[:, 0], masks, summed):
+    def add_mixed(self, view: View, mixture: Mixture) -> None:
+        """Count combinations of the cotangents of one piece."""
+        weights, masks = mixture.weights, mixture.masks
+        if weights.shape[1] == 1 and self._add_single(view, mixture):
             return
         for part, rotated in view.mixed(weights):
             self.inside += rotated.squares(masks.to(dtype_of(rotated)))
             if view.complete:
-                rows = summed.to(dtype_of(rotated)).expand(part.stop - part.start, -1)
+                rows = mixture.summed.to(dtype_of(rotated)).expand(part.stop - part.start, -1)
                 self._total += rotated.total(rows)
         if not view.complete:
             energy = view.energy().double()
             lengths = (weights.double() * (energy @ weights.double())).sum((0, 1))  # (Q,)
             self.length += masks @ lengths
-            self._total += view.total(weights @ summed.to(weights.dtype))
+            self._total += view.total(mixture.total)
 
-    def _add_single(self, view: View, weights: Tensor, masks: Tensor, summed: Tensor) -> bool:
-        """The same with a single cotangent, weights (n, Q); false where this form does not serve."""
-        squared = weights.double().square() @ masks.T  # (n, q)
-        first = weights @ summed.to(weights.dtype).unsqueeze(1)  # (n, 1)
+    def _add_single(self, view: View, mixture: Mixture) -> bool:
+        """The same with a single cotangent; false where this form does not serve."""
+        squared, total = mixture.squared, mixture.total
         for part, rotated in view.chunks():
             if not has_single(rotated):
                 return False
             self.inside += rotated.single(squared[part].to(dtype_of(rotated)))
             if view.complete:
-                self._total += rotated.total(first[part].to(dtype_of(rotated)))
+                self._total += rotated.total(total[part].to(dtype_of(rotated)))
         if not view.complete:
             self.length += squared.T @ view.lengths().double().squeeze(1)
-            self._total += view.total(first)
+            self._total += view.total(total)
         return True
 
     def finish(self) -> list[Squares]:
@@ -176,16 +196,20 @@ def gather_squares(
     given = [frame, weights, *(one for basis in bases for one in basis.tensors)]
     for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k, state, given):
         residuals = problem.residuals[where] @ frame
-        for at, view in enumerate(stream.views(tangents, bases)):
+        ready = list(stream.views(tangents, bases))
+        for at in range(len(bases)):
+            view = ready.pop(0)  # the next one needs the room
             if roots is None:
                 sums[at].add(view, weights, residuals)
             else:
                 joined = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
-                sums[at].add_mixed(view, joined, weights, 1.0 * (weights[0] == 0))
+                sums[at].add_mixed(view, Mixture(joined, weights, 1.0 * (weights[0] == 0)))
             if observe is not None:
                 observe(at, combine(view.tangent, residuals.unsqueeze(2)))
-        if observe is None:
-            stream.settle(tangents)
+            else:
+                view.settle()
+            del view
+        del tangents
     found = [one.finish() for one in sums]
     for basis, squares in zip(bases, found, strict=True):
         check_finite_sums(squares[0].inside, f"the squares of {basis.block.name}")
@@ -201,80 +225,16 @@ def states(stream: LayerStream, sums: Sequence[Sums]) -> dict[str, Tensor]:
     return {name: tensor for at, one in pairs for name, tensor in one.state(str(at)).items()}
 
 
-class MeatSums:
-    """Squares of J_i^T W_i in the basis for each set of weights, and sum_i J_i^T u_i, the columns of "hec3".
-
-    Args:
-        bases: coordinates of each block.
-        roots: weights W (n, k, q) by name, of which names and sizes are kept.
-        device: where to sum.
-    """
-
-    def __init__(self, bases: Sequence[Basis], roots: Mapping[str, Tensor], device: torch.device) -> None:
-        """Zeros."""
-        self.bases = bases
-        self.names = list(roots)
-        sizes = [root.shape[2] for root in roots.values()]
-        eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
-        self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
-        self.last = self.masks[self.names.index("hec3")] if "hec3" in roots else torch.zeros_like(self.masks[0])
-        self.sums = [Sums(basis, len(roots), device) for basis in bases]
-
-    @property
-    def given(self) -> list[Tensor]:
-        """What the sums depend on beside the gradients and their weights."""
-        return [one for basis in self.bases for one in basis.tensors]
-
-    def add(self, views: Sequence[View], roots: Mapping[str, Tensor]) -> None:
-        """Count one piece, with the outputs pulled back: they are combined by the weights."""
-        joined = torch.cat(list(roots.values()), dim=2).double()  # (n, k, Q)
-        for sums, view in zip(self.sums, views, strict=True):
-            sums.add_mixed(view, joined, self.masks, self.last)
-
-    def add_pulled(self, views: Sequence[View], n: int) -> None:
-        """Count one piece of n examples, with the weights themselves pulled back."""
-        for sums, view in zip(self.sums, views, strict=True):
-            sums.add(view, self.masks, self.last.expand(n, -1))
-
-    def finish(self) -> tuple[dict[str, list[Squares]], list[Tensor]]:
-        """The squares by name, and the totals."""
-        found = [one.finish() for one in self.sums]
-        squares = {name: [one[at] for one in found] for at, name in enumerate(self.names)}
-        return squares, [one.total for one in self.sums]
-
-
-def gather_meats(stream: LayerStream, sums: MeatSums, roots: Mapping[str, Tensor]) -> MeatSums:
-    """One pass for weights W (n, k, q) or (1, k, q); fewer of them than outputs are pulled back themselves."""
-    problem = stream.problem
-    whole = {name: root.expand(problem.n, -1, -1) for name, root in roots.items()}
-    joined = torch.cat(list(whole.values()), dim=2)  # (n, k, Q)
-
-    def pulled(where: slice, _: int) -> Tensor:
-        return joined[where].permute(2, 0, 1)
-
-    directly = joined.shape[2] <= problem.k
-    reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
-    for where, tangents in stream.read("meats", *reading, states(stream, sums.sums), [joined, *sums.given]):
-        ready = views(tangents, sums.bases, problem.device)
-        if directly:
-            sums.add_pulled(ready, where.stop - where.start)
-        else:
-            sums.add(ready, {name: root[where] for name, root in whole.items()})
-    return sums
-
-
-def centre(basis: Basis, squares: Squares, total: Tensor, n: int) -> Squares:
-    """Squares of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction.
-
-    Centred in the basis, so that the variance stays above zero however the meat is approximated.
-
-    Args:
-        basis: of the block.
-        squares: sum_i v_i^2 of v_i = J_i^T u_i.
-        total: sum_i v_i, shaped as the block's matrix.
-        n: how many are left out, one after the other.
-    """
-    means = basis.to(torch.float64).into(total).square() / n
-    rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
-    share = (n - 1) / n
-    return Squares((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)
+def check_invertible(bases: Sequence[Basis], curvature: Sequence[Squares], ridge: float) -> None:
+    """Raise where nothing is known along some direction, and there is no ridge."""
+    if ridge > 0:
+        return
+    empty = sum(
+        int((s.inside <= 0).sum()) + (basis.outside if s.outside <= 0 else 0)
+        for s, basis in zip(curvature, bases, strict=True)
+    )
+    if empty:
+        raise SingularCurvatureError(
+            f"expected an invertible curvature, got {empty} directions without information at ridge={ridge:g}. "
+            "Raise `ridge` (for example to n times the weight decay)."
+        )

@@ -14,7 +14,8 @@ from whence.tangents.forms import Block
 from .basis import Basis
 from .factors import LARGEST_SIDE
 from .long_sides import side_bytes
-from .stream import LEAST_PIECES, PIECES, LayerStream, working_precision
+from .room import LEAST_PIECES, PIECES
+from .stream import LayerStream, working_precision
 
 SUMS = 26.0
 """Sums, weights and what is made on the way to them, in float64 numbers for each coordinate that is kept."""

@@ -109,5 +109,5 @@ def _crossed(rows: Tensor) -> Tensor:
     for low in range(0, size, step):
         high = low + step
         torch.mm(flat[:, low:high].T, flat[:, low:], out=found[low:high, low:])
-        found[high:, low:high] = found[low:high, high:].T
-    return found.reshape(*rows.shape[:-2], size, size)
+    upper = found.triu_()
+    return (upper + upper.triu(1).T).reshape(*rows.shape[:-2], size, size)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from whence.curvature.base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
-from whence.errors import SingularCurvatureError
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Tangent
 
 from .align import align
 from .basis import Basis
 from .factored import Factored, Parts, complement_of, seen_once
-from .moments import MeatSums, Spectrum, Squares, centre, gather_meats, states
+from .meats import MeatSums, centre, gather_meats
+from .moments import Spectrum, Squares, check_invertible, states
 from .stream import LayerStream, working_precision
 from .view import View, views
 from .weights import Weights, sum_of, times_noise
@@ -55,7 +55,7 @@ class SpectralBread(Bread):
         self.noise = noise
         self.path: RidgePath | None = None
         self.facts = facts
-        self._check_invertible()
+        check_invertible(bases, spectrum.curvature, ridge)
         freedom = sum(
             float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
             for s, basis in zip(spectrum.curvature, bases, strict=True)
@@ -95,10 +95,8 @@ class SpectralBread(Bread):
     def sandwich(self, meats: Meats) -> SpectralSandwich:
         """Squares of the weighted gradients in the same basis."""
         roots = dict(meats.roots)
-        ready: dict[str, list[Squares]] = {}
         scale = times_noise(roots.get("ho"), self.problem.hessian_roots, self.noise)
         if scale is not None:
-            ready["ho"] = [one.times(scale) for one in self.spectrum.noise]
             del roots["ho"]
         if self._meats is not None:
             squares, total = self._meats.finish()
@@ -108,9 +106,14 @@ class SpectralBread(Bread):
         else:
             squares, total = gather_meats(self.stream, self.open_meats(roots), roots).finish()
         deletions = self.problem.deletions(roots["hec3"].shape[2])
-        triples = zip(self.bases, squares["hec3"], total, strict=True)
-        centred = [centre(basis, one, sums, deletions) for basis, one, sums in triples]
-        return SpectralSandwich.make(self, {**ready, **squares, "jackknife": centred})
+
+        def of(at: int) -> Iterator[Squares]:
+            if scale is not None:
+                yield self.spectrum.noise[at].times(scale)
+            yield from (one[at] for one in squares.values())
+            yield centre(self.bases[at], squares["hec3"][at], total[at], deletions)
+
+        return SpectralSandwich.make(self, [*["ho"] * (scale is not None), *squares, "jackknife"], of)
 
     def open_meats(self, roots: Mapping[str, Tensor]) -> MeatSums:
         """Where the squares of the weighted gradients are summed."""
@@ -196,26 +199,13 @@ class SpectralBread(Bread):
         whole = self.stream.together(sum_of(summed, (n, c, m * k), self.problem))
         return whole.reshape(n, c, m, k).permute(2, 3, 0, 1)
 
-    def _check_invertible(self) -> None:
-        if self.ridge > 0:
-            return
-        empty = sum(
-            int((s.inside <= 0).sum()) + (basis.outside if s.outside <= 0 else 0)
-            for s, basis in zip(self.spectrum.curvature, self.bases, strict=True)
-        )
-        if empty:
-            raise SingularCurvatureError(
-                f"expected an invertible curvature, got {empty} directions without information at "
-                f"ridge={self.ridge:g}. Raise `ridge` (for example to n times the weight decay)."
-            )
-
     def _leverage(self, weigh: Weigh | None) -> tuple[Tensor, Tensor]:
         problem = self.problem
         hats = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
         precision = working_precision(problem)
         weights = [
-            Weights.of(basis, [(1.0 / (s.inside + self.ridge), 1.0 / (s.outside + self.ridge or 1.0))], precision)
+            Weights.of(basis, [(1.0 / (s.inside + self.ridge), 1.0 / (s.outside + self.ridge or 1.0))], 1, precision)
             for basis, s in zip(self.bases, self.spectrum.curvature, strict=True)
         ]
         steps = [
@@ -233,10 +223,15 @@ class SpectralBread(Bread):
             for at, view in enumerate(ready):
                 hats[where] += weights[at].grams(view)[0]
                 change[where] += view.along(steps[at])
+                if self._meats is None or self._meats.in_views_alone:
+                    view.let_go()
+                del view
             self.stream.together(hats[where])
             self.stream.together(change[where])
             if weigh is not None and self._meats is not None:
                 self._meats.add(ready, weigh(where, hats[where], change[where]))
+            self.stream.forget(where)
+            del ready, tangents  # the next piece needs the room
         return hats, change
 
 
@@ -256,15 +251,19 @@ class SpectralSandwich(Sandwich):
     weights: list[Weights]
 
     @classmethod
-    def make(cls, bread: SpectralBread, meats: dict[str, list[Squares]]) -> SpectralSandwich:
-        """Divide by the bread on both sides."""
+    def make(
+        cls, bread: SpectralBread, meats: Sequence[str], of: Callable[[int], Iterator[Squares]]
+    ) -> SpectralSandwich:
+        """Divide by the bread on both sides, one block and one meat at a time."""
         precision = working_precision(bread.problem)
+        names = (*meats, "laplace")
         weights = []
         for at, curvature in enumerate(bread.spectrum.curvature):
             inside, outside = curvature.inside + bread.ridge, curvature.outside + bread.ridge or 1.0
-            pairs = ((one[at].inside / inside.square(), one[at].outside / outside**2) for one in meats.values())
-            weights.append(Weights.of(bread.bases[at], chain(pairs, [(1.0 / inside, 1.0 / outside)]), precision))
-        return cls(bread, (*meats, "laplace"), weights)
+            pairs = ((one.inside / inside.square(), one.outside / outside**2) for one in of(at))
+            each = chain(pairs, [(1.0 / inside, 1.0 / outside)])
+            weights.append(Weights.of(bread.bases[at], each, len(names), precision))
+        return cls(bread, names, weights)
 
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
@@ -282,10 +281,12 @@ class SpectralSandwich(Sandwich):
         """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k), with one or two sides."""
         stream, k = self.bread.stream, self.bread.problem.seen(inputs)
         outputs, sums = [], []
-        for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):
-            ready = views(tangents, self.bread.bases, self.bread.problem.device)
-            found = [of(weights, one) for weights, one in zip(self.weights, ready, strict=True)]
-            shape = (len(self.names), len(out), *[k] * sides)
-            sums.append(stream.together(sum_of(found, shape, self.bread.problem)))
-            outputs.append(out)
+        with stream.by_few_threads(batch_size(inputs, "this batch"), k):
+            for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):
+                ready = views(tangents, self.bread.bases, self.bread.problem.device)
+                found = [of(weights, one) for weights, one in zip(self.weights, ready, strict=True)]
+                shape = (len(self.names), len(out), *[k] * sides)
+                sums.append(stream.together(sum_of(found, shape, self.bread.problem)))
+                outputs.append(out)
+                del ready, tangents  # the next piece needs the room
         return torch.cat(outputs), torch.cat(sums, dim=1)

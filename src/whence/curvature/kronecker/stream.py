@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -15,6 +14,7 @@ from whence.errors import UncapturedParameterError
 from whence.processes import shared_out
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.capture import Capture
+from whence.tangents.eigh import alone
 from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
 from whence.tangents.passes import State
@@ -22,55 +22,12 @@ from whence.tangents.pieces import Pieces
 from whence.tangents.switches import rounded_products
 
 from .basis import Basis
-from .kept import Cotangents, Kept, Same
+from .kept import Cotangents, Kept, Piece, Same
+from .room import WORK_SHARE, Known, piece, to_keep
 from .view import View, formed_bytes, views
 
 PROOF = 8
 """Examples that a capture may be proved on."""
-
-PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}
-"""Output gradients and activations of one piece are kept under this size."""
-
-LEAST_BYTES = 8 * 2**20
-"""On a CPU also under half of the batch's, down to this size: what is computed from them takes more than they do."""
-
-FEW_EXAMPLES = 8
-"""So many are taken together at least, up to four times that size: products of fewer rows are slow."""
-
-PIECE_SHARE = 0.18
-"""The same as a share of the memory that may be taken: what is computed from a piece takes three or four times it."""
-
-PIECES = 3.6
-"""What is computed from a piece, in units of its size, itself included."""
-
-WITHOUT_HOLES = 0.7
-"""Share of the memory that tensors may take where little is left: a heap in which they come and go has holes."""
-
-LEAST_PIECES = 0.07
-"""Share of it that pieces take at least."""
-
-WORK_SHARE = 0.4
-"""Share of the memory that gradient matrices of a piece, or products of its pairs of positions, may take."""
-
-KEPT_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
-"""Gradients of a whole training set, as they are and turned, are kept from pass to pass up to this size."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a capture found out about a model.
-
-    Attributes:
-        blocks: blocks of parameters, in the order of the tangents.
-        fixed: bytes of an example's activations.
-        each: bytes of an example's output gradients for each cotangent.
-        work: bytes that are formed on the way, for each of them, where that is more than a chunk.
-    """
-
-    blocks: tuple[Block, ...]
-    fixed: float
-    each: float
-    work: float = 0.0
 
 
 class LayerStream:
@@ -93,8 +50,10 @@ class LayerStream:
         self._capture: Capture | None = None
         self.held = 0.0
         self.notes: list[str] = []
+        self._batch = 0
         if known is None:
             first = problem.batches.first()
+            self._batch = first.size
             few = take(first.inputs, slice(0, min(first.size, PROOF)))
             self._capture = self._prove(few)
             self.notes = list(self._capture.notes)
@@ -174,19 +133,11 @@ class LayerStream:
         """How many examples of a batch are handled at once for so many cotangents."""
         if self.problem.chunk_size is not None:
             return self.problem.chunk_size
-        each = max(self.example(cotangents), 1.0)
-        usual = float(PIECE_BYTES["cuda"])
-        if self.problem.device.type != "cuda":
-            usual = min(PIECE_BYTES["cpu"], max(LEAST_BYTES, batch * each / 2))
-        most = min(max(usual, FEW_EXAMPLES * each), 4 * usual)
-        room = self.problem.budget.limit
-        left = max(WITHOUT_HOLES * room - self.held, LEAST_PIECES * room) / PIECES
-        work = WORK_SHARE * room // max(self.work(cotangents), 1)
-        return max(1, int(min(min(most, PIECE_SHARE * room, left) // each, work)))
+        return piece(self.known, cotangents, batch, self.problem.device, self.problem.budget, self.held)
 
     def example(self, cotangents: int) -> float:
         """Bytes of the activations and output gradients of one example."""
-        return self.known.fixed + cotangents * self.known.each
+        return self.known.example(cotangents)
 
     def work(self, cotangents: int) -> float:
         """Bytes that are computed on the way from one example, beside what grows with its gradients."""
@@ -209,49 +160,72 @@ class LayerStream:
             state: as of `Linearization.read`.
             given: the same.
         """
-        if (known := self._kept.of(cotangents)) is not None:
-            yield from self.problem.progress.track(known, f"{label}, batch", len(known))
+        kept = self._kept.of(cotangents)
+        if kept and sum(where.stop - where.start for where, _ in kept.values()) == self.problem.n:
+            for key in self.problem.progress.track(list(kept), f"{label}, batch", len(kept)):
+                yield kept[key]
             return
-        found: list[tuple[slice, list[Tangent]]] = []
         keeps = self._kept.wants(cotangents)
         for batch in self.problem.read(label, state, given):
-            for part, tangents, _ in self.of(batch.inputs, batch.start, cotangents, count):
+            for part, tangents, _ in self.of(batch.inputs, batch.start, cotangents, count, kept):
                 if keeps:
-                    found.append((part, tangents))
+                    self._kept.keep(cotangents, part, tangents)
                 yield part, tangents
-        if keeps:
-            self._kept.keep(cotangents, found)
+                del tangents  # the next piece needs the room
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Pull back once meanwhile for all passes that want the same outputs, where the training set is small."""
+        """Pull back once meanwhile for all passes that want the same outputs, as far as a small training set is kept.
+
+        By one thread, where examples are so small that several would mostly wait for one another.
+        """
         problem, passes = self.problem, self.problem.passes
-        most = KEPT_BYTES["cuda" if problem.device.type == "cuda" else "cpu"]
-        room = LEAST_PIECES * problem.budget.limit
-        small = 2.0 * problem.n * self.example(problem.k) <= min(most, room)
-        allowed = problem.n <= (problem.chunk_size or problem.n)  # that many examples' gradients are held, and no more
-        self._kept = Kept(small and allowed and problem.sketch is None and not passes.shared and passes.keeper is None)
+        room = to_keep(self.known, problem.k, problem.n, self._batch, problem.device, problem.budget)
+        held = problem.n <= (problem.chunk_size or problem.n)  # that many examples' gradients are held, and no more
+        if not held or problem.sketch is not None or passes.shared or passes.keeper is not None:
+            room = 0.0
+        self._kept = Kept(int(room // max(self.example(problem.k), 1.0)))
         try:
-            yield
+            with self.by_few_threads(problem.n, problem.k):
+                yield
         finally:
             self._kept = Kept()
 
-    def views(self, tangents: list[Tangent], bases: Sequence[Basis]) -> list[View]:
-        """Every block of a piece in its basis; of gradients that are kept, the same as in the last pass."""
-        return self._kept.views(tangents, bases, self.problem.device) or views(tangents, bases, self.problem.device)
+    def by_few_threads(self, examples: int, cotangents: int) -> AbstractContextManager[None]:
+        """One thread meanwhile, where a CPU computes with few examples of few numbers each."""
+        return alone(self.problem.device.type == "cpu" and self.known.few(examples, cotangents))
 
-    def settle(self, tangents: list[Tangent]) -> None:
-        """Of a piece that is kept, only its views are wanted from now on."""
-        self._kept.settle(tangents)
+    def views(self, tangents: list[Tangent], bases: Sequence[Basis]) -> list[View]:
+        """Every block of a piece in its basis, which alone holds its gradients from now on.
+
+        Of gradients that are kept it is the same as in the last pass.
+        """
+        known = self._kept.views(tangents, bases, self.problem.device)
+        if known is not None:
+            return known
+        found = views(tangents, bases, self.problem.device)
+        tangents.clear()
+        return found
+
+    def forget(self, where: slice) -> None:
+        """No later pass will want this piece."""
+        self._kept.forget(where)
 
     def of(
-        self, inputs: Inputs, start: int, cotangents: Cotangents, count: int
+        self,
+        inputs: Inputs,
+        start: int,
+        cotangents: Cotangents,
+        count: int,
+        kept: Mapping[tuple[int, int], Piece] | None = None,
     ) -> Iterator[tuple[slice, list[Tangent], Tensor]]:
-        """Tangents of one batch, in pieces, with the outputs (n, k)."""
+        """Tangents of one batch, in pieces, with the outputs (n, k); those of training examples may be kept."""
         capture = self.capture(inputs)
 
         def pull(part: slice) -> tuple[slice, list[Tangent], Tensor]:
             where = slice(start + part.start, start + part.stop)
+            if kept and (known := kept.get((where.start, where.stop))) is not None:
+                return *known, self.problem.outputs[where]
             captured = capture.run(take(inputs, part))
             pulled = captured.tangents(cotangents(where, part.stop - part.start), last=True)
             return where, [pulled[at] for at in self._watched], captured.outputs

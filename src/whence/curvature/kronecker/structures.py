@@ -134,7 +134,11 @@ class KFAC(OfLayers):
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
         require_all(stream)
-        sides = (self.largest_side, None)
+        with stream.keeping():
+            return self._fit(stream, facts, lam, weigh)
+
+    def _fit(self, stream: LayerStream, facts: list[str], lam: float, weigh: Weigh | None) -> SpectralBread:
+        problem, sides = stream.problem, (self.largest_side, None)
         bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts, products=True, sides=sides)
         require_sums(stream, bases)
         noise = noise_covariance(problem)
@@ -170,7 +174,8 @@ class Diagonal(OfLayers):
         require_sums(stream, bases)
         noise = noise_covariance(problem)
         facts.append("the curvature is taken as diagonal in the weights")
-        return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
+        with stream.keeping():
+            return SpectralBread(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
 
 
 def open_stream(problem: Linearization) -> tuple[LayerStream, list[str]]:

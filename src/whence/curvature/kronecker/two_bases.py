@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch import Tensor
 from whence.curvature.base import Meats, Weigh
 
 from .basis import Basis
-from .moments import MeatSums, Squares, Sums, centre
+from .meats import MeatSums, centre
+from .moments import Mixture, Squares, Sums
 from .rotated import Rotated
 from .spectral import SpectralBread, SpectralSandwich
 from .turn import Turn
@@ -45,15 +46,17 @@ class TurnedSums(Sums):
         for _, rotated in View(view.tangent, self.turn.basis).chunks():
             self.turned += rotated.squares(weights.to(dtype_of(rotated)))
 
-    def add_mixed(self, view: View, weights: Tensor, masks: Tensor, summed: Tensor) -> None:
-        """Count combinations of the cotangents of one piece, (n, c, Q)."""
-        super().add_mixed(view, weights, masks, summed)
-        for _, rotated in View(view.tangent, self.turn.basis).mixed(weights):
-            self.turned += rotated.squares(masks.to(dtype_of(rotated)))
+    def add_mixed(self, view: View, mixture: Mixture) -> None:
+        """Count combinations of the cotangents of one piece."""
+        super().add_mixed(view, mixture)
+        for _, rotated in View(view.tangent, self.turn.basis).mixed(mixture.weights):
+            self.turned += rotated.squares(mixture.masks.to(dtype_of(rotated)))
 
 
 class TurnedMeats(MeatSums):
     """Squares of J_i^T W_i in both bases."""
+
+    in_views_alone: ClassVar[bool] = False
 
     def __init__(
         self,

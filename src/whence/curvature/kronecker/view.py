@@ -63,10 +63,14 @@ class View:
         assert self._tangent is not None, "a view of gradients that were let go"
         return self._tangent
 
-    def settle(self) -> None:
-        """Let go of the gradients as they were, where they are held in a basis that spans all, and of their squares."""
+    def let_go(self) -> None:
+        """Of the gradients as they were, where they are held in a basis that spans all."""
         if self._held is not None and self.complete:
             self._tangent = None
+
+    def settle(self) -> None:
+        """Let go of the gradients as they were, where that is possible, and of squares."""
+        self.let_go()
         if isinstance(self._held, Factored):
             self._held.__dict__.pop("squared", None)
 

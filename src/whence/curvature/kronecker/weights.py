@@ -36,16 +36,16 @@ class Weights:
     rounded: bool
 
     @classmethod
-    def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], dtype: torch.dtype) -> Weights:
-        """One set of weights for each estimator, inside and outside; only one is held in float64 at a time."""
-        inside, outside, rounded = [], [], False
-        for within, beyond in pairs:
-            rounded = products_are_rounded(within.device)
-            less = 0.0 if rounded or not basis.outside else beyond
-            inside.append((within - less).to(dtype))
+    def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], count: int, dtype: torch.dtype) -> Weights:
+        """One set of weights for each of so many estimators, inside and outside; one in float64 at a time."""
+        inside, outside, rounded = torch.empty(0), [], False
+        for at, (within, beyond) in enumerate(pairs):
+            if at == 0:
+                rounded = products_are_rounded(within.device)
+                inside = torch.empty(count, *within.shape, dtype=dtype, device=within.device)
+            inside[at] = within if rounded or not basis.outside else within - beyond
             outside.append(beyond)
-        found = torch.stack(inside)
-        return cls(basis, found, found.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
+        return cls(basis, inside, inside.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
 
     @cached_property
     def positive(self) -> bool:

@@ -84,11 +84,23 @@ def _over_features(function: Function, names: tuple[str, ...]) -> Reader:
             inputs, shape, eps = given["input"].detach(), tuple(given["normalized_shape"]), given.get("eps")
             # Without eps the functions differ in their default; with it they do not.
             options = {} if eps is None else {"eps": eps}
-            use = FeatureNormUse(lambda: function(inputs, shape, **options), shape)
+            use = FeatureNormUse(_standardized(out, inputs) or (lambda: function(inputs, shape, **options)), shape)
             recorder.record(use, out, weight=weight, bias=bias)
         return out
 
     return read
+
+
+def _standardized(out: Tensor, inputs: Tensor) -> Callable[[], Tensor] | None:
+    """As z: by the means and scales that a layer norm holds for its backward pass, if it does, in a fifth of the time.
+
+    Not in half precision, where products would be rounded that the norm itself does not round.
+    """
+    mean, scale = (getattr(out.grad_fn, name, None) for name in ("_saved_result1", "_saved_result2"))
+    exact = inputs.dtype in (torch.float32, torch.float64)
+    if not exact or not isinstance(mean, Tensor) or not isinstance(scale, Tensor) or mean.dtype != inputs.dtype:
+        return None
+    return lambda: (inputs - mean).mul_(scale)
 
 
 def _over_channels(function: Function, names: tuple[str, ...]) -> Reader:
