@@ -72,6 +72,11 @@ def measure(model: str, subject: str, prepared: Path, given: argparse.Namespace)
     return row
 
 
+def room(row: dict[str, Any]) -> float:
+    """MB that a fit may take: twice the factors, and a batch's activations and gradients."""
+    return float(2.0 * row["factors_mb"] + row["batch_mb"])
+
+
 def line(row: dict[str, Any]) -> str:
     """A row of a Markdown table."""
     name = f"{row['subject']} {row.get('version', '')}".strip()
@@ -87,7 +92,8 @@ def line(row: dict[str, Any]) -> str:
     predict = f"{number('predict_multiple')} [{row.get('predict_batch', '')}; {row.get('predict_points', '')} points]"
     references = row.get("reference_fit_s", []) + row.get("reference_predict_s", [])
     apart = max((max(pair) / min(pair) for pair in (references[:2], references[2:]) if pair), default=1.0)
-    memory = f"{number('fit_extra_mb', '.0f')} / {number('predict_extra_mb', '.0f')}"
+    floor = f" of {room(row):.1f}" if "batch_mb" in row else ""
+    memory = f"{number('fit_extra_mb', '.1f')}{floor} / {number('predict_extra_mb', '.1f')}"
     return f"| {row['model']} | {name} | {row.get('n', '-')} | {fit} | {predict} | {memory} | {apart:.2f} |"
 
 
@@ -141,7 +147,7 @@ def main() -> None:
         return
     record: dict[str, Any] = {**surroundings(), "threads": given.threads, "floors": FLOORS}
     record.update({"trained": given.data is not None, "rows": []})
-    say("| model | subject | n | fit x [batch] | predict x [batch; points timed] | MB fit / predict | refs apart |")
+    say("| model | subject | n | fit x [batch] | predict x [batch; points] | MB fit of floor / predict | refs apart |")
     say("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for model in given.models:

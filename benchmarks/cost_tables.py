@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .cost import FLOORS
+from .cost import FLOORS, room
 from .peers import PEERS
 
 Row = dict[str, Any]
@@ -51,7 +51,7 @@ def every(rows: Iterable[Row]) -> list[list[str]]:
     found = []
     for row in rows:
         if "missing" in row:
-            found.append([row["model"], row["subject"], "-", f"not installed: {row['missing']}", *[""] * 5])
+            found.append([row["model"], row["subject"], "-", f"not installed: {row['missing']}", *[""] * 6])
             continue
         references = [row.get("reference_fit_s", []), row.get("reference_predict_s", [])]
         apart = max((max(pair) / min(pair) for pair in references if pair), default=1.0)
@@ -65,6 +65,7 @@ def every(rows: Iterable[Row]) -> list[list[str]]:
                 _pair(row, "fit_batch", "predict_batch"),
                 str(row.get("predict_points", "-")),
                 _pair(row, "fit_extra_mb", "predict_extra_mb"),
+                f"{room(row):.0f}" if "batch_mb" in row else "-",
                 f"{apart:.2f}",
             ]
         )
@@ -73,7 +74,8 @@ def every(rows: Iterable[Row]) -> list[list[str]]:
 
 def floors() -> str:
     """What the default must not exceed."""
-    return "; ".join(f"{model}: fit {fit:g}, predict {predict:g}" for model, (fit, predict) in FLOORS.items())
+    each = "; ".join(f"{model}: fit {fit:g}, predict {predict:g}" for model, (fit, predict) in FLOORS.items())
+    return f"{each}; extra memory of a fit: twice the factors, and a batch's activations and gradients"
 
 
 def _predicted(row: Row) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from whence.curvature.kronecker.factors import LARGEST_SIDE
 from whence.curvature.kronecker.needs import SUMS, WHOLE
-from whence.curvature.kronecker.stream import PIECE_BYTES
+from whence.curvature.kronecker.room import PIECE_BYTES
 from whence.processes import shared_out
 
 PIECES = 3.5

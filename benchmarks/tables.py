@@ -101,7 +101,8 @@ def cost(record: dict[str, Any]) -> str:
         parts.append("The least of each side, where `ekfac` is furthest behind a peer first.")
         parts.append(table("what | best of the peers | `whence`, ekfac | `whence`, cheapest", ahead))
     head = (
-        "model | subject | n | fit | predict | batch fit, predict | points timed | extra MB fit, predict | refs apart"
+        "model | subject | n | fit | predict | batch fit, predict | points timed | extra MB fit, predict"
+        " | floor of fit, MB | refs apart"
     )
     return "\n\n".join([*parts, folded("Every run", table(head, cost_tables.every(record["rows"])))])
 
