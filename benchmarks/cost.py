@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .memory import RETURNED
 from .models import MODELS
 from .peers import PEERS
 from .record import save, say, surroundings
@@ -41,8 +42,8 @@ def child(model: str, subject: str, prepared: Path, given: argparse.Namespace, *
         "MKL_NUM_THREADS": str(given.threads),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    if "--memory" in more:  # freed memory goes back at once, so that what is resident is what is held
-        surrounding.update({"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"})
+    if "--memory" in more:
+        surrounding.update(RETURNED)
     command = [sys.executable, "-m", "benchmarks.one_cost", model, subject, str(prepared), *more]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=given.seconds, env=surrounding)
