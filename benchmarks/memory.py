@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""For the surrounding of a process: memory that is freed goes back at once, so that what is resident is what is held."""
+"""Surrounding of a process in which freed memory goes back at once, so that what is resident is what is held."""
 
 METHOD = "peak resident set (VmHWM, reset before) minus resident set before, in a process of its own"
 
