@@ -100,7 +100,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     panels[1].loglog(
         [row["n"] for row in rows], [8e-6 * TOLD * row["n"] for row in rows], "k:", label="what is told of the examples"
     )
-    panels[1].set_ylim(bottom=1)
+    panels[1].set_ylim(1, 1e4)
     panels[0].legend(fontsize=8)
     panels[1].legend(fontsize=8, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
