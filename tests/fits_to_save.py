@@ -100,7 +100,15 @@ class Counts(whence.Likelihood):
 IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "_meats", "_opened", "_capture", "prints"}
 """What a loaded fit may have otherwise: handles to the world, and what is computed when it is needed."""
 IGNORED |= {"_batched_backward", "_way", "_proved", "_ways_to_rows", "_pieces", "chunk_bytes", "retarget"}
-IGNORED |= {"_proved_sizes", "_kept", "held", "_batch", "_versions"}  # memory beside pieces: a loaded fit plans anew
+IGNORED |= {
+    "_proved_sizes",
+    "_kept",
+    "held",
+    "_batch",
+    "_versions",
+    "_spare",
+    "_roomy",
+}  # memory beside pieces: a loaded fit plans anew
 
 
 def differences(one: Any, two: Any, where: str = "tracer", seen: set[int] | None = None) -> list[str]:

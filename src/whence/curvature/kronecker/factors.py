@@ -244,6 +244,7 @@ def gather_factors(
             if residual_weighted:
                 weighted[at].add_whole(combine(tangent, problem.residuals[where].unsqueeze(2)))
             del tangent, curved
+        stream.spare(tangents)
         del tangents  # the next piece needs the room
     return plain, weighted
 

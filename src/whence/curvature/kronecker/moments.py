@@ -197,6 +197,7 @@ def gather_squares(
     for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k, state, given):
         residuals = problem.residuals[where] @ frame
         ready = list(stream.views(tangents, bases))
+        stream.spare(*ready)
         for at in range(len(bases)):
             view = ready.pop(0)  # the next one needs the room
             if roots is None:

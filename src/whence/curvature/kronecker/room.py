@@ -102,6 +102,11 @@ def piece(known: Known, cotangents: int, batch: int, device: torch.device, budge
     return max(1, int(min(min(most, PIECE_SHARE * room, left) // each, work)))
 
 
+def has_room_for_two(known: Known, cotangents: int, step: int, batch: int) -> bool:
+    """Whether two pieces of so many examples, one done and one begun, take less than the batch."""
+    return PIECES * step <= batch and not known.few(batch, cotangents)
+
+
 def to_keep(known: Known, cotangents: int, n: int, batch: int, device: torch.device, budget: Budget) -> float:
     """Bytes of the gradients of a small training set that are kept from pass to pass: what pieces leave of a batch's.
 

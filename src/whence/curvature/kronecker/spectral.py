@@ -231,6 +231,7 @@ class SpectralBread(Bread):
             if weigh is not None and self._meats is not None:
                 self._meats.add(ready, weigh(where, hats[where], change[where]))
             self.stream.forget(where)
+            self.stream.spare(ready)
             del ready, tangents  # the next piece needs the room
         return hats, change
 
@@ -288,5 +289,6 @@ class SpectralSandwich(Sandwich):
                 shape = (len(self.names), len(out), *[k] * sides)
                 sums.append(stream.together(sum_of(found, shape, self.bread.problem)))
                 outputs.append(out)
+                stream.spare(ready)
                 del ready, tangents  # the next piece needs the room
         return torch.cat(outputs), torch.cat(sums, dim=1)

@@ -23,7 +23,7 @@ from whence.tangents.switches import rounded_products
 
 from .basis import Basis
 from .kept import Cotangents, Kept, Piece, Same
-from .room import WORK_SHARE, Known, piece, to_keep
+from .room import WORK_SHARE, Known, has_room_for_two, piece, to_keep
 from .view import View, formed_bytes, views
 
 PROOF = 8
@@ -60,6 +60,8 @@ class LayerStream:
             known = Known(self._capture.blocks, *self._measure(few))
         self.known = known
         self._kept = Kept()
+        self._spare: tuple[object, ...] = ()
+        self._roomy = False
         self._layers = problem.passes.layers
         owners = enumerate(shared_out([block_cost(block) for block in known.blocks], self._layers.size))
         self.mine = [at for at, owner in owners if owner == self._layers.rank]
@@ -231,9 +233,22 @@ class LayerStream:
             return where, [pulled[at] for at in self._watched], captured.outputs
 
         size = batch_size(inputs, "this batch")
-        for _, found in self._pieces.of(size, self.piece(count, size), pull):
-            yield found
-            del found  # the next piece needs the room
+        step = self.piece(count, size)
+        self._roomy = self.problem.device.type == "cpu" and has_room_for_two(self.known, count, step, size)
+        try:
+            for _, found in self._pieces.of(size, step, pull):
+                self._spare = ()  # by now the next piece has its room
+                yield found
+                del found  # the next piece needs the room
+        finally:
+            self._spare = ()
+
+    def spare(self, *done: object) -> None:
+        """Hold what a piece took until the next one is there, where a batch leaves the room.
+
+        A CPU gives memory back that nobody holds, and takes long to get it again.
+        """
+        self._spare = done if self._roomy else ()
 
     def identity(self, outputs: int | None = None) -> Cotangents:
         """Every output in turn; of so many, where a view does not see all."""
