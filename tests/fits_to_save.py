@@ -105,7 +105,7 @@ IGNORED |= {
     "_kept",
     "held",
     "_batch",
-    "_versions",
+    "_seen",
     "_spare",
     "_roomy",
 }  # memory beside pieces: a loaded fit plans anew

@@ -95,7 +95,7 @@ def run(
     with borrowed(model):
         network = Network(model)
         bar = Progress(progress and passes.crew.rank == passes.layers.rank == 0)
-        batches = Batches(loader, network.device, bar, passes=passes)
+        batches = Batches(loader, network.device, bar, passes=passes, fitting=True)
         selection = _first_look(network, batches, asked.likelihood, asked.parameters)
         budget = begin(batches, model, asked.max_memory, folder, every, asked.facts(selection))
         problem = linearize(

@@ -85,6 +85,35 @@ def test_changes_that_leave_sums_alone_are_seen() -> None:
             list(data)
 
 
+def touched(items: list[Any]) -> None:
+    items[0][0].add_(1.0)
+
+
+def exchanged(items: list[Any]) -> None:
+    items[0] = (items[0][0] + 1.0, items[0][1])
+
+
+def through_numpy(items: list[Any]) -> None:
+    items[0][0].numpy()[...] += 1.0
+
+
+@pytest.mark.parametrize("fitting", [True, False])
+@pytest.mark.parametrize("change", [touched, exchanged, through_numpy])
+def test_batches_of_a_list_that_change(fitting: bool, change: Any) -> None:
+    """While a fit runs, tensors that torch knows to be untouched are not marked again; after it all are."""
+    x, y = inputs_and_targets()
+    items = [(x.clone(), y)]
+    data = make(items)
+    data.fitting = fitting
+    list(data), list(data)
+    change(items)
+    if fitting and change is through_numpy:
+        assert len(list(data)) == 1
+        data.fitting = False  # as at the end of a fit
+    with pytest.raises(whence.LoaderError, match="other data in batch 0"):
+        list(data)
+
+
 def test_inputs_of_every_dtype_can_be_compared() -> None:
     y = inputs_and_targets()[1]
     for dtype in (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float16, torch.complex64):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,7 @@ class Batches:
         positional: how many positional arguments the inputs are.
         retarget: what is to become of the targets, if not what the loader gives.
         passes: how the data are shared: this process has those from `passes.offset` on.
+        fitting: whether a fit runs, during which nobody else changes the data behind torch's back.
     """
 
     loader: Iterable[Any]
@@ -65,7 +67,8 @@ class Batches:
     retarget: Callable[[Tensor], Tensor] | None = None
     passes: Passes = field(default_factory=Passes)
     _first: Any = None
-    _versions: dict[int, list[int]] = field(default_factory=dict)
+    fitting: bool = False
+    _seen: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
@@ -109,11 +112,14 @@ class Batches:
         self._finish(count, start - self.passes.offset)
 
     def _marks(self, number: int, raw: Any, leaves: Sequence[Tensor]) -> tuple[int, ...]:
-        """A mark for each tensor of a batch: of batches in a list whose tensors nobody has touched, the same again."""
-        versions = [leaf._version for leaf in tensors_of(raw) if not leaf.is_inference()]
-        same = isinstance(self.loader, (list, tuple)) and self._versions.get(number) == versions
-        self._versions[number] = versions
-        return self.prints[number] if same and number < len(self.prints) else tuple(map(mark, leaves))
+        """A mark for each tensor of a batch; while a fit runs, the same again for tensors of a list left untouched."""
+        if self.fitting and isinstance(self.loader, (list, tuple)):
+            now = [(weakref.ref(leaf), leaf._version) for leaf in tensors_of(raw) if not leaf.is_inference()]
+            before, self._seen[number] = self._seen.get(number, []), now
+            alike = len(before) == len(now) == len(leaves) and number < len(self.prints)
+            if alike and all(one[0]() is two[0]() and one[1] == two[1] for one, two in zip(before, now, strict=True)):
+                return self.prints[number]
+        return tuple(map(mark, leaves))
 
     def first(self) -> Batch:
         """The first batch of all: that of the first process which has one."""
