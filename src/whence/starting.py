@@ -164,5 +164,5 @@ def end(batches: Batches) -> None:
     """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
     if not batches.passes.crew.alone:
         batches.prints[:] = all_prints(batches)
-    batches.fitting = False
+    batches.fitted()
     batches.passes.close()

@@ -28,7 +28,7 @@ def test_what_did_not_run_is_told() -> None:
     ]
     told = every(rows)
     assert [one[3] for one in told] == ["not installed: No package metadata", "stopped"]
-    assert {len(one) for one in told} == {9}
+    assert {len(one) for one in told} == {10}
     lines = [line(one) for one in rows]
     assert "not installed: No package metadata" in lines[0]
     assert {one.count("|") for one in lines} == {8}

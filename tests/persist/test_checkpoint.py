@@ -135,4 +135,4 @@ def test_many_kills(structure: str, tmp_path: Path) -> None:
     kills, ends, passes = killed(tmp_path, structure, 40, 2)
     assert ends == 40
     assert kills >= 30
-    assert passes >= 2
+    assert passes >= (1 if structure == "sketch" else 2)  # its later passes read rows in memory, and are done at once

@@ -109,7 +109,7 @@ def test_batches_of_a_list_that_change(fitting: bool, change: Any) -> None:
     change(items)
     if fitting and change is through_numpy:
         assert len(list(data)) == 1
-        data.fitting = False  # as at the end of a fit
+        data.fitted()
     with pytest.raises(whence.LoaderError, match="other data in batch 0"):
         list(data)
 

@@ -121,6 +121,11 @@ class Batches:
                 return self.prints[number]
         return tuple(map(mark, leaves))
 
+    def fitted(self) -> None:
+        """The fit is over: from now on others may change the data."""
+        self.fitting = False
+        self._seen.clear()
+
     def first(self) -> Batch:
         """The first batch of all: that of the first process which has one."""
         if self.passes.crew.alone:
@@ -288,11 +293,8 @@ def check_finite(value: Any, what: str, where: str) -> None:
     for leaf in tensors_of(value):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1).nonzero()[0].item()
+            advice = "Look at that example's inputs and at the weights."
             raise InputError(
                 f"expected finite {what}, got NaN or infinity in {where} (first at example {bad} of the batch). "
-                + (
-                    "Look at that example's inputs and at the weights."
-                    if what.startswith("outputs")
-                    else "Remove or impute these examples."
-                )
+                + (advice if what.startswith("outputs") else "Remove or impute these examples.")
             )
