@@ -31,6 +31,18 @@ def test_small_matrices_are_left_to_one_thread() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
+def test_threads_of_a_service_do_without() -> None:
+    """Or a thread that computes for the first time meanwhile would be left with one for good."""
+
+    def inside() -> int:
+        with alone(), ThreadPoolExecutor(1) as new:
+            return new.submit(torch.get_num_threads).result()
+
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(inside).result() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("size", "threads"), [(SMALL, 1), (SMALL + 1, 2)])
 def test_only_small_matrices_are(size: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []

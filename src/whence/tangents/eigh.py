@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,13 +30,14 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def alone(wanted: bool = True) -> Iterator[None]:
-    """Let this thread of Python compute by one thread of torch meanwhile, if that is wanted.
+    """Let the main thread of Python compute by one thread of torch meanwhile, if that is wanted.
 
     Torch counts the threads of each of its callers, so that no other is slowed down, but one that makes its very first
-    computation meanwhile: it takes the number that it finds.
+    computation meanwhile: it takes the number that it finds. Other threads, as those of a service, do without:
+    there, new ones may begin at any time.
     """
     before = torch.get_num_threads()
-    if not wanted or before == 1:
+    if not wanted or before == 1 or threading.current_thread() is not threading.main_thread():
         yield
         return
     torch.set_num_threads(1)

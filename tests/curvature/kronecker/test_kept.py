@@ -108,7 +108,7 @@ def test_no_more_is_kept_than_pieces_leave_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_one_thread_and_then_as_many_as_before(interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_and_then_as_many_as_before(interrupted: bool) -> None:
     """Small networks are computed with by one thread; whatever happens, the others come back."""
     before, seen = torch.get_num_threads(), []
     torch.set_num_threads(2)
