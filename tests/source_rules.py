@@ -40,8 +40,6 @@ GUESTS = {
 }
 
 PUBLIC_MODULES = {"whence.plots", "whence.report", "whence.cli", "whence.sklearn"}  # beside the names in whence.__all__
-MODULE_LINES = 300
-FUNCTION_LINES = 60
 SAYS_NOTHING = {"utils", "util", "helpers", "common", "misc"}
 
 
@@ -71,12 +69,6 @@ def read(src: Path, package: str) -> list[Module]:
 
 def read_both(src: Path) -> list[Module]:
     return read(src, "whence") + read(src, "whence_paper")
-
-
-def read_all(src: Path) -> list[Module]:
-    """Both packages, and what stands beside src: tests, benchmarks, tools, examples."""
-    beside = (read(src.parent, folder) for folder in ("tests", "benchmarks", "tools", "examples"))
-    return read_both(src) + [module for modules in beside for module in modules]
 
 
 def imports(module: Module) -> Iterator[Import]:
@@ -216,32 +208,6 @@ def public_names(src: Path) -> set[str]:
     return {"__version__"}
 
 
-def long_modules(src: Path) -> list[str]:
-    return [
-        f"{module.name} has {len(module.lines)} lines, more than {MODULE_LINES}"
-        for module in read_all(src)
-        if len(module.lines) > MODULE_LINES
-    ]
-
-
-def long_functions(src: Path) -> list[str]:
-    """Docstrings are not counted: a long explanation is no fault."""
-    complaints = []
-    for module in read_all(src):
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = length(node)
-                if ast.get_docstring(node) is not None:
-                    lines -= length(node.body[0])
-                if lines > FUNCTION_LINES:
-                    complaints.append(f"{module.name}:{node.lineno} {node.name} has {lines} lines")
-    return complaints
-
-
-def length(node: ast.stmt) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
 def names_that_say_nothing(src: Path) -> list[str]:
     return [
         module.name for module in read_both(src) if SAYS_NOTHING & {part.strip("_") for part in module.name.split(".")}
@@ -254,7 +220,5 @@ RULES = (
     foreign_imports,
     unexplained_local_imports,
     private_use_by_the_paper,
-    long_modules,
-    long_functions,
     names_that_say_nothing,
 )

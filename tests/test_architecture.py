@@ -1,4 +1,4 @@
-"""The shape of the source: imports point one way, files stay small, names say what is inside.
+"""The shape of the source: imports point one way, names say what is inside.
 
 Each rule is a function from a folder of sources to a list of complaints. It runs on the real sources, where it must
 find nothing, and on small sources with a fault planted in them, which it must find.
@@ -12,14 +12,10 @@ from pathlib import Path
 import pytest
 
 from source_rules import (
-    FUNCTION_LINES,
-    MODULE_LINES,
     RULES,
     foreign_imports,
     import_cycles,
     imports_pointing_up,
-    long_functions,
-    long_modules,
     names_that_say_nothing,
     private_use_by_the_paper,
     unexplained_local_imports,
@@ -43,9 +39,6 @@ FAULTS: tuple[tuple[Callable[[Path], list[str]], str, str], ...] = (
     (private_use_by_the_paper, "whence_paper/demo.py", "from whence import api"),
     (private_use_by_the_paper, "whence_paper/demo.py", "from whence.plots import _grid"),
     (private_use_by_the_paper, "whence_paper/demo.py", "import whence\nwhence.api.fit()"),
-    (long_modules, "whence_paper/demo.py", "x = 1\n" * (MODULE_LINES + 1)),
-    (long_modules, "../tests/test_api.py", "x = 1\n" * (MODULE_LINES + 1)),
-    (long_functions, "whence/api.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES),
     (names_that_say_nothing, "whence/tangents/_utils.py", ""),
 )
 
