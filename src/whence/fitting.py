@@ -219,8 +219,6 @@ def _diagnose(
     lost = weighing.lost(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
-    groups = weighing.groups
-    units, among = ("training examples", problem.n) if groups is None else ("groups", groups.total)
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
         Finding("ridge", bread.ridge, "lambda on the sum scale" + (", by leave-one-out" if bread.path else "")),
@@ -246,7 +244,11 @@ def _diagnose(
         Finding(
             "largest leverage", float(left_out.leverage.max()), "one means: the example decides its own prediction"
         ),
-        Finding("guarded leverages", left_out.guarded, f"{units} at the guard, of {among}"),
+        Finding(
+            "guarded leverages",
+            left_out.guarded,
+            f"{weighing.left_out_name} at the guard, of {weighing.deletions(problem)}",
+        ),
     ]
     findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.facts]]
     return Diagnostics(tuple(findings))

@@ -177,14 +177,10 @@ class Predictor(Shown):
     def _finish(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
         """Add the estimators that follow from others, to covariances or variances alike."""
         problem = self.problem
-        deletions = problem.numbers if self.weighing.by_output else problem.counted
-        if self.weighing.units is not None:
-            deletions = problem.counted_units
-        groups = self.weighing.groups
+        deletions = self.meats.deletions
         left = problem.numbers - self.bread.degrees_of_freedom
         hc1 = problem.numbers / left if left > 0 else float("inf")
-        if groups is not None:  # Stata's correction for few clusters
-            deletions = groups.counted
+        if self.weighing.groups is not None:  # Stata's correction for few clusters
             hc1 *= (deletions / (deletions - 1)) * ((problem.numbers - 1) / problem.numbers)
         finished = finish(found, shift, deletions, hc1)
         finished["laplace"] = finished["laplace"] * self.noise_scale

@@ -105,13 +105,6 @@ class Linearization:
         """Whether the network answers at several positions of an example."""
         return self.units is not None if self.sketch is None else self.sketch.dense
 
-    def deletions(self, each: int) -> int:
-        """How many are left out one after the other: examples (each is 1), their positions, or their outputs."""
-        if each == 1:
-            return self.counted
-        whole = self.units is not None and each == self.units.positions
-        return self.counted_units if whole else self.counted_units * self.width
-
     @property
     def device(self) -> torch.device:
         """Where the network lives."""
