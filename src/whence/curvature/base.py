@@ -31,7 +31,8 @@ class RidgePath(Shown):
     Attributes:
         ridges: (g,) the grid.
         errors: (g,) mean over training examples of the squared leave-one-out residual; for other losses, of how far
-            the loss at the leave-one-out prediction is above the loss of the network as it is.
+            the loss at the leave-one-out prediction is above the loss of the network as it is. Left out is what the fit
+            leaves out: examples, positions or outputs one by one, or whole groups.
 
     Examples:
         >>> import torch

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.groups import Groups
+from whence.tangents.folds import Folds
 from whence.tangents.linearization import Linearization
 from whence.tangents.losses import Units
 
@@ -45,6 +46,15 @@ class Weighing:
         if self.units is not None:
             return problem.counted_units
         return problem.counted_units * problem.width if self.by_output else problem.counted
+
+    @property
+    def folds(self) -> Folds:
+        """The same for the choice of a ridge."""
+        if self.groups is not None:
+            return Folds(self.groups.index)
+        if self.units is not None:
+            return Folds(width=self.units.width)
+        return Folds(width=1 if self.by_output else None)
 
     @property
     def left_out_name(self) -> str:
