@@ -45,8 +45,8 @@ def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, 
         if outputs != 1:
             raise InputError(
                 f'expected loss="cross_entropy" without outputs, got outputs={outputs}. CrossEntropyLoss is a mean '
-                "over n examples whatever the number of classes: leave outputs out. BCEWithLogitsLoss is a mean over n k "
-                'logits: loss="binary_cross_entropy" with outputs=k.'
+                "over n examples whatever the number of classes: leave outputs out. BCEWithLogitsLoss is a mean over n "
+                'k logits: loss="binary_cross_entropy" with outputs=k.'
             )
         return n * weight_decay
     raise InputError(f'expected loss "mse", "sum_of_squares", "cross_entropy" or "binary_cross_entropy", got {loss!r}.')

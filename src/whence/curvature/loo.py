@@ -25,7 +25,7 @@ def ridge_grid(values: Tensor) -> Tensor:
 
 
 Rotated = Callable[[Mapping[str, Tensor], Sequence[Tensor]], Iterator[tuple[slice, Tensor, Tensor]]]
-"""From what a pass adds to and depends on to places, rotated rows (n, k, r) and the linearized model's targets (n, k)."""
+"""From what a pass adds to and depends on to places, rows (n, k, r) and the linearized model's targets (n, k)."""
 
 
 def path_from_eigenvectors(values: Tensor, chunks: Rotated, problem: Linearization) -> RidgePath:
