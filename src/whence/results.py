@@ -154,8 +154,9 @@ class Uncertainty(Shown):
                 )
             if self.later is None:
                 raise InputError(
-                    "expected inputs that are kept or can be read again, got a large iterator, which is spent. "
-                    "Ask for covariances at once with predict(x, covariance=True), or pass a loader or a batch."
+                    "expected inputs that are kept or can be read again, got none: a large iterator is spent, and "
+                    "results gathered from processes have no inputs. Ask for covariances at once with predict(x, "
+                    "covariance=True), or pass a loader or a batch."
                 )
             self.covariances.update(self.later())
         return self.covariances[estimator]

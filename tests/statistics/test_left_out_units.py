@@ -14,7 +14,13 @@ import whence
 
 N, T, K, RIDGE = 8, 3, 2, 0.7
 WIDTHS = {"example": T * K, "position": K, "output": 1}
-EXACT = (whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=200, tolerance=0), whence.Sketch(size=200))
+EXACT = (
+    whence.Exact("primal"),
+    whence.Exact("dual"),
+    whence.Exact("matrix_free"),
+    whence.Core(size=200, tolerance=0),
+    whence.Sketch(size=200),
+)
 SPECTRAL = (whence.EKFAC(tolerance=0.0), whence.EKFAC(meat="joint", tolerance=0.0), whence.KFAC(), whence.Diagonal())
 every_unit = pytest.mark.parametrize("loo", WIDTHS)
 
