@@ -13,6 +13,7 @@ from whence.memory import Budget
 from whence.progress import Progress
 
 from .batches import Batch, Batches, Inputs
+from .folds import Folds
 from .forward import Network
 from .jacobian import CHUNK_BYTES, Jacobian
 from .losses import Units
@@ -40,6 +41,7 @@ class Linearization:
         sketch: what is known of the outputs, where not all are looked at: then k counts the mixtures of them that are,
             in an orthonormal basis of each example's own.
         passes: how passes over the training data go; several processes may share them.
+        folds: what is left out at once, where the ridge is chosen by leave-one-out.
     """
 
     network: Network
@@ -57,6 +59,7 @@ class Linearization:
     units: Units | None = None
     sketch: Sketch | None = None
     passes: Passes = field(default_factory=Passes)
+    folds: Folds = field(default_factory=Folds)
 
     @property
     def n(self) -> int:
@@ -104,13 +107,6 @@ class Linearization:
     def dense(self) -> bool:
         """Whether the network answers at several positions of an example."""
         return self.units is not None if self.sketch is None else self.sketch.dense
-
-    def deletions(self, each: int) -> int:
-        """How many are left out one after the other: examples (each is 1), their positions, or their outputs."""
-        if each == 1:
-            return self.counted
-        whole = self.units is not None and each == self.units.positions
-        return self.counted_units if whole else self.counted_units * self.width
 
     @property
     def device(self) -> torch.device:

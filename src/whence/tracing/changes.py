@@ -23,7 +23,6 @@ from torch import Tensor
 
 from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
 from whence.errors import InputError
-from whence.estimators import leave_one_out
 from whence.tangents.batches import Inputs, take
 
 from .alignments import alignments
@@ -130,7 +129,7 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     after = new - fitted.weighing.lost(slice(0, problem.n), moved)
     if settled is not None:
         after = after.index_copy(0, index, settled.residuals)
-    left_out = leave_one_out(after, hats, roots, fitted.weighing.policy, fitted.weighing.by_output)
+    left_out = fitted.weighing.leave_out(after, hats, roots)
     return Change(index, counts, push, bend, left_out.hec3)
 
 
@@ -153,10 +152,9 @@ def _targets(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> Te
 def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
     """Predictions of one batch after a change."""
     problem = fitted.problem
-    n, by_output = problem.n, fitted.weighing.by_output
     noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
-    after = change.left_out.diag_embed() if by_output else change.left_out.unsqueeze(2)
-    kept = change.counts.clamp_min(0.0).sqrt().reshape(n, 1, 1)
+    after = fitted.weighing.column(change.left_out)
+    kept = change.counts.clamp_min(0.0).sqrt().reshape(problem.n, 1, 1)
     parts: list[list[Tensor]] = [[] for _ in range(5)]
     for _, chunks in alignments(fitted, inputs):
         aligned = torch.cat([part for _, part in chunks], dim=2)  # (m, k, n, k)

@@ -38,5 +38,5 @@ def assemble(problem: Linearization, bread: Bread, weighing: Weighing, unbiased:
         left_out = weighing.groups_left_out(residuals, left_out, bread.joint_hats(weighing.groups))
     noise = problem.noise(residuals, bread.degrees_of_freedom if unbiased else None)
     roots = {"ho": noise.roots, **weighing.roots_of(residuals, left_out)}
-    meats = Meats(roots, left_out.hec3, weighing.groups)
+    meats = Meats(roots, left_out.hec3, weighing.deletions(problem), weighing.groups)
     return Parts(step, left_out, noise, meats, bread.sandwich(meats))

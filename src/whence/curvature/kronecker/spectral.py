@@ -105,13 +105,12 @@ class SpectralBread(Bread):
                 squares.update(gather_meats(self.stream, self.open_meats(rest), rest).finish()[0])
         else:
             squares, total = gather_meats(self.stream, self.open_meats(roots), roots).finish()
-        deletions = self.problem.deletions(roots["hec3"].shape[2])
 
         def of(at: int) -> Iterator[Squares]:
             if scale is not None:
                 yield self.spectrum.noise[at].times(scale)
             yield from (one[at] for one in squares.values())
-            yield centre(self.bases[at], squares["hec3"][at], total[at], deletions)
+            yield centre(self.bases[at], squares["hec3"][at], total[at], meats.deletions)
 
         return SpectralSandwich.make(self, [*["ho"] * (scale is not None), *squares, "jackknife"], of)
 

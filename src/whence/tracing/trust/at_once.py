@@ -31,8 +31,5 @@ def at_once(fitted: Fitted) -> Trust:
 
 def guards(fitted: Fitted) -> Check:
     """Counts of guarded leverages."""
-    groups, problem = fitted.weighing.groups, fitted.problem
-    among = problem.counted if fitted.weighing.units is None else problem.counted_units
-    among = among if groups is None else groups.counted
     largest = float(fitted.left_out.leverage.max())
-    return rules.leverage(fitted.left_out.guarded, among, largest, fitted.weighing.policy)
+    return rules.leverage(fitted.left_out.guarded, fitted.meats.deletions, largest, fitted.weighing.policy)
