@@ -112,7 +112,8 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
     index, score, left = [], [], []
     for _ in range(min(budget, p)):
         drops = _drops(matrix, aims, p, q, eye)
-        best = int(torch.where(open_, drops, -torch.inf).argmax())
+        known = open_ & ~drops.isnan() if bool((open_ & ~drops.isnan()).any()) else open_
+        best = int(torch.where(known, drops.nan_to_num(nan=0.0), -torch.inf).argmax())
         drop = float(drops[best])
         total -= drop
         open_[best] = False
@@ -159,10 +160,10 @@ def _cut(roots: Tensor | None, batches: Sequence[Inputs]) -> Sequence[Tensor | N
     return parts
 
 
-def check_first(suspicion: Tensor, budget: int) -> Suggestion:
-    """Training examples with the most doubtful labels."""
-    score, index = suspicion.sort(descending=True, stable=True)
-    return Suggestion(index[:budget], score[:budget], score.new_zeros(0), "labels to check")
+def check_first(score: Tensor, order: Tensor, budget: int) -> Suggestion:
+    """Training examples with the most doubtful labels: scores (n,) of all, and their order (n,)."""
+    index = order[:budget]
+    return Suggestion(index, score[index], score.new_zeros(0), "labels to check")
 
 
 def _drops(matrix: Tensor, aims: Tensor, p: int, k: int, eye: Tensor) -> Tensor:
