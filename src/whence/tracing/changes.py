@@ -218,6 +218,8 @@ def read_change(
     for example, target in relabel.items():
         at = _position(example, problem.n)
         said = torch.as_tensor(target, device=problem.device)
+        if said.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
+            said = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)
         outputs = problem.outputs[at : at + 1]
         checked = problem.likelihood.check_targets(said.unsqueeze(0), outputs, f"the new label of example {example}")
         fresh = problem.likelihood.residuals(outputs, checked)
