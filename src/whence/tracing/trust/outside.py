@@ -28,8 +28,12 @@ SOURCES, POINTS = 24, 12
 """Training examples whose gradients are taken: half of the sources have the largest leave-one-out residuals, the others
 stand for the rest of the training set, and predictions of the points are looked at."""
 
-SHARE = 0.02
-"""Of the memory budget, for these gradients."""
+BYTES = 2**26
+"""For these gradients and what is made of them; nothing is looked at where they take more, in networks of more than some
+ten thousand weights: a fit is to take no more memory for it than it was estimated to. `Tracer.trust` looks there."""
+
+COPIES = 4
+"""Of the gradients that are held at once."""
 
 OUTPUTS = 32
 """With more outputs than that nothing is looked at: each source takes a backward pass for each."""
@@ -49,7 +53,7 @@ def share_inside(fitted: Fitted) -> float | None:
     alone = problem.passes.crew.alone and problem.passes.layers.alone and fitted.weighing.groups is None
     if not features.orthonormal or features.size >= d or not plain or not alone:
         return None
-    room = SHARE * problem.budget.limit / (8.0 * d)
+    room = min(BYTES, 0.1 * problem.budget.limit) / (8.0 * COPIES * d)
     if room < POINTS + SOURCES * (problem.k + 1):
         return None
     found = _gradients(fitted)
