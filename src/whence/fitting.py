@@ -209,7 +209,12 @@ def _told(tracer: Tracer, bar: Progress) -> Tracer:
     if odd:
         bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
     finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
-    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, finding)))
+    beyond = [
+        Finding("HeC3 inside the core", check.numbers["share"], "share of it, on a sample of training inputs")
+        for check in trust
+        if check.name == "outside the core"
+    ]
+    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, *beyond, finding)))
 
 
 def _diagnose(

@@ -21,6 +21,7 @@ from .tangents.linearization import Linearization
 from .tangents.views import View
 from .tracing.asking import each
 from .tracing.input_cache import InputCache
+from .tracing.numeric_range import check_variances
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,11 +164,15 @@ class Predictor(Shown):
         except (InputError, ShapeError) as error:
             raise type(error)(f"{error} This was {where}.") from error.__cause__
         mean = self._mean(predicted.outputs, inputs, where)
-        return mean, self._finish(predicted.covariances, predicted.shift)
+        found = self._finish(predicted.covariances, predicted.shift)
+        check_variances(self.problem, found, where)
+        return mean, found
 
     def _variances_of_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         outputs, variances = self.sandwich.variances(inputs)
-        return self._mean(outputs, inputs, where), self._finish(variances, None)
+        mean, found = self._mean(outputs, inputs, where), self._finish(variances, None)
+        check_variances(self.problem, found, where)
+        return mean, found
 
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
         problem = self.problem

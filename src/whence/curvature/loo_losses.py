@@ -134,13 +134,7 @@ class Linear:
 
     def residuals(self, change: Tensor) -> Tensor:
         """(n, k) residuals where outputs moved by `change`, position by position where there are several."""
-        problem, moved = self.problem, self.problem.likelihood.moved
-        given, roots = (problem.residuals, problem.outputs), problem.hessian_roots
-        units, k = problem.units, problem.width
-        if units is None or roots is None:
-            return moved(given[0], given[1], roots, change)
-        first, second = (part.reshape(-1, k) for part in given)
-        return moved(first, second, units.split(roots), change.reshape(-1, k)).reshape(change.shape)
+        return self.problem.moved(change)
 
     def curvatures(self, weights: Tensor) -> Tensor:
         """(n, k, k) Hessian of the loss in the outputs: minus the slope of the residuals."""

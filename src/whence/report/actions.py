@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from whence.ordering import largest_first
 from whence.tracing.asking import borrowed_model, each
 from whence.tracing.suggestions import label_first
 
@@ -55,7 +56,7 @@ def labels_to_check(traced: Traced, training: Training, most: int) -> list[Actio
     if traced.total <= 0:
         return []
     excess = torch.where(training.contradicted, traced.excess, 0.0)
-    best = excess.argsort(descending=True, stable=True)[:most].tolist()
+    best = largest_first(excess)[:most].tolist()
     return [Action("label", at, float(excess[at]) / traced.total) for at in best if excess[at] > 0]
 
 
@@ -66,7 +67,7 @@ def regions_to_collect(fitted: Reportable, traced: Traced, most: int) -> list[Ac
         return []
     ho = traced.explanation.ho[scarce]
     room = max(1, POOL // fitted.problem.k)
-    pool = scarce[ho.argsort(descending=True, stable=True)[:room]].sort().values
+    pool = scarce[largest_first(ho)[:room]].sort().values
     places = torch.searchsorted(traced.chosen, pool).tolist()
     batches = each(fitted, list(traced.inputs.pick(places)), lambda inputs, _: inputs)
     with borrowed_model(fitted):

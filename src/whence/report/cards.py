@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whence.display import count
+from whence.ordering import largest_first
 
 from .actions import Action
 from .causes import Traced
@@ -177,7 +178,7 @@ def galleries(predictions: Predictions, traced: Traced, shown: Shown, ids: Ids) 
     found = []
     for number_, title, intro, score in kinds:
         some = traced.chosen[code[traced.chosen] == number_]
-        best = some[score[some].argsort(descending=True, stable=True)[:SHOWN]].tolist()
+        best = some[largest_first(score[some])[:SHOWN]].tolist()
         if best:
             cards = tuple(_prediction(one, predictions, traced, shown, ids) for one in best)
             found.append(Gallery(title, intro, TONES[number_], cards))

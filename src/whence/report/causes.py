@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import LoaderError
+from whence.ordering import largest, largest_first
 from whence.results import Uncertainty
 from whence.tangents.batches import Inputs
 from whence.tracing import Calibration, Explanation
@@ -80,7 +81,7 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
     if m <= count:
         return torch.arange(m)
     scores = (uncertainty.ho.sum(1), uncertainty.hec3.sum(1), uncertainty.ratio)
-    orders = [score.cpu().argsort(descending=True, stable=True) for score in scores]
+    orders = [largest_first(score.cpu()) for score in scores]
     taken = torch.cat([order[: count // 4] for order in orders]).unique()
     rest = orders[0][~torch.isin(orders[0], taken)]
     places = torch.linspace(0, len(rest) - 1, count - len(taken)).round().long()
@@ -145,7 +146,7 @@ def _piece(terms: Terms) -> _Piece:
     found = []
     for values in (terms.hec3, terms.ho):
         shares = values / values.sum(1, keepdim=True).clamp_min(tiny)
-        share, index = shares.topk(few, dim=1)
+        share, index = largest(shares, few)
         found.append(Causes(index.cpu(), share.cpu()))
     squares = (terms.ho / terms.ho.sum(1, keepdim=True).clamp_min(tiny)).square().sum(1)
     effective = torch.where(squares > 0, 1.0 / squares.clamp_min(tiny), 1.0)

@@ -62,7 +62,7 @@ def gather(
     show = Exhibits.of(*exhibits, first)
     found = trace(fitted, tests, predictions.uncertainty, float(level), traced)
     todo = actions(fitted, found, training)
-    doubted = training.suspicion.argsort(descending=True, stable=True)[:SUSPECTS].tolist()
+    doubted = training.order[:SUSPECTS].tolist()
     must = [action.at for action in todo if action.kind == "label"] + doubted
     shown = collect(show, tests, trains, (len(predictions), len(training)), found, must)
     return Content(

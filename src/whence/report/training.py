@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
-from whence.tracing.training import residuals_without, suspicion
+from whence.tracing.training import doubts, residuals_without
 
 from .fitted import Reportable
 from .meaning import UNKNOWN, Meaning
@@ -25,7 +25,8 @@ class Training:
         meaning: of the outputs.
         truth: labels, as `Meaning.truth` has them.
         others: (n, k) what the network would say without the example, on the scale of the targets.
-        suspicion: (n,) size of the studentized residual.
+        suspicion: (n,) size of the studentized residual; for classes 1 - p of the label without the example.
+        order: (n,) examples, the most doubtful label first.
         leverage: (n,) trace of the leverage.
     """
 
@@ -33,6 +34,7 @@ class Training:
     truth: Tensor
     others: Tensor
     suspicion: Tensor
+    order: Tensor
     leverage: Tensor
 
     @classmethod
@@ -48,7 +50,8 @@ class Training:
             others = labels - fitted.loo_residuals
         else:  # residuals of other losses are not on the scale of the targets
             others = values
-        found = others.cpu(), suspicion(fitted).cpu(), fitted.leverage.sum(1).cpu()
+        doubted = doubts(fitted)
+        found = others.cpu(), doubted.score.cpu(), doubted.order.cpu(), fitted.leverage.sum(1).cpu()
         return cls(meaning, meaning.truth(targets), *found)
 
     def __len__(self) -> int:

@@ -162,6 +162,45 @@ class Linearization:
         inverse = torch.where(weights > 0, 1.0 / weights, 0.0)
         return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
 
+    def moved(self, change: Tensor) -> Tensor:
+        """(n, k) residuals where the outputs moved by `change`, sample weights multiplied in."""
+        shape = self.residuals.shape
+        if self.sketch is not None:  # outputs that were not looked at are not known: to first order
+            return Likelihood.moved(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
+        residuals, outputs, roots, weights = self._apart()
+        found = self.likelihood.moved(residuals, outputs, roots, change.reshape(outputs.shape))
+        return (found if weights is None else weights.unsqueeze(1) * found).reshape(shape)
+
+    def doubt(self, change: Tensor) -> tuple[Tensor, Tensor]:
+        """`Likelihood.doubt` of each example (n,) where the outputs moved by `change`: of its most doubtful position.
+
+        Minus infinity for examples that do not count.
+        """
+        if self.sketch is not None:
+            found = self.unweighted(self.moved(change)).abs().amax(1).log()
+            return found, torch.zeros_like(found)
+        residuals, outputs, roots, weights = self._apart()
+        pair = self.likelihood.doubt(residuals, outputs, roots, change.reshape(outputs.shape))
+        first, second = (part.reshape(self.n, -1) for part in pair)
+        if weights is not None:
+            first = torch.where(weights.reshape(self.n, -1) > 0, first, -torch.inf)
+        best = torch.where(first == first.amax(1, keepdim=True), second, -torch.inf)
+        return first.amax(1), best.amax(1)
+
+    def _apart(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Residuals, outputs and roots position by position, without sample weights, and these weights (N,)."""
+        k, units, roots = self.width, self.units, self.hessian_roots
+        weights = self.sample_weights if units is None else units.weights
+        if units is not None and roots is not None:
+            roots = units.split(roots)
+        residuals, outputs = self.unweighted(self.residuals).reshape(-1, k), self.outputs.reshape(-1, k)
+        if weights is None:
+            return residuals, outputs, roots, None
+        weights = weights.reshape(-1)
+        if roots is not None:
+            roots = torch.where(weights > 0, weights.rsqrt(), 0.0).reshape(-1, 1, 1) * roots
+        return residuals, outputs, roots, weights
+
     def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The noise of the likelihood for weighted residuals (n, k): of each example, its weight times its noise.
 

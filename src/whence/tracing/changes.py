@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
-from whence.errors import InputError
+from whence.errors import InputError, SingularCurvatureError
 from whence.tangents.batches import Inputs, take
 
 from .alignments import alignments
@@ -120,9 +120,9 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
         blocks = counts[index].reshape(s, 1, 1) * (settled.roots @ settled.roots.transpose(1, 2)) - old
         roots = roots.index_copy(0, index, settled.roots)
     inner = torch.eye(s * k, dtype=rows.dtype, device=rows.device) + _times(blocks, within)
-    bend = torch.linalg.solve(inner, _times(blocks, rows.reshape(s * k, problem.n * k)))
+    bend = _solved(inner, _times(blocks, rows.reshape(s * k, problem.n * k)))
     score = extra * residuals[index] + (1 + extra) * shift[index]
-    push = torch.linalg.solve(inner, score.reshape(-1)) if settled is None else settled.push
+    push = _solved(inner, score.reshape(-1)) if settled is None else settled.push
     flat = rows.reshape(s * k, problem.n, k)
     moved = torch.einsum("anj,a->nj", flat, push)  # how far the outputs move
     hats = fitted.bread.hats - torch.einsum("anj,anl->njl", flat, bend.reshape(flat.shape))
@@ -131,6 +131,18 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
         after = after.index_copy(0, index, settled.residuals)
     left_out = fitted.weighing.leave_out(after, hats, roots)
     return Change(index, counts, push, bend, left_out.hec3)
+
+
+def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+    """M^-1 times something, or an error where what is left of the training set tells nothing."""
+    solved = torch.linalg.solve_ex(matrix, right.unsqueeze(1) if right.ndim == 1 else right)
+    found: Tensor = solved.result
+    if bool(solved.info.any()) or not bool(torch.isfinite(found).all()):
+        raise SingularCurvatureError(
+            "expected a curvature that keeps its inverse after the change, got one without: the examples that leave "
+            "decide their own predictions (leverage one to the last digit). Raise `ridge`, or change other examples."
+        )
+    return found.squeeze(1) if right.ndim == 1 else found
 
 
 def _times(blocks: Tensor, values: Tensor) -> Tensor:
@@ -204,6 +216,8 @@ def read_change(
     for example, target in relabel.items():
         at = _position(example, problem.n)
         said = torch.as_tensor(target, device=problem.device)
+        if said.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
+            said = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)
         outputs = problem.outputs[at : at + 1]
         checked = problem.likelihood.check_targets(said.unsqueeze(0), outputs, f"the new label of example {example}")
         fresh = problem.likelihood.residuals(outputs, checked)

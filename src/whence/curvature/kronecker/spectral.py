@@ -260,7 +260,8 @@ class SpectralSandwich(Sandwich):
         weights = []
         for at, curvature in enumerate(bread.spectrum.curvature):
             inside, outside = curvature.inside + bread.ridge, curvature.outside + bread.ridge or 1.0
-            pairs = ((one.inside / inside.square(), one.outside / outside**2) for one in of(at))
+            # One division after the other: squares of small and large ridges are no numbers.
+            pairs = ((one.inside / inside / inside, one.outside / outside / outside) for one in of(at))
             each = chain(pairs, [(1.0 / inside, 1.0 / outside)])
             weights.append(Weights.of(bread.bases[at], each, len(names), precision))
         return cls(bread, names, weights)
