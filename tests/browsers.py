@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PATH = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+MISSING = "no Chromium or Chrome on the PATH (on Debian: apt-get install chromium)"
 KEPT = Path(__file__).resolve().parents[1] / "out" / "report"
 MARGIN = {"left": 58, "right": 12, "top": 12, "bottom": 40}  # of the picture, as in scatter.js
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
