@@ -51,12 +51,14 @@ class Outcome:
 def environment(setting: str, around: Mapping[str, str]) -> dict[str, str]:
     """The variables of one setting; what is set around it counts only where no setting chooses it.
 
+    Threads that wait sleep: where there are more than cores, those that spin keep the others from their work.
+
     Examples:
         >>> environment("threads-2", {"MKL_CBWR": "AVX2", "HOME": "/root"})
-        {'HOME': '/root', 'OMP_NUM_THREADS': '2'}
+        {'HOME': '/root', 'OMP_WAIT_POLICY': 'PASSIVE', 'OMP_NUM_THREADS': '2'}
     """
     rest = {name: value for name, value in around.items() if name not in CHOSEN_HERE}
-    return {**rest, "OMP_NUM_THREADS": "1", **SETTINGS[setting]}
+    return {**rest, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", **SETTINGS[setting]}
 
 
 def read(record: Path, setting: str, seconds: float, status: int) -> Outcome:
