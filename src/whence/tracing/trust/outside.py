@@ -29,8 +29,8 @@ SOURCES, POINTS = 24, 12
 stand for the rest of the training set, and predictions of the points are looked at."""
 
 BYTES = 2**26
-"""For these gradients and what is made of them; nothing is looked at where they take more, in networks of more than some
-ten thousand weights: a fit is to take no more memory for it than it was estimated to. `Tracer.trust` looks there."""
+"""Memory for these gradients. Where they take more (networks of more than some ten thousand weights) this check is left
+to `Tracer.trust`, so that a fit takes no more memory than was estimated."""
 
 COPIES = 4
 """Of the gradients that are held at once."""
