@@ -205,12 +205,14 @@ def _assemble(
 def _told(tracer: Tracer, bar: Progress) -> Tracer:
     """Add what can be said at once about how far to trust the fit, and say so where it is not fine."""
     trust = at_once(tracer)
-    odd = ", ".join(check.name for check in trust if check.level != "fine")
+    odd = ", ".join(check.name for check in trust if check.level not in ("fine", "not checked"))
     if odd:
         bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
     finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
     beyond = [
         Finding("HeC3 inside the core", check.numbers["share"], "share of it, on a sample of training inputs")
+        if check.numbers
+        else Finding("HeC3 inside the core", "not checked", check.words)
         for check in trust
         if check.name == "outside the core"
     ]
