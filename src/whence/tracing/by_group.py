@@ -57,7 +57,7 @@ class GroupShares:
     def __repr__(self) -> str:
         """Means over predictions, largest first."""
         means = self.share.mean(0)
-        order = means.argsort(descending=True).tolist()[:5]
+        order = means.argsort(descending=True, stable=True).tolist()[:5]
         listed = ", ".join(f"{self.names[at]}: {float(means[at]):.0%}" for at in order)
         more = ", ..." if len(self.names) > 5 else ""
         return f"GroupShares({len(self)} predictions, {len(self.names)} groups; mean shares {listed}{more})"

@@ -48,7 +48,11 @@ def suspicion(fitted: Fitted) -> Tensor:
 
     For other losses the largest entry of the residual at the prediction without the example, f - q e with its
     leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
+    Where mixtures of the outputs are looked at, single outputs are not known, and its length is taken.
     """
+    if fitted.problem.sketch is not None:
+        lengths: Tensor = fitted.problem.unweighted(residuals_without(fitted)).norm(dim=1)
+        return lengths
     if fitted.problem.hessian_roots is not None:
         return fitted.problem.unweighted(residuals_without(fitted)).abs().amax(1)
     product = (fitted.residuals * fitted.loo_residuals).sum(1).clamp_min(0.0)
