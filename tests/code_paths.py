@@ -1,7 +1,7 @@
 """Fits of mixtures of outputs that are saved under one code path and loaded under another. A program.
 
 `python code_paths.py fit FOLDER` fits and saves every case, `python code_paths.py load FOLDER NAME` loads them; both
-write what the fits say to NAME.json in the folder. Which kernels torch and MKL choose is said by the environment.
+write what the fits say to NAME.json in the folder; `python code_paths.py share FOLDER RANK` fits with another process. Which kernels torch and MKL choose is said by the environment.
 Weights and data are numpy's, whose random numbers are the same for every kernel.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import whence
@@ -100,5 +101,25 @@ def run(work: str, folder: Path, name: str, cases: Sequence[str]) -> None:
     (folder / f"{name}.json").write_text(json.dumps(found))
 
 
-if __name__ == "__main__":
+SHARED = {"ekfac": "layers", "single precision, ekfac": "layers", "core": "data", "primal": "data"}
+"""Cases that several processes fit together, and what they share."""
+
+
+def share(folder: Path, rank: int) -> None:
+    """Fit together with another process, and write down what this one says."""
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
+    found: dict[str, Any] = {}
+    for case, kind in SHARED.items():
+        model, batches, test = problem(**CASES[case])
+        mine = batches if kind == "layers" else [batches[:3], batches[3:]][rank]
+        tracer = whence.fit(model, mine, shard=kind, distributed=60, **options_of(case))
+        said = tracer.predict(test, outputs=[0, 3, 69])
+        found[case] = {"ho": said.ho.tolist(), "hec3": said.hec3.tolist(), "leverage": tracer.leverage.sum(1).tolist()}
+    (folder / f"rank {rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__" and sys.argv[1] == "share":
+    share(Path(sys.argv[2]), int(sys.argv[3]))
+elif __name__ == "__main__":
     run(sys.argv[1], Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "fit", list(CASES))
