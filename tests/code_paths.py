@@ -1,8 +1,9 @@
 """Fits of mixtures of outputs that are saved under one code path and loaded under another. A program.
 
 `python code_paths.py fit FOLDER` fits and saves every case, `python code_paths.py load FOLDER NAME` loads them; both
-write what the fits say to NAME.json in the folder; `python code_paths.py share FOLDER RANK` fits with another process. Which kernels torch and MKL choose is said by the environment.
-Weights and data are numpy's, whose random numbers are the same for every kernel.
+write what the fits say to NAME.json in the folder. `python code_paths.py share FOLDER RANK` fits with another process.
+Which kernels torch and MKL choose is said by the environment. Weights and data are numpy's, whose random numbers are
+the same for every kernel.
 """
 
 from __future__ import annotations
