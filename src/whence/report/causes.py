@@ -79,12 +79,12 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
     """
     m = len(uncertainty)
     if m <= count:
-        return torch.arange(m)
+        return torch.arange(m, device="cpu")
     scores = (uncertainty.ho.sum(1), uncertainty.hec3.sum(1), uncertainty.ratio)
     orders = [largest_first(score.cpu()) for score in scores]
     taken = torch.cat([order[: count // 4] for order in orders]).unique()
     rest = orders[0][~torch.isin(orders[0], taken)]
-    places = torch.linspace(0, len(rest) - 1, count - len(taken)).round().long()
+    places = torch.linspace(0, len(rest) - 1, count - len(taken), device="cpu").round().long()
     found: Tensor = torch.cat([taken, rest[places]]).sort().values
     return found
 
@@ -175,7 +175,7 @@ def _explain(
     exact = estimate.clone()
     exact[chosen] = effective
 
-    every = torch.full((len(uncertainty), check.index.shape[1]), -1)
+    every = torch.full((len(uncertainty), check.index.shape[1]), -1, device="cpu")
     checks, nears = every.clone(), every
     checks[chosen], nears[chosen] = check.index, near.index
     calm = replace(usual, leverages=usual.leverages.cpu())

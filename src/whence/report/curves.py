@@ -95,7 +95,7 @@ def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tenso
         noise: (k,) variance of the noise.
     """
     levels = np.array([0.02, 0.05, *np.arange(0.1, 0.95, 0.05), 0.95, 0.99])
-    reach = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels])
+    reach = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels], device="cpu")
     error = (targets - uncertainty.mean.cpu()).abs()
     curves = []
     for name, style, estimator in (("HeC3 + noise", "hec3", "hec3"), ("Ho + noise", "ho", "ho")):

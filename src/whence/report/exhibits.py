@@ -112,7 +112,10 @@ def _guess(first: Any) -> Exhibits:
 
 def encode_images(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
     """Data URIs of pictures, all on one scale from black to white."""
-    every = [{number: pictures(torch.as_tensor(one)[None])[0] for number, one in some.items()} for some in collections]
+    every = [
+        {number: pictures(torch.as_tensor(one, device="cpu")[None])[0] for number, one in some.items()}
+        for some in collections
+    ]
     flat = [image for some in every for image in some.values()]
     low = min((float(image.min()) for image in flat), default=0.0)
     high = max((float(image.max()) for image in flat), default=1.0)

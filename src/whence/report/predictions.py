@@ -112,7 +112,7 @@ def half_widths(predictions: Predictions, traced: Traced) -> Tensor:
     """
     meaning, again = predictions.meaning, traced.uncertainty
     if meaning.likelihood.has_classes and "hec3" not in again.covariances:
-        return torch.full((len(again),), float("nan"))
+        return torch.full((len(again),), float("nan"), device="cpu")
     if meaning.likelihood.has_classes:
         variance = torch.diagonal(again.probability_covariance("hec3"), dim1=1, dim2=2).cpu().double()
     else:

@@ -64,7 +64,7 @@ class Source:
 
     def pick(self, wanted: Sequence[int]) -> Iterator[Inputs]:
         """The inputs of some examples, in the order of the data."""
-        chosen = torch.tensor(sorted(wanted), dtype=torch.long)
+        chosen = torch.tensor(sorted(wanted), dtype=torch.long, device="cpu")
         for start, inputs, _ in self.read():
             size = batch_size(inputs, "this batch")
             here = chosen[(chosen >= start) & (chosen < start + size)] - start

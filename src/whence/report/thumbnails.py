@@ -26,7 +26,7 @@ def pictures(given: Any) -> Tensor:
         >>> pictures(torch.zeros(5, 8, 8)).shape, pictures(torch.zeros(5, 8, 9, 3)).shape
         (torch.Size([5, 1, 8, 8]), torch.Size([5, 3, 8, 9]))
     """
-    found = torch.as_tensor(given).detach().cpu()
+    found = torch.as_tensor(given, device="cpu").detach().cpu()
     scale = 255.0 if found.dtype == torch.uint8 else 1.0
     found = found.float() / scale
     if found.ndim == 3:

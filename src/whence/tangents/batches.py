@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from whence.errors import InputError, LoaderError, ShapeError
 from whence.progress import Progress
 
-from .loaders import check_loader, in_order, length
+from .loaders import check_loader, in_order, length, spread
 from .marks import mark
 from .passes import Passes, elsewhere
 from .weights import WEIGHT_KEY, check_weights, weights_in
@@ -85,31 +85,55 @@ class Batches:
             raise elsewhere()
         count, start = 0, self.passes.offset
         for number, raw in enumerate(self._tracked(label)):
-            where = f"batch {number}"
-            inputs, targets = split(raw, where)
-            inputs, targets = to_device(inputs, self.device), to_device(targets, self.device)
-            size = batch_size(inputs, where)
-            self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
-            if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
-                got = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
-                raise ShapeError(
-                    f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
-                    "Make the loader give one target (a number, or a row of k numbers) for each example."
-                )
-            weights = to_device(weights_in(raw), self.device)
-            found = self._marks(number, raw, [*tensors_of((inputs, weights)), targets])
-            if self.prints[number : number + 1] != [found]:  # of what is as it was, all is known
-                check_finite(inputs, "inputs", where)
-                check_finite(targets, "targets", where)
-                if weights is not None:
-                    check_weights(weights, size, where)
-            self._remember(number, found)
+            batch = self._checked(number, raw, start)
             count = number + 1
-            if size:
-                wanted = targets if self.retarget is None else self.retarget(targets)
-                yield Batch(inputs, wanted, start, size, weights)
-            start += size
+            if batch.size:
+                yield batch
+            start += batch.size
         self._finish(count, start - self.passes.offset)
+
+    def some(self, count: int) -> Iterator[tuple[int, Batch]]:
+        """A few batches and their numbers, of data that were all read before; see `loaders.spread`."""
+        numbers, raws = spread(self.loader, count)
+        start, known = self.passes.offset, 0
+        for number, raw in zip(numbers, raws, strict=False):
+            for before in range(known, number):
+                start += self._size(before)
+            batch = self._checked(number, raw, start)
+            start, known = start + batch.size, number + 1
+            if batch.size:
+                yield number, batch
+
+    def _size(self, number: int) -> int:
+        """The examples of a batch of a loader that `spread` reads here and there."""
+        if isinstance(self.loader, (list, tuple)):
+            return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
+        size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader, whose last batch alone is smaller
+        return size
+
+    def _checked(self, number: int, raw: Any, start: int) -> Batch:
+        """What the loader gave, moved to the device, sound, and the same as in other passes."""
+        where = f"batch {number}"
+        inputs, targets = split(raw, where)
+        inputs, targets = to_device(inputs, self.device), to_device(targets, self.device)
+        size = batch_size(inputs, where)
+        self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
+        if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
+            got = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+            raise ShapeError(
+                f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
+                "Make the loader give one target (a number, or a row of k numbers) for each example."
+            )
+        weights = to_device(weights_in(raw), self.device)
+        found = self._marks(number, raw, [*tensors_of((inputs, weights)), targets])
+        if self.prints[number : number + 1] != [found]:  # of what is as it was, all is known
+            check_finite(inputs, "inputs", where)
+            check_finite(targets, "targets", where)
+            if weights is not None:
+                check_weights(weights, size, where)
+        self._remember(number, found)
+        wanted = targets if self.retarget is None or not size else self.retarget(targets)
+        return Batch(inputs, wanted, start, size, weights)
 
     def _marks(self, number: int, raw: Any, leaves: Sequence[Tensor]) -> tuple[int, ...]:
         """A mark for each tensor of a batch; while a fit runs, the same again for tensors of a list left untouched."""

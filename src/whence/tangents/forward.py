@@ -23,6 +23,11 @@ NEAR = {torch.float64: 1e-6, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """An example's outputs alone and in its batch must agree to this share of the largest output; to 1e-2 else."""
 
 
+ELSEWHERE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Outputs of the same model on another machine must agree to this share of the largest, and on a GPU, where products
+may be rounded to ten bits, to 1e-2 at best."""
+
+
 CHECKED = 256
 """Examples whose outputs are computed twice before anything else."""
 
@@ -37,6 +42,17 @@ class Network:
         self.device = first.device if first is not None else torch.device("cpu")
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self._places = places_of(model)
+
+    @property
+    def tolerance(self) -> float:
+        """How far outputs may be from those of the same model on another machine, as a share of the largest."""
+        coarsest = max(
+            (p.dtype for p in self.model.parameters() if p.is_floating_point()),
+            key=lambda one: torch.finfo(one).eps,
+            default=torch.float32,
+        )
+        near = ELSEWHERE.get(coarsest, 1e-1)
+        return near if self.device.type == "cpu" or coarsest == torch.float64 else max(near, 1e-2)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, k) of the model as it is, positions in a row; of a view, what it sees of them."""

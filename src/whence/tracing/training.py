@@ -65,7 +65,11 @@ def doubts(fitted: Fitted) -> Doubts:
     leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
     Examples are ordered by its logarithm, and by log-odds where that is zero: a label that the network is certain of
     has a 1 - p below the smallest number there is.
+    Where mixtures of the outputs are looked at, single outputs are not known, and its length is taken.
     """
+    if fitted.problem.sketch is not None:
+        lengths = fitted.problem.unweighted(residuals_without(fitted)).norm(dim=1)
+        return Doubts(lengths, largest_first(lengths))
     if fitted.problem.hessian_roots is not None:
         logs, ties = fitted.problem.doubt(change_without(fitted))
         return Doubts(logs.exp(), largest_first(logs, ties))

@@ -60,7 +60,7 @@ class SpectralBread(Bread):
             float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
             for s, basis in zip(spectrum.curvature, bases, strict=True)
         )
-        self.degrees_of_freedom = float(stream.together(torch.tensor([freedom], dtype=torch.float64)))
+        self.degrees_of_freedom = float(stream.together(torch.tensor([freedom], dtype=torch.float64, device="cpu")))
         selected = self.problem.selection.parameters
         self._step = []
         for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True)):
@@ -83,7 +83,9 @@ class SpectralBread(Bread):
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
-        squared = torch.tensor([sum(float(step.square().sum()) for step in self._step)], dtype=torch.float64)
+        squared = torch.tensor(
+            [sum(float(step.square().sum()) for step in self._step)], dtype=torch.float64, device="cpu"
+        )
         size = float(self.stream.together(squared)) ** 0.5
         weights = self.problem.weights()
         relative = size / max(float(weights.norm()), torch.finfo(torch.float64).tiny)
