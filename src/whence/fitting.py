@@ -170,6 +170,7 @@ def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters
     """What the first batch tells: that the model can be relied on, which parameters count, and what labels mean."""
     first = batches.first()
     batches.notes.extend(network.check_repeatable(first.inputs))
+    batches.notes.extend(network.check_separate(batches.beginning()))
     selection = select(network.model, parameters, lambda: network.last_module(first.inputs))
     unused = network.check_connected(selection.parameters, first.inputs)
     if unused:
