@@ -18,7 +18,6 @@ from .claims import claimed
 from .marks import mark
 from .switches import same_draws
 
-
 ROUNDED = 1e-5
 """Rows of an embedding may be longer than its `max_norm` by this share at least, as after it has shortened them."""
 

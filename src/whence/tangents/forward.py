@@ -103,9 +103,9 @@ class Network:
         return without_cudnn() if wanted else nullcontext()
 
     def check_repeatable(self, inputs: Inputs) -> list[str]:
-        """Make sure that chance does not change the outputs on the first batch; return notes.
+        """Make sure that neither chance nor the neighbours change the outputs on the first batch; return notes.
 
-        Of a large batch a part is enough: chance spares no 256 examples.
+        Of a large batch a part is enough: chance and neighbours spare no 256 examples.
         """
         inputs = take(inputs, slice(0, min(batch_size(inputs, "batch 0"), CHECKED)))
         with torch.no_grad():
@@ -119,9 +119,12 @@ class Network:
                     f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
                     "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
                 )
-        return [f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding"] if gap else []
+        notes = self.check_separate(inputs, once)
+        if gap:
+            notes.append(f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding")
+        return notes
 
-    def check_separate(self, inputs: Inputs) -> list[str]:
+    def check_separate(self, inputs: Inputs, outputs: Tensor | None = None) -> list[str]:
         """Make sure that neighbours do not change the outputs of the first and the last of these examples; notes."""
         inputs = take(inputs, slice(0, min(batch_size(inputs, "batch 0"), CHECKED)))
         n = batch_size(inputs, "batch 0")
@@ -131,7 +134,7 @@ class Network:
             ends = {0: "the first example of batch 0", n - 1: "the last of the first examples"}
             alone = {at: self(take(inputs, slice(at, at + 1)), f"{name} alone") for at, name in ends.items()}
             try:
-                outputs = self(inputs, "the first examples together")
+                outputs = self(inputs, "the first examples together") if outputs is None else outputs
             except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
                 return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
             for at, name in ends.items():
