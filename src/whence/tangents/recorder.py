@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Record:
         """Shape of the output."""
         return self.output[0]
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """What this use has in common with those of the same line of code in other batches."""
         names = tuple(
