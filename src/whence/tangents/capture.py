@@ -217,8 +217,7 @@ class Capture:
                 self._differentiate(name, strange_uses(self._call, self._parameters[name], inputs))
             return self.run(inputs)
         batch = _Batch(inputs, outputs, used(watch.records, way))
-        batch.layouts = self._known(batch)
-        unproved = [at for at, record in enumerate(batch.records) if self._is_new(record) or batch.layouts[at] is None]
+        unproved = self._place(batch)
         for at in unproved:
             self._check_form(batch.records[at])
         if n > 1 and unproved:
@@ -248,10 +247,10 @@ class Capture:
         each = [self.run(take(inputs, slice(at, at + 1))) for at in range(n)]
         return Apart([one for one in each if isinstance(one, Captured)])
 
-    def _known(self, batch: _Batch) -> list[Layout | None]:
-        """The layouts found before, as far as they fit."""
+    def _place(self, batch: _Batch) -> list[int]:
+        """Give the records the layouts found before, as far as they fit; the places of those that were not proved."""
         seen: Counter[tuple[Any, ...]] = Counter()
-        found: list[Layout | None] = []
+        unproved: list[int] = []
         n = len(batch.outputs)
         for record in batch.records:
             key = record.key
@@ -262,11 +261,10 @@ class Capture:
             layout = known[0] if len(known) == 1 else known[at] if at < len(known) else None
             if layout is None or not layout.fits(record.shape, n):
                 layout = any_layout(record) if n == 1 else None  # all that is there is of the one example
-            found.append(layout)
-        return found
-
-    def _is_new(self, record: Record) -> bool:
-        return record.guessed or record.key not in self._settled.proved
+            if layout is None or record.guessed or at >= self._settled.proved.get(key, 0):
+                unproved.append(len(batch.layouts))
+            batch.layouts.append(layout)
+        return unproved
 
     def _check_form(self, record: Record) -> None:
         """Refuse a use whose gradient does not have the form that was settled for its parameter."""
@@ -327,10 +325,10 @@ class Capture:
             only = layouts.pop()
             if layouts or only is None:  # they differ: to be found on every batch
                 settled.layouts[key] = ()
-                settled.proved.discard(key)
+                settled.proved.pop(key, None)
             else:
                 settled.layouts[key] = (only,)
-                settled.proved.add(key)
+                settled.proved[key] = max(sum(one.key == key for one in batch.records), settled.proved.get(key, 0))
 
     def _differentiate(self, name: str, why: str) -> None:
         """Differentiate a parameter example by example from now on; so far it had no gradient in this way."""

@@ -147,11 +147,7 @@ def find_layout(
         other: the shape of the output for another number of examples, where that is known.
     """
     n = sets.shape[1]
-    possible = (
-        layout
-        for layout in candidates(record.use.axes(record.shape), record.shape, n)
-        if record.use.accepts(layout, record.shape, n) and (other is None or layout.fits(*other))
-    )
+    possible = (layout for layout in _possible(record, n) if other is None or layout.fits(*other))
     known = [(gradient, chosen) for gradient, chosen in zip(pulled, sets, strict=True) if gradient is not None]
     proved = any(bool(gradient.any()) for gradient, _ in known)
     for layout in possible:
@@ -199,13 +195,21 @@ def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) ->
 
 def layouts_here(outputs: Tensor, records: Sequence[Record]) -> list[Layout | None]:
     """Where the examples of the batch at hand are, told apart by sets of them; `None` for records without a place."""
-    sets = halves(len(outputs)).to(outputs.device)
-    columns: list[list[Tensor | None]] = [[] for _ in records]
-    for chosen in sets:
-        pulled = pull(outputs, records, (_draw(outputs) * chosen[:, None])[None], last=False)[0]
-        for column, one in zip(columns, pulled, strict=True):
-            column.append(one)
-    return [find_layout(record, column, sets)[0] for record, column in zip(records, columns, strict=True)]
+    n, cotangent = len(outputs), _draw(outputs)
+    left = [_possible(record, n) for record in records]
+    for chosen in halves(n).to(outputs.device):
+        pulled = pull(outputs, records, (cotangent * chosen[:, None])[None], last=False)[0]
+        left = [
+            layouts if one is None else [layout for layout in layouts if separates(layout, one, chosen)]
+            for layouts, one in zip(left, pulled, strict=True)
+        ]
+    return [layouts[0] if layouts else None for layouts in left]
+
+
+def _possible(record: Record, n: int) -> list[Layout]:
+    """Every layout that n examples could have in the output of a use, the likeliest first."""
+    found = candidates(record.use.axes(record.shape), record.shape, n)
+    return [layout for layout in found if record.use.accepts(layout, record.shape, n)]
 
 
 def has_gradient(outputs: Tensor, records: Sequence[Record]) -> list[bool]:

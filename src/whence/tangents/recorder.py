@@ -91,17 +91,17 @@ class Choices:
             self.made.setdefault(event[:2], []).append(yes)
             return yes
         known = self.known(event)
-        return guess() if known is None else known
+        if known is not None:
+            return known
+        made = set(self.made.get(event[:2], []))  # all alike, as of a cell that is called once for every token
+        return made.pop() if len(made) == 1 else guess()
 
     def known(self, event: Event) -> bool | None:
         """The answer of the proof, `None` if the event did not come up then."""
-        kind, names, number = event
-        made = self.made.get((kind, names), [])
-        if number < len(made):
-            return made[number]
-        if event in self.learnt:
-            return True
-        return made[0] if made and len(set(made)) == 1 else None
+        made = self.made.get(event[:2], [])
+        if event[2] < len(made):
+            return made[event[2]]
+        return True if event in self.learnt else None
 
 
 class Watch(TorchFunctionMode):

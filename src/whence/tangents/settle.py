@@ -40,7 +40,7 @@ class Settled:
         unused: Parameters the outputs do not depend on, as far as was seen.
         choices: Answers to repeat in later runs.
         layouts: Where the examples are, for the uses of each kind, in order; nothing where that differs.
-        proved: Kinds of uses that had a gradient when they were compared with autograd.
+        proved: Kinds of uses that had a gradient when they were compared with autograd, and how many there were.
         seen: Parameters with recorded uses.
         blocks: All parameters, in blocks.
         runner: How the generic parameters are differentiated.
@@ -54,7 +54,7 @@ class Settled:
     generic: dict[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
     layouts: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
-    proved: set[Key] = field(default_factory=set)
+    proved: dict[Key, int] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     blocks: tuple[Block, ...] = ()
     runner: Runner | None = None
@@ -188,7 +188,7 @@ def _agree(attempts: Sequence[Attempt], found: Settled) -> bool:
                 return False
             made[key] = max(before, answers, key=len)
     found.choices.made = made
-    found.layouts, found.proved = {}, set()
+    found.layouts, found.proved = {}, {}
     for attempt in attempts:
         known = list(zip(attempt.records, attempt.layouts, attempt.sure, strict=True))
         sure = {record.key for record, _, yes in known if yes}
@@ -202,7 +202,7 @@ def _agree(attempts: Sequence[Attempt], found: Settled) -> bool:
             elif key in found.proved:
                 layouts = found.layouts[key]
             found.layouts[key] = layouts
-        found.proved |= sure
+        found.proved |= {key: max(len(of[key]), found.proved.get(key, 0)) for key in sure}
     return True
 
 
