@@ -42,24 +42,27 @@ def cooks_distance(fitted: Fitted) -> Tensor:
 def suspicion(fitted: Fitted) -> Tensor:
     """(n,) how little each label fits what the other examples say.
 
-    For squared error the size of the studentized residual, (e_i^T u_i / s^2)^1/2. The residual alone forgives an
-    example that pulls the fit towards its own label; the leave-one-out residual alone blames one that has few others
-    around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one output.
+    For squared error the size of the studentized residual, (e_i^T u_i / s^2)^1/2, times the root of the example's
+    weight. The residual alone forgives an example that pulls the fit towards its own label; the leave-one-out residual
+    alone blames one that has few others around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one
+    output.
 
     For other losses the largest entry of the residual at the prediction without the example, f - q e with its
     leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
     """
-    if fitted.problem.hessian_roots is not None:
+    squared = type(fitted.problem.likelihood).hessian_root is Likelihood.hessian_root  # weights make roots of their own
+    if fitted.problem.hessian_roots is not None and not squared:
         return fitted.problem.unweighted(residuals_without(fitted)).abs().amax(1)
-    product = (fitted.residuals * fitted.loo_residuals).sum(1).clamp_min(0.0)
+    product = (fitted.residuals * fitted.left_out.hec3).sum(1).clamp_min(0.0)
     return (product / fitted.noise_scale).sqrt() if fitted.noise_scale > 0 else torch.zeros_like(product)
 
 
 def residuals_without(fitted: Fitted) -> Tensor:
     """(n, k) residuals of each example at its prediction in the fit without it, sample weights multiplied in."""
-    problem, residuals = fitted.problem, _residuals(fitted)
-    outputs = problem.outputs + fitted.step.change if fitted.weighing.recenter else problem.outputs
-    change = -(leave_one_out_leverage(fitted) @ residuals.unsqueeze(2)).squeeze(2)
+    problem, residuals, outputs = fitted.problem, fitted.problem.residuals, fitted.problem.outputs
+    change = -(leave_one_out_leverage(fitted) @ _residuals(fitted).unsqueeze(2)).squeeze(2)
+    if fitted.weighing.recenter:  # roots are those of the network's own outputs: all of the way from there
+        change = change + fitted.step.change
     roots, units, k = problem.hessian_roots, problem.units, problem.width
     if problem.sketch is not None:  # outputs that were not looked at are not known: to first order
         return Likelihood.moved(problem.likelihood, residuals, outputs, roots, change)
