@@ -37,6 +37,8 @@ STRUCTURES: dict[str, whence.Structure] = {
     "diagonal": whence.Diagonal(),
     "ekfac": whence.EKFAC(tolerance=0.0),
     "ekfac of gradients": whence.EKFAC(tolerance=0.0, basis="gradients"),
+    "ekfac, two bases": whence.EKFAC(tolerance=0.0, meat="two_bases", corner=None),
+    "ekfac, joint": whence.EKFAC(tolerance=0.0, meat="joint"),
     "kfac": whence.KFAC(),
 }
 """The core with all coordinates and the sketch that keeps all blocks whole are exact."""
@@ -161,10 +163,12 @@ class Truth:
             found.shape = dense.Shape(np.eye(found.d))
         elif not exact:
             share = found.units.sum(1) / np.maximum(1, (found.units > 0).sum(1)) if found.t > 1 else found.units[:, 0]
-            found.shape = dense.kronecker(model, problem.inputs, problem.selected, found.L, share, problem.structure)
+            found.shape = dense.kronecker(
+                model, problem.inputs, problem.selected, found.L, found.r, share, problem.structure
+            )
         outputs, test = dense.tangents_of(model, problem.test, problem.selected)
-        largest = np.linalg.eigvalsh(found.curvature)[-1] if found.d else 0.0
-        close = 1e-14 * (1 + largest / ridge)
+        values = np.linalg.eigvalsh(found.curvature)
+        close = 1e-14 * (values[-1] + ridge) / max(ridge, values[0], 1e-14 * values[-1], 1e-300)
         if exact:
             h = max(
                 np.linalg.eigvalsh(found.L[i] @ found.hats[i] + (found.L[i] @ found.hats[i]).T)[-1] / 2
@@ -397,8 +401,25 @@ def _traced(problem: Problem, tracer: whence.Tracer, truth: Truth, rng: Random) 
         first = tracer.suggest(3)
         wanted = np.sort(-np.asarray(frame["suspicion"]))[:3]
         yield "labels to check first", np.asarray(frame["suspicion"])[first.index.numpy()], -wanted, 1e-12
+        yield from _pooled(problem, tracer, truth)
     if fitted.policy == "exact":
         yield from _what_if(problem, tracer, truth, rng)
+
+
+def _pooled(problem: Problem, tracer: whence.Tracer, truth: Truth) -> Iterator[Check]:
+    """Inputs to label first: each choice by brute force, and the variance that is left."""
+    if truth.outputs.ndim > 2:
+        return
+    found, fitted = tracer.suggest(2, pool=problem.test), truth.fit
+    L = problem.loss.expected(truth.outputs)
+    chosen: list[int] = []
+    close = 100 * truth.close
+    for at, total in zip(found.index.tolist(), found.total.tolist(), strict=True):
+        others = [one for one in range(len(truth.J)) if one not in chosen]
+        best = min(fitted.variance_left(truth.J, L, [*chosen, one]) for one in others)
+        chosen.append(at)
+        yield "variance left after a suggestion", total, fitted.variance_left(truth.J, L, chosen), close
+        yield "the best suggestion", total, best, close
 
 
 def _what_if(problem: Problem, tracer: whence.Tracer, truth: Truth, rng: Random) -> Iterator[Check]:
@@ -449,41 +470,62 @@ def _other_label(problem: Problem, rng: Random, w: int) -> tuple[Any, Array]:
 
 def _again(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
     """What must not change: after saving and loading, in a second fit, and where data are shuffled or changed later."""
-    chance = rng.random()
+    mixtures = isinstance(problem.options.get("outputs"), int)
+    ways = [_loaded] * 6 + [_fitted_again] * 3 + [_shuffled] * 3 + [_changed] * 2
+    if "groups" not in problem.options:
+        ways += [_explained] + [_split] * (not mixtures)
+    if rng.random() < 0.8:
+        yield from rng.choice(ways)(problem, tracer, rng)
+
+
+def _loaded(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
     first = tracer.predict(problem.test)
-    if chance < 0.3:
-        with tempfile.TemporaryDirectory() as folder:
-            tracer.save(f"{folder}/fit.whence")
-            loaded = whence.load(f"{folder}/fit.whence", problem.model, problem.loader, progress=False)
-        again = loaded.predict(problem.test)
-        for name in ("ho", "hec3", "jackknife"):
-            yield f"{name} after loading", again.variance(name), first.variance(name), 1e-9
-        yield "leave-one-out residuals after loading", loaded.loo_residuals, tracer.loo_residuals, 1e-9
-        if "groups" not in problem.options:
-            one, two = (each.attribute(problem.test, matrix=True) for each in (tracer, loaded))
-            yield "shares after loading", two.hec3.matrix, one.hec3.matrix, 1e-7
-    elif chance < 0.45:
-        again = fit(problem).predict(problem.test)
-        for name in ("ho", "hec3", "jackknife"):
-            yield f"{name} of a second fit", again.variance(name), first.variance(name), 1e-9
-    elif chance < 0.6:
-        n = problem.n
-        rows = problems.Rows(problem.inputs, problem.targets, None, False)
-        shuffled = DataLoader(rows, batch_size=max(1, n // 2), shuffle=True)
-        found = tracer.predict(shuffled, covariance=rng.choice([None, False]))
-        variance = found.variance("hec3").clone()
-        covariance = found.covariance("hec3").diagonal(dim1=-2, dim2=-1).clamp_min(0)
-        yield "covariances of a shuffling loader", covariance, variance, 1e-6
-    elif chance < 0.7:
-        changed = copy.deepcopy(problem.test)
-        found = tracer.predict(changed, covariance=rng.choice([None, False]))
-        variance = found.variance("hec3").clone()
-        for leaf in (
-            [changed] if isinstance(changed, Tensor) else changed.values() if isinstance(changed, dict) else changed
-        ):
-            leaf.copy_(leaf.flip(0)) if not leaf.is_floating_point() else leaf.mul_(-1.5)
-        covariance = found.covariance("hec3").diagonal(dim1=-2, dim2=-1).clamp_min(0)
-        yield "covariances of inputs changed since", covariance, variance, 1e-6
-    elif chance < 0.8 and "groups" not in problem.options:
-        told = tracer.explain(problem.test)
-        yield "verdicts", len(told.verdicts), len(first), 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        tracer.save(f"{folder}/fit.whence")
+        loaded = whence.load(f"{folder}/fit.whence", problem.model, problem.loader, progress=False)
+    again = loaded.predict(problem.test)
+    for name in ("ho", "hec3", "jackknife"):
+        yield f"{name} after loading", again.variance(name), first.variance(name), 1e-9
+    yield "leave-one-out residuals after loading", loaded.loo_residuals, tracer.loo_residuals, 1e-9
+    if "groups" not in problem.options:
+        one, two = (each.attribute(problem.test, matrix=True) for each in (tracer, loaded))
+        yield "shares after loading", two.hec3.matrix, one.hec3.matrix, 1e-7
+
+
+def _fitted_again(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
+    first, again = (each.predict(problem.test) for each in (tracer, fit(problem)))
+    for name in ("ho", "hec3", "jackknife"):
+        yield f"{name} of a second fit", again.variance(name), first.variance(name), 1e-9
+
+
+def _shuffled(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
+    rows = problems.Rows(problem.inputs, problem.targets, None, False)
+    shuffled = DataLoader(rows, batch_size=max(1, problem.n // 2), shuffle=True)
+    found = tracer.predict(shuffled, covariance=rng.choice([None, False]))
+    yield _of_itself("covariances of a shuffling loader", found, found.variance("hec3").clone())
+
+
+def _changed(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
+    changed = copy.deepcopy(problem.test)
+    found = tracer.predict(changed, covariance=rng.choice([None, False]))
+    variance = found.variance("hec3").clone()
+    leaves = (
+        [changed] if isinstance(changed, Tensor) else [*(changed.values() if isinstance(changed, dict) else changed)]
+    )
+    for leaf in leaves:
+        leaf.copy_(-1.5 * leaf if leaf.is_floating_point() else leaf.flip(0))
+    yield _of_itself("covariances of inputs changed since", found, variance)
+
+
+def _of_itself(name: str, found: whence.Uncertainty, variance: Tensor) -> Check:
+    """The diagonal of covariances against variances that were read before."""
+    return name, found.covariance("hec3").diagonal(dim1=-2, dim2=-1).clamp_min(0), variance, 1e-6
+
+
+def _explained(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
+    yield "verdicts", len(tracer.explain(problem.test).verdicts), len(tracer.predict(problem.test)), 0.0
+
+
+def _split(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
+    parts, whole = tracer.split(problem.test), tracer.attribute(problem.test)
+    yield "HeC3 in parts", parts.hec3.sum(1), whole.hec3.total, 1e-6

@@ -128,6 +128,12 @@ class Loss:
         columns = [torch.autograd.grad(one.sum(), f, retain_graph=True)[0] for one in slope.unbind(1)]
         return -slope.detach().numpy(), torch.stack(columns, 1).numpy()
 
+    def expected(self, outputs: Array) -> Array:
+        """Hessians (N, w, w) for labels as the network expects them."""
+        f = torch.as_tensor(outputs)
+        p = f.softmax(1) if self.kind == "categorical" else f.sigmoid() if self.kind == "bernoulli" else f
+        return self.terms(outputs, self.encoded(p, f).numpy())[1]
+
     def free(self, w: int) -> int:
         """How many of w residuals vary freely."""
         return w - 1 if self.kind == "categorical" else w
@@ -143,16 +149,16 @@ class Shape:
     Attributes:
         basis: (d, d) orthonormal columns; `None` keeps matrices as they are.
         eigenvalues: (d,) of the curvature in the basis, where these are not its diagonal there.
+        meat: (d, d) another basis, of all meats but Ho's.
     """
 
     basis: Array | None = None
     eigenvalues: Array | None = None
+    meat: Array | None = None
 
-    def of(self, matrix: Array) -> Array:
-        if self.basis is None:
-            return matrix
-        V = self.basis
-        return (V * np.einsum("pi,pq,qi->i", V, matrix, V)) @ V.T
+    def of(self, matrix: Array, name: str = "ho") -> Array:
+        V = self.basis if self.meat is None or name == "ho" else self.meat
+        return matrix if V is None else (V * np.einsum("pi,pq,qi->i", V, matrix, V)) @ V.T
 
     def curvature(self, matrix: Array) -> Array:
         if self.basis is None or self.eigenvalues is None:
@@ -160,18 +166,21 @@ class Shape:
         return (self.basis * self.eigenvalues) @ self.basis.T
 
 
-def kronecker(model: nn.Module, inputs: Any, selected: Sequence[str], L: Array, weights: Array, how: str) -> Shape:
+def kronecker(
+    model: nn.Module, inputs: Any, selected: Sequence[str], L: Array, r: Array, weights: Array, how: str
+) -> Shape:
     """EKFAC's or KFAC's basis for networks of linear layers, each used once.
 
     A layer's gradient matrix is sum_t g_t a_t^T over positions t, a_t with a one for the bias. Its factors are
     A = sum a_t a_t^T and B = sum_cc' L_cc' g_tc g_tc'^T, over examples and positions; for basis="gradients" they are
-    those of whole gradient matrices G, sum G^T G and sum G G^T, where a layer is seen at several positions.
+    those of whole gradient matrices G, sum G^T G and sum G G^T, where a layer is seen at several positions. Meats have
+    factors of the same kind, of the gradients G of r_i^T f: they give the meats a basis of their own ("two bases"), or
+    are added to those of the curvature, scaled to the same trace ("joint").
     """
     layers = [
         name for name, one in model.named_modules() if isinstance(one, nn.Linear) and f"{name}.weight" in selected
     ]
-    below: dict[str, Any] = dict.fromkeys(layers, 0.0)
-    above: dict[str, Any] = dict.fromkeys(layers, 0.0)
+    factors = {name: [0.0, 0.0, 0.0, 0.0] for name in layers}  # of inputs and outputs, the curvature's and the meat's
     positions = dict.fromkeys(layers, 0.0)
     for i, example in enumerate(examples_of(inputs)):
         for name, (a, g) in passing(model, example, layers).items():
@@ -179,30 +188,41 @@ def kronecker(model: nn.Module, inputs: Any, selected: Sequence[str], L: Array, 
             values, vectors = np.linalg.eigh(L[i])
             rooted = np.einsum("cto,cq->qto", g, vectors * np.sqrt(values.clip(0)))
             positions[name] += weights[i] * len(a)
+            found = [weights[i] * a.T @ a, np.einsum("qto,qtp->op", rooted, rooted)]
             if how == "ekfac of gradients" and len(a) > 1:
                 G = np.einsum("qto,ti->qoi", rooted, a)
-                below[name] = below[name] + np.einsum("qoi,qoj->ij", G, G)
-                above[name] = above[name] + np.einsum("qoi,qpi->op", G, G)
-            else:
-                below[name] = below[name] + weights[i] * a.T @ a
-                above[name] = above[name] + np.einsum("qto,qtp->op", rooted, rooted)
+                found = [np.einsum("qoi,qoj->ij", G, G), np.einsum("qoi,qpi->op", G, G)]
+            G = np.einsum("c,cto,ti->oi", r[i], g, a)
+            for at, one in enumerate([*found, G.T @ G, G @ G.T]):
+                factors[name][at] = factors[name][at] + one
+    pairs, turned = {}, {}
+    for name, (A, B, C, D) in factors.items():
+        if how == "ekfac, joint":
+            A, B = ((one + two * np.trace(one) / np.trace(two)) / 2 for one, two in ((A, C), (B, D)))
+        pairs[name], turned[name] = (np.linalg.eigh(B), np.linalg.eigh(A)), (np.linalg.eigh(D), np.linalg.eigh(C))
+    basis, products = columns_of(model, selected, pairs)
+    if how == "ekfac, two bases":
+        return Shape(basis, None, columns_of(model, selected, turned)[0])
+    counts = np.concatenate([[positions[name]] * len(one[0][0]) * len(one[1][0]) for name, one in pairs.items()])
+    return Shape(basis, products / counts if how == "kfac" else None)
+
+
+def columns_of(model: nn.Module, selected: Sequence[str], pairs: dict[str, Any]) -> tuple[Array, Array]:
+    """Kronecker products of eigenvectors as columns among all weights, (d, d), and those of eigenvalues (d,)."""
     named = dict(model.named_parameters())
     sizes = [named[name].numel() for name in selected]
     starts = dict(zip(selected, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
     columns, eigenvalues = [], []
-    for name in layers:
-        (s, U), (z, V) = np.linalg.eigh(above[name]), np.linalg.eigh(below[name])
-        inputs_ = named[f"{name}.weight"].shape[1]
+    for name, ((s, U), (z, V)) in pairs.items():
+        width = named[f"{name}.weight"].shape[1]
         for p, q in np.ndindex(len(s), len(z)):
             column, outer = np.zeros(sum(sizes)), np.outer(U[:, p], V[:, q])
-            for part, start in (
-                (outer[:, :inputs_], starts[f"{name}.weight"]),
-                (outer[:, inputs_:], starts.get(f"{name}.bias", 0)),
-            ):
+            for part, of in ((outer[:, :width], "weight"), (outer[:, width:], "bias")):
+                start = starts.get(f"{name}.{of}", 0)
                 column[start : start + part.size] += part.reshape(-1)
             columns.append(column)
-            eigenvalues.append(s[p] * z[q] / positions[name])
-    return Shape(np.stack(columns, 1), np.array(eigenvalues) if how == "kfac" else None)
+            eigenvalues.append(s[p] * z[q])
+    return np.stack(columns, 1), np.array(eigenvalues)
 
 
 def passing(model: nn.Module, example: Any, layers: Sequence[str]) -> dict[str, tuple[Array, Array]]:
@@ -287,6 +307,8 @@ class Dense:
 
     @cached_property
     def inverse(self) -> Array:
+        if self.ridge == 0:
+            return np.linalg.pinv(self.curvature, rcond=1e-12, hermitian=True)
         return np.linalg.inv(self.curvature + self.ridge * np.eye(self.d))
 
     @cached_property
@@ -434,7 +456,7 @@ class Dense:
             found[name] = rows.T @ rows
         total, count = rows.sum(0), self.deletions
         found["jackknife"] = (count - 1) / count * (found["hec3"] - np.outer(total, total) / count)
-        return {name: self.shape.of(meat) for name, meat in found.items()}
+        return {name: self.shape.of(meat, name) for name, meat in found.items()}
 
     @cached_property
     def hc1(self) -> float:
@@ -476,11 +498,19 @@ class Dense:
 
     @cached_property
     def cook(self) -> Array:
-        """(n,) u^T L^+ (u - r) / (dof s^2): u^T Q u for a curvature that contains the example."""
-        moved = np.stack(
-            [np.linalg.pinv(L, hermitian=True) @ row for L, row in zip(self.L, self.u - self.residuals, strict=True)]
-        )
-        return (self.u * moved).sum(1).clip(0) / (self.freedom * self.noise[1])
+        """(n,) u^T Q u / (dof s^2), or u^T Q r where the curvature is taken as one without the example.
+
+        With leverages that are clipped it is u^T L^+ (u - r).
+        """
+        scale = self.freedom * self.noise[1] or np.inf  # nothing moves what no example tells anything about
+        if self.policy == "clip":
+            inverses = np.linalg.pinv(self.L, hermitian=True)
+            return np.einsum("nk,nkj,nj->n", self.u, inverses, self.u - self.residuals).clip(0) / scale
+        vectors, J = (self.u if self.policy == "exact" else self.residuals).reshape(-1), self.J.reshape(-1, self.d)
+        found = np.zeros(self.n)
+        for rows in self.sets():
+            found[rows[0] // self.k] += self.u.reshape(-1)[rows] @ J[rows] @ self.inverse @ J[rows].T @ vectors[rows]
+        return found.clip(0) / scale
 
     @cached_property
     def suspicion(self) -> Array:
@@ -550,6 +580,11 @@ class Dense:
             "new_hec3": (other.squares(other.alignments(J) * other.u) * counts).sum(2),
             "new_ho": (noise * counts).sum(2),
         }
+
+    def variance_left(self, J: Array, L: Array, chosen: Sequence[int]) -> float:
+        """Total of tr L s^2 J F^-1 J^T over a pool with the curvature after some of it have joined the training set."""
+        damped = np.linalg.inv(self.inverse) + gram(J[[*chosen]], L[[*chosen]])
+        return self.noise[1] * float(np.einsum("pkj,pjk->", L, J @ np.linalg.inv(damped) @ J.transpose(0, 2, 1)))
 
     def relabelled(self, relabel: dict[int, Array]) -> tuple[Array, Array]:
         """Targets (n t, w) after some are new, and by how much that changes residuals (n, k)."""

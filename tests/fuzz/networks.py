@@ -26,6 +26,7 @@ class Drawn:
         key: says of inputs by what their examples may be sorted, so that the first batch is unlike the others.
         words: what it is made of.
         plain: whether it consists of linear layers, each used once, and functions without parameters.
+        other: makes n examples with another number of tokens, where the network takes any.
     """
 
     model: nn.Module
@@ -33,6 +34,7 @@ class Drawn:
     key: Callable[[Any], Tensor]
     words: list[str]
     plain: bool = False
+    other: Callable[[int], Any] | None = None
 
 
 # --- Blocks on the last axis: (n, h) or (n, t, h) to the same -----------------------------------------------------
@@ -154,6 +156,13 @@ class Sorted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         order = x.flatten(1).mean(1).argsort(descending=True, stable=True)
         return self.inner(x[order])[order.argsort()]
+
+
+class Mixed(nn.Module):
+    """Examples of a batch that depend on each other, which no fit can answer for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
 
 
 class Twisted(nn.Linear):
@@ -461,7 +470,8 @@ class Words(nn.Module):
         elif how == "index":
             self.table = normal(WORDS, h)
         else:
-            self.table = nn.Embedding(WORDS, h, padding_idx=0 if how == "padding" else None)
+            bound = 1.0 if how == "bounded" else None
+            self.table = nn.Embedding(WORDS, h, padding_idx=0 if how == "padding" else None, max_norm=bound)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.table[x] if self.how == "index" else self.table(x)
@@ -489,6 +499,8 @@ class Images(nn.Module):
         x = self.layers(x)
         if self.how == "mean":
             return x.mean((2, 3))
+        if self.how == "grid":
+            return x.movedim(1, -1)
         if self.how == "flat":
             return F.adaptive_avg_pool2d(x, (1, 2)).flatten(1)
         return x.flatten(2).transpose(1, 2)
@@ -565,6 +577,9 @@ def vectors(rng: Random, k: int, positions: bool) -> Drawn:
     p, h = rng.randint(2, 4), rng.randint(2, 4)
     words = ["vectors"]
     early = blocks_of(rng, p, ANYWHERE, words, 1)
+    if rng.random() < 0.02:
+        early.append(Mixed())
+        words.append("mixed batch")
     stem = nn.Sequential(*early, nn.Linear(p, h), act(rng)) if rng.random() < 0.85 else nn.Sequential(*early)
     h = h if len(stem) > len(early) else p
     model = Network(stem, blocks_of(rng, h, ANYWHERE | VECTORS, words), head_of(rng, h, k), None, scale_of(rng))
@@ -581,7 +596,9 @@ def perceptron(rng: Random, k: int, positions: bool) -> Drawn:
     pool = None if positions or not t else "mean"
     model = Network(nn.Sequential(*layers), [], head_of(rng, h, k), pool, 1.0)
     make = (lambda n: randn(n, t, p)) if t else (lambda n: randn(n, p))
-    return Drawn(model, make, first_mean, ["perceptron" + (" on tokens" if t else "")], plain=True)
+    length = rng.randint(1, 3)
+    other = (lambda n: randn(n, length, p)) if t else None
+    return Drawn(model, make, first_mean, ["perceptron" + (" on tokens" if t else "")], plain=True, other=other)
 
 
 def linear(rng: Random, k: int, positions: bool) -> Drawn:
@@ -598,12 +615,16 @@ def sequences(rng: Random, k: int, positions: bool) -> Drawn:
     blocks = blocks_of(rng, h, ANYWHERE | TOKENS | TOKENS, words)
     pool = None if positions else rng.choice(["mean", "last", "flat"])
     head = head_of(rng, h * t if pool == "flat" else h, k)
-    return Drawn(Network(stem, blocks, head, pool, scale_of(rng)), lambda n: randn(n, t, p), first_mean, words)
+    length = rng.randint(1, 3)
+    other = None if pool == "flat" else lambda n: randn(n, length, p)
+    model = Network(stem, blocks, head, pool, scale_of(rng))
+    return Drawn(model, lambda n: randn(n, t, p), first_mean, words, other=other)
 
 
 def texts(rng: Random, k: int, positions: bool) -> Drawn:
     h, t = rng.randint(2, 4), rng.randint(2, 3)
     how = rng.choice(["table", "padding", "index"] + ["bag", "bag, sum"] * (not positions))
+    how = "bounded" if rng.random() < 0.03 else how
     words = [f"words, {how}"]
     bagged = how.startswith("bag")
     stem = Words(h, how)
@@ -613,7 +634,15 @@ def texts(rng: Random, k: int, positions: bool) -> Drawn:
     if how == "table" and rng.random() < 0.3:
         head = TiedHead(stem.table, k)
         words.append("tied head")
-    return Drawn(Network(stem, blocks, head, pool, 1.0), lambda n: torch.randint(0, WORDS, (n, t)), first_mean, words)
+    length = rng.randint(1, 3)
+    model = Network(stem, blocks, head, pool, 1.0)
+    return Drawn(
+        model,
+        lambda n: torch.randint(0, WORDS, (n, t)),
+        first_mean,
+        words,
+        other=lambda n: torch.randint(0, WORDS, (n, length)),
+    )
 
 
 def pictures(rng: Random, k: int, positions: bool) -> Drawn:
@@ -623,7 +652,7 @@ def pictures(rng: Random, k: int, positions: bool) -> Drawn:
     layers = [*CONVOLUTIONS[name](rng, c), act(rng)]
     if rng.random() < 0.3:
         layers += [nn.Conv2d(2, 2, 1), act(rng)]
-    how = "pixels" if positions else rng.choice(["mean", "flat"])
+    how = rng.choice(["pixels", "grid"]) if positions else rng.choice(["mean", "flat"])
     if positions:
         layers.append(nn.AdaptiveAvgPool2d((1, 2)))
     h = 4 if how == "flat" else 2
@@ -673,4 +702,4 @@ def lengths(rng: Random, k: int, positions: bool) -> Drawn:
 
 
 KINDS = (vectors, vectors, vectors, perceptron, linear, sequences, sequences, texts, pictures, pairs, tasks, lengths)
-POSITIONAL = (sequences, sequences, texts, pictures, lengths, perceptron)
+POSITIONAL = (sequences, sequences, texts, pictures, lengths, perceptron, perceptron)

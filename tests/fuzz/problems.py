@@ -88,7 +88,7 @@ def draw(seed: int) -> Problem:
     drawn = networks.draw(rng, k, positions)
     model = drawn.model.double()
     if loss.kind == "categorical" and rng.random() < 0.04:
-        model.scale = 60.0
+        model.scale = rng.choice([60.0, 60.0, 2000.0])
         drawn.words.append("large logits")
     structure = draw_structure(rng, drawn)
     n = rng.randint(5, 16) if positions else rng.randint(5, 28)
@@ -112,7 +112,9 @@ def draw(seed: int) -> Problem:
         inputs = cast(inputs, dtype)
         targets = targets.to(dtype) if targets.is_floating_point() else targets
         weights = None if weights is None else weights.to(dtype)
-    test = cast(drawn.inputs(rng.randint(1, 4)), dtype)
+    make = drawn.other if drawn.other is not None and rng.random() < 0.25 else drawn.inputs
+    words += ["tests of another length"] if make is drawn.other else []
+    test = cast(make(rng.randint(1, 4)), dtype)
     loader = draw_loader(rng, inputs, targets, weights, words)
     return Problem(seed, drawn, inputs, targets, weights, loader, test, loss, structure, options, selected, words)
 
@@ -191,7 +193,7 @@ EXACT = ("auto", "primal", "dual", "matrix free", "core", "sketch")
 
 def draw_structure(rng: Random, drawn: networks.Drawn) -> str:
     if drawn.plain and rng.random() < 0.5:
-        return rng.choice(["ekfac", "ekfac", "kfac", "ekfac of gradients"])
+        return rng.choice(["ekfac", "kfac", "ekfac of gradients", "ekfac, two bases", "ekfac, joint"])
     if rng.random() < 0.004:
         return "matrix free"
     return rng.choice(["auto", "auto", "primal", "dual", "core", "core", "core", "sketch", "diagonal", "diagonal"])
@@ -201,8 +203,8 @@ def draw_options(rng: Random, loss: Loss, outputs: Tensor, structure: str, dtype
     n, positions = len(outputs), outputs.ndim > 2
     options: dict[str, Any] = {"ridge": 10 ** rng.uniform(-1.5 if dtype == torch.float64 else 0.0, 1.0)}
     exact = structure in EXACT
-    if exact and structure != "matrix free" and rng.random() < 0.1:
-        options["ridge"] = "loo"
+    if exact and structure != "matrix free" and rng.random() < 0.12:
+        options["ridge"] = rng.choice(["loo", "loo", "loo", 0.0])
     if rng.random() < 0.25:
         options["recenter"] = True
     if rng.random() < 0.3:

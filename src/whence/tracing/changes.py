@@ -233,7 +233,7 @@ def _position(example: Any, n: int) -> int:
 
 
 def _rows_of(fitted: Fitted, index: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Alignments of some training examples with all of them, (s, k, n, k), and their targets as the loader gives them."""
+    """Alignments of some training examples with all of them, (s, k, n, k), and targets as the loader gives them."""
     problem = fitted.problem
     need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
     problem.budget.require(4.0 * need, f"a change of {len(index)} training examples", "Change fewer at once.")

@@ -27,16 +27,34 @@ def cooks_distance(fitted: Fitted) -> Tensor:
     and the leave-one-out residual u_i, dof the effective degrees of freedom and s^2 the noise variance (or dispersion).
     It is Cook's where there is no ridge and the noise is the unbiased one.
     """
-    residuals, left_out = _residuals(fitted), fitted.left_out.hec3
-    moved = left_out - residuals  # L_i Q_i u_i, whatever the policy for leverages made of Q_i
-    roots = fitted.problem.hessian_roots
-    if roots is not None:
-        pieces = few_at_once(roots @ roots.transpose(1, 2))
-        curved = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in pieces])
-        moved = (curved @ moved.unsqueeze(2)).squeeze(2)
+    left_out = fitted.left_out.hec3
+    moved = _moved(fitted)
     scale = fitted.bread.degrees_of_freedom * fitted.noise_scale
     found = (left_out * moved).sum(1).clamp_min(0.0)
     return found / scale if scale > 0 else torch.zeros_like(found)
+
+
+def _moved(fitted: Fitted) -> Tensor:
+    """(n, k) how far the outputs of each example move when it leaves: Q_i u_i, whatever the policy made of Q_i.
+
+    Leave-one-out residuals are u_i = r_i + L_i Q_i u_i under true leverages, and r_i + L_i Q_i r_i under "one_plus_q".
+    Only "clip" takes the way back through the inverse of L_i, which is nearly singular where probabilities are certain.
+    """
+    residuals, left_out, weighing = _residuals(fitted), fitted.left_out.hec3, fitted.weighing
+    if weighing.policy == "clip":
+        roots, moved = fitted.problem.hessian_roots, left_out - residuals
+        if roots is None:
+            return moved
+        pieces = few_at_once(roots @ roots.transpose(1, 2))
+        curved = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in pieces])
+        return (curved @ moved.unsqueeze(2)).squeeze(2)
+    vectors = left_out if weighing.policy == "exact" else residuals
+    if weighing.by_output:  # each alone
+        return torch.diagonal(fitted.bread.hats, dim1=1, dim2=2) * vectors
+    if weighing.units is None:
+        return (fitted.bread.hats @ vectors.unsqueeze(2)).squeeze(2)
+    apart = weighing.units.split(fitted.bread.hats) @ vectors.reshape(-1, weighing.units.width, 1)
+    return apart.reshape(vectors.shape)
 
 
 def suspicion(fitted: Fitted) -> Tensor:
