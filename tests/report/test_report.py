@@ -134,7 +134,8 @@ def test_every_kind_of_task(name: str, tmp_path: Path) -> None:
     with_targets = example.write(tmp_path / "with.html")
     without = example.tracer.report(tmp_path / "without.html", example.x)
     data = data_of(with_targets)
-    kind = {"numbers": "numbers", "a number": "numbers", "several answers": "answers"}.get(name, "classes")
+    kinds = {"numbers": "regression", "a number": "regression", "several answers": "multilabel"}
+    kind = kinds.get(name, "classification")
     assert (data["kind"], data["m"]) == (kind, 25)
     assert "Quality" in read(with_targets).words
     assert "came without targets" in read(without).words

@@ -12,8 +12,8 @@ const floats = (name) => (has(name) ? unpack(data.arrays[name], Float32Array) : 
 const ints = (name) => (has(name) ? unpack(data.arrays[name], Int32Array) : null);
 const octets = (name) => (has(name) ? unpack(data.arrays[name], Uint8Array) : null);
 
-const numbers = data.kind === "numbers";
-const answers = data.kind === "answers";
+const numbers = data.kind === "regression";
+const answers = data.kind === "multilabel";
 const points = {
   ho: floats("ho"), hec3: floats("hec3"), noise: floats("noise"), noiseP: floats("noiseP"),
   scarcityP: floats("scarcityP"), verdict: octets("verdict"), right: octets("right"),

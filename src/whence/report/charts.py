@@ -1,25 +1,27 @@
-"""Calibration and risk-coverage curves, where the test targets are known."""
+"""Calibration and risk-coverage curves, where test targets are known."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whence.results import Uncertainty
 
-from .words import number
+from .task import Predictions
+from .text import number
 
 STEPS = 60
 BINS = 10
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A line in the unit square, or above it: its name, how it is drawn, and its points."""
 
     name: str
@@ -30,32 +32,42 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Some curves with their axes, and the words that tell what to see.
-
-    Attributes:
-        title: what it shows.
-        x_label: of the horizontal axis, from 0 to 1.
-        y_label: of the vertical axis.
-        top: the largest value of the vertical axis.
-        curves: the lines.
-        even: whether a line from corner to corner tells what would be perfect.
-        caption: how to read it.
-    """
+    """Some curves with their axes; the horizontal one goes from 0 to 1."""
 
     title: str
     x_label: str
     y_label: str
-    top: float
     curves: tuple[Curve, ...]
-    even: bool
     caption: str
+    top: float = 1.0  # of the vertical axis
+    diagonal: bool = True  # a line from corner to corner shows what would be perfect
 
     @property
-    def places(self) -> list[int]:
+    def listed(self) -> list[int]:
         """Points that stand for the curves in a table: at most about twenty."""
         count = len(self.curves[0].x)
         step = -(-count // 20)
         return [place for place in range(count) if place % step == 0 or place == count - 1]
+
+
+def charts(predictions: Predictions) -> list[Chart]:
+    """Calibration and risk-coverage, where some targets are known."""
+    known = predictions.known
+    if known is None or predictions.targets is None:
+        return []
+    u = predictions.uncertainty
+    scores = {"HeC3": ("hec3", u.hec3.sum(1).cpu()[known]), "Ho": ("ho", u.ho.sum(1).cpu()[known])}
+    if predictions.task.kind == "regression":
+        targets = predictions.targets[known]
+        variances = {name: u.variance(name).cpu().double()[known] for name in ("ho", "hec3")}
+        some = Uncertainty(predictions.answers[known], {}, variances)
+        errors = (targets - some.mean).square().mean(1)
+        calibration = interval_calibration(some, targets, predictions.noise.double())
+        return [calibration, risk_coverage(scores, errors, "mean squared error")]
+    scores["belief alone"] = ("belief", -predictions.confidence[known])
+    right = predictions.right[known]
+    calibration = confidence_calibration(predictions.confidence[known].clamp(0.0, 1.0), right)
+    return [calibration, risk_coverage(scores, (~right).double(), "share of wrong answers")]
 
 
 def risk_coverage(scores: dict[str, tuple[str, Tensor]], losses: Tensor, risk: str) -> Chart:
@@ -68,22 +80,36 @@ def risk_coverage(scores: dict[str, tuple[str, Tensor]], losses: Tensor, risk: s
     """
     m = len(losses)
     counts = np.unique(np.linspace(max(1, m // STEPS), m, STEPS).round().astype(int))
-    curves, areas = [], []
-    for name, (style, score) in scores.items():
-        kept = losses[score.argsort(stable=True)].double().cumsum(0).numpy()[counts - 1] / counts
-        curves.append(Curve(name, style, tuple((counts / m).tolist()), tuple(kept.tolist())))
-        areas.append(f"{name} {number(float(np.mean(kept)))}")
-    top = max(max(curve.y) for curve in curves) or 1.0
+    coverage = tuple((counts / m).tolist())
+    curves = [
+        Curve(name, style, coverage, tuple(kept_risk(score.numpy(), losses.numpy())[counts - 1].tolist()))
+        for name, (style, score) in scores.items()
+    ]
+    means = ", ".join(f"{curve.name} {number(float(np.mean(curve.y)))}" for curve in curves)
     return Chart(
         "What leaving out the most uncertain gains",
         "share of predictions kept, the surest first",
         risk,
-        top,
         tuple(curves),
-        False,
         f"At the right all predictions are kept: {risk} {number(float(losses.double().mean()))}. Towards the left the "
-        f"most uncertain are left to a person. Lower is better; means over the curves: {', '.join(areas)}.",
+        f"most uncertain are left to a person. Lower is better; means over the curves: {means}.",
+        top=max(max(curve.y) for curve in curves) or 1.0,
+        diagonal=False,
     )
+
+
+def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]:
+    """(m,) mean error of the j + 1 predictions with the lowest scores; equal scores share their errors.
+
+    Examples:
+        >>> kept_risk(np.array([3.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0])).tolist()
+        [0.5, 0.5, 2.0]
+    """
+    order = np.argsort(scores, kind="stable")
+    _, block = np.unique(scores[order], return_inverse=True)
+    shared = np.bincount(block, errors[order]) / np.bincount(block)
+    risk: NDArray[np.float64] = np.cumsum(shared[block]) / np.arange(1, len(scores) + 1)
+    return risk
 
 
 def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tensor) -> Chart:
@@ -95,28 +121,26 @@ def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tenso
         noise: (k,) variance of the noise.
     """
     levels = np.array([0.02, 0.05, *np.arange(0.1, 0.95, 0.05), 0.95, 0.99])
-    reach = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels])
+    quantiles = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels])
     error = (targets - uncertainty.mean.cpu()).abs()
     curves = []
-    for name, style, estimator in (("HeC3 + noise", "hec3", "hec3"), ("Ho + noise", "ho", "ho")):
+    for name, estimator in (("HeC3 + noise", "hec3"), ("Ho + noise", "ho")):
         deviation = (uncertainty.variance(estimator).cpu() + noise.cpu()).sqrt()
         scaled = error / deviation.clamp_min(torch.finfo(deviation.dtype).tiny)
-        held = [float((scaled <= each).double().mean()) for each in reach]
-        curves.append(Curve(name, style, tuple(levels.tolist()), tuple(held)))
+        held = [float((scaled <= quantile).double().mean()) for quantile in quantiles]
+        curves.append(Curve(name, estimator, tuple(levels.tolist()), tuple(held)))
     at = int(np.abs(levels - 0.95).argmin())
     return Chart(
         "Are the ranges as wide as they should be?",
         "share promised",
         "share held",
-        1.0,
         tuple(curves),
-        True,
         f"Ranges that promise 95 % hold {curves[0].y[at]:.1%} of the observed values. On the line promises are kept; "
         "below it the ranges are too narrow, above it too wide.",
     )
 
 
-def belief_calibration(confidence: Tensor, right: Tensor) -> Chart:
+def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
     """How often answers are right, against how sure the network is of them.
 
     Args:
@@ -124,17 +148,15 @@ def belief_calibration(confidence: Tensor, right: Tensor) -> Chart:
         right: (m,) whether it was.
     """
     order = confidence.argsort(stable=True)
-    parts = [part for part in order.tensor_split(BINS) if len(part)]
-    x = tuple(float(confidence[part].double().mean()) for part in parts)
-    y = tuple(float(right[part].double().mean()) for part in parts)
-    error = sum(len(part) * abs(a - b) for part, a, b in zip(parts, x, y, strict=True)) / len(order)
+    bins = [part for part in order.tensor_split(BINS) if len(part)]
+    x = tuple(float(confidence[part].double().mean()) for part in bins)
+    y = tuple(float(right[part].double().mean()) for part in bins)
+    error = sum(len(part) * abs(a - b) for part, a, b in zip(bins, x, y, strict=True)) / len(order)
     return Chart(
         "Is the network as often right as it believes?",
         "belief in the answer",
         "share of right answers",
-        1.0,
         (Curve("network", "hec3", x, y),),
-        True,
         f"Each point is a tenth of the predictions. The network believes {float(confidence.double().mean()):.1%} on "
         f"average and is right in {float(right.double().mean()):.1%}; the mean distance from the line is {error:.1%}. "
         "Below the line it is too sure of itself.",
