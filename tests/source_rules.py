@@ -19,7 +19,7 @@ LAYERS = (
     ("tracer", "predictor", "api", "loading", "options", "fitting", "starting", "together"),
     ("persist", "report"),  # these below the tracer, which offers them as methods
     ("tracing",),
-    ("estimators", "results", "summaries", "probabilities", "outputs", "tables"),
+    ("estimators", "results", "probabilities", "outputs"),
     ("curvature",),
     ("tangents",),
     ("likelihoods",),
