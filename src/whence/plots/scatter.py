@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from whence.display import number
 from whence.errors import InputError
 from whence.report import Group, Tone
-from whence.report.sections import in_order
 from whence.results import Uncertainty
 from whence.tracer import Tracer
 from whence.tracing import Explanation
@@ -224,8 +223,9 @@ def ranks(values: Tensor) -> Tensor:
 
 
 def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:
-    """Each group with its members, plain ones first, so that the others lie on top."""
-    return [(group, np.flatnonzero([other == group for other in groups])) for group in reversed(in_order(groups))]
+    """Each group with its members: plain ones first, those of noise last, so that they lie on top."""
+    front_first = sorted(dict.fromkeys(groups), key=lambda group: get_args(Tone).index(group.tone))
+    return [(group, np.flatnonzero([other == group for other in groups])) for group in reversed(front_first)]
 
 
 def _edge(group: Group) -> str:

@@ -30,16 +30,7 @@ STYLES = {
     "plain": (GREY, "o", 9, 0.5),
 }
 
-NAMES = {
-    "ho": "Ho",
-    "hec0": "HeC0",
-    "hec1": "HeC1",
-    "hec2": "HeC2",
-    "hec3": "HeC3",
-    "jackknife": "jackknife",
-    "laplace": "Laplace",
-    "ratio": "HeC3/Ho",
-}
+NAMES = {"ho": "Ho", "laplace": "Laplace", "ratio": "HeC3/Ho", **{f"hec{i}": f"HeC{i}" for i in range(4)}}
 # Colours and dashes of the estimators, and of curves that have none of their own; neighbours differ in both.
 COLOURS = {"hec3": BLUE, "ho": VERMILLION, "ratio": GREEN, "laplace": PURPLE, "jackknife": ORANGE}
 DASHES: dict[str, Any] = {"hec3": "-", "ho": (0, (5, 2)), "ratio": (0, (1, 1.2)), "laplace": (0, (6, 2, 1, 2))}

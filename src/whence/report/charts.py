@@ -70,14 +70,12 @@ def charts(predictions: Predictions) -> list[Chart]:
     return [calibration, risk_coverage(scores, (~right).double(), "share of wrong answers")]
 
 
-def risk_coverage(scores: dict[str, tuple[str, Tensor]], losses: Tensor, risk: str) -> Chart:
-    """Mean loss of the predictions that are kept, when the most uncertain ones are handed to a person.
-
-    Args:
-        scores: for each name its style and (m,) scores, higher for less sure.
-        losses: (m,) of each prediction: 0 or 1, or squared errors.
-        risk: what the mean loss is called.
-    """
+def risk_coverage(
+    scores: dict[str, tuple[str, Tensor]],  # for each name its style and (m,) scores, higher for less sure
+    losses: Tensor,  # (m,) 0 or 1, or squared errors
+    risk: str,  # what the mean loss is called
+) -> Chart:
+    """Mean loss of the predictions that are kept, when the most uncertain ones are handed to a person."""
     m = len(losses)
     counts = np.unique(np.linspace(max(1, m // STEPS), m, STEPS).round().astype(int))
     coverage = tuple((counts / m).tolist())
@@ -113,13 +111,7 @@ def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]
 
 
 def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tensor) -> Chart:
-    """How often ranges for a new observation hold it, against how often they promise to.
-
-    Args:
-        uncertainty: of m predictions.
-        targets: (m, k) numbers.
-        noise: (k,) variance of the noise.
-    """
+    """How often ranges for a new observation hold it, against how often they promise to, with (k,) noise variances."""
     levels = np.array([0.02, 0.05, *np.arange(0.1, 0.95, 0.05), 0.95, 0.99])
     quantiles = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels])
     error = (targets - uncertainty.mean.cpu()).abs()
@@ -141,12 +133,7 @@ def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tenso
 
 
 def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
-    """How often answers are right, against how sure the network is of them.
-
-    Args:
-        confidence: (m,) in the answer given, between 0 and 1.
-        right: (m,) whether it was.
-    """
+    """How often answers are right, against (m,) how sure the network is of them."""
     order = confidence.argsort(stable=True)
     bins = [part for part in order.tensor_split(BINS) if len(part)]
     x = tuple(float(confidence[part].double().mean()) for part in bins)

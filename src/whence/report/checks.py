@@ -56,33 +56,35 @@ def _optimum(fitted: Reportable) -> Check:
     if fitted.weighing.recenter:
         return Check("fine", "The step to the optimum was taken", f"{text} It was taken, as asked for (recenter=True).")
     if change <= 0.1:
-        return Check("fine", "The network is near its optimum", f"{text} The method supposes that this is little.")
-    advice = "Variances suppose an optimum: train longer, or fit with recenter=True."
+        return Check("fine", "The network is near its optimum", f"{text} The method assumes that this is small.")
+    advice = "Variances assume an optimum: train longer, or fit with recenter=True."
     return Check("careful", "The network is not at its optimum", f"{text} {advice}")
 
 
 def _degrees_of_freedom(fitted: Reportable) -> Check:
     freedom, numbers = fitted.degrees_of_freedom, fitted.problem.numbers
-    text = f"The network uses {number(freedom, 4)} effective degrees of freedom of {numbers:,} numbers it was shown"
+    text = f"The network uses {number(freedom, 4)} effective degrees of freedom for {numbers:,} training targets"
     if freedom > numbers:
-        return Check("careful", "More freedom than data", f"{text}: the approximation, or lambda, is off.")
+        return Check("careful", "More freedom than data", f"{text}: the approximation is poor, or lambda too small.")
     if freedom > 0.7 * numbers:
-        advice = "It nearly repeats its training labels; leave-one-out residuals then rest on few differences."
-        return Check("careful", "Little is left to tell noise by", f"{text}. {advice}")
-    return Check("fine", "There is data to tell noise by", f"{text}.")
+        advice = "It nearly reproduces its training labels, so that leave-one-out residuals are poorly determined."
+        return Check("careful", "Little data is left to estimate the noise", f"{text}. {advice}")
+    return Check("fine", "Enough data is left to estimate the noise", f"{text}.")
 
 
 def _leverage(fitted: Reportable) -> Check:
     largest, guarded = float(fitted.leverage.max()), int(float(fitted.diagnostics["guarded leverages"]))
     text = f"The largest leverage of an output is {number(largest)}; at one an example decides its own prediction."
     if guarded:
-        advice = "Where nothing is left of an example without itself, its leave-one-out residual is a guess."
-        return Check("careful", f"{count(guarded, 'leverage')} held back by a guard", f"{text} {advice}")
+        advice = "The leave-one-out residual of an example that decides its own prediction is a guess."
+        return Check("careful", f"{count(guarded, 'leverage')} limited by a guard", f"{text} {advice}")
     return Check("fine", "No training example decides alone", text)
 
 
 def _sums(traced: Traced) -> Check:
-    text = f"The shares of all training examples differ in sum from the variance by {percent(traced.gap)} (median)."
+    text = (
+        f"The sum of the shares of all training examples differs from the variance by {percent(traced.gap)} (median)."
+    )
     if traced.gap > 0.2:
         advice = "The structure of the curvature is an approximation: trust the order more than the size."
         return Check("careful", "Shares and variances disagree", f"{text} {advice}")

@@ -16,12 +16,11 @@ from whence.tracing.fitted import check_count, check_level, check_ungrouped
 from whence.tracing.trust import Trust
 
 from .charts import Chart, charts
-from .checks import Check, checks, value_text
+from .checks import Check, checks
 from .data import DataSource, Reportable, training_targets
 from .inputs import InputView, ShownInputs
-from .sections import Facts, Row, Section, Table
+from .sections import Section
 from .task import Predictions, TrainingLabels
-from .text import percent
 from .traced import Action, Traced, actions, trace
 
 TITLE = "How uncertain are these predictions, and why?"
@@ -31,14 +30,13 @@ SUSPECTS = 24
 """Training examples whose labels are shown as doubtful."""
 GALLERY = 24
 """Predictions that are shown of each verdict."""
-CLASSES = 30
-"""Classes in the table of classes."""
 
 
 @dataclass(frozen=True)
 class Report:
     """A whole report."""
 
+    fitted: Reportable
     title: str
     about: tuple[str, ...]  # paragraphs below the title
     sections: tuple[Section, ...]  # of whoever asked for the report
@@ -52,7 +50,6 @@ class Report:
     train_ids: tuple[str, ...] | None  # names of the training examples, where given
     charts: list[Chart]
     checks: list[Check]
-    facts: Facts
 
     @classmethod
     def of(
@@ -98,6 +95,7 @@ class Report:
         suspects = training.suspicion.argsort(descending=True, stable=True)[:SUSPECTS].tolist()
         needed = [action.at for action in todo if action.kind == "label"] + suspects
         return cls(
+            fitted=fitted,
             title=title,
             about=(about,) if isinstance(about, str) else tuple(about),
             sections=tuple(sections),
@@ -111,7 +109,6 @@ class Report:
             train_ids=train_ids,
             charts=charts(predictions),
             checks=list(checks(fitted, found, trust)),
-            facts=_facts(fitted, found),
         )
 
     def prediction_id(self, prediction: int) -> str:
@@ -160,32 +157,25 @@ class Report:
         level = self.traced.explanation.level
         return len(self.predictions) * (1.0 - level**2)
 
-    @property
-    def classes(self) -> Table | None:
-        """How many predictions of each class are uncertain, and for which reason; the most uncertain class first."""
+    @cached_property
+    def classes(self) -> list[tuple[str, list[int], float]]:
+        """For each class its name, how many predictions have each verdict, and the share of wrong ones.
+
+        Classes are the targets, or the answers where no target is known; the most uncertain class comes first.
+        """
         predictions = self.predictions
         if predictions.task.kind != "classification":
-            return None
+            return []
         known = predictions.known is not None
         classes = predictions.targets if known else predictions.answers
         assert classes is not None
         rows = []
         for place, name in enumerate(predictions.task.names):
             here = classes == place
-            total = int(here.sum())
-            if total:
-                confident, *uncertain = torch.bincount(self.verdicts[here], minlength=4).tolist()
-                cells = [f"{total:,}", *(f"{number:,} ({percent(number / total)})" for number in uncertain)]
-                if known:
-                    cells.append(percent(float((~predictions.right[here]).double().mean())))
-                rows.append((confident / total, Row(name, tuple(cells))))
-        rows.sort(key=lambda row: row[0])
-        few = f"; {CLASSES} of {len(rows)} classes" if len(rows) > CLASSES else ""
-        return Table(
-            f"Predictions by {'true' if known else 'predicted'} class, the most uncertain class first{few}.",
-            ("class", "predictions", "noisy labels nearby", "scarce data", "both", *(["wrong"] if known else [])),
-            tuple(row for _, row in rows[:CLASSES]),
-        )
+            if bool(here.any()):
+                wrong = float((~predictions.right[here]).double().mean()) if known else float("nan")
+                rows.append((name, torch.bincount(self.verdicts[here], minlength=4).tolist(), wrong))
+        return sorted(rows, key=lambda row: row[1][0] / sum(row[1]))
 
 
 def _check_outputs(fitted: Reportable) -> None:
@@ -226,21 +216,3 @@ def _predict(fitted: Reportable, source: DataSource, training: TrainingLabels) -
         raise InputError("expected targets with all test batches or with none, got them with some only.")
     joined = torch.cat(known) if known else None
     return Predictions.of(uncertainty, training.task, fitted.sigma.diagonal(), joined), first[0]
-
-
-def _facts(fitted: Reportable, traced: Traced) -> Facts:
-    """Settings, and what the fit found."""
-    problem, explanation = fitted.problem, traced.explanation
-    rows = [
-        ("network", type(problem.network.model).__name__, f"{problem.k} outputs, {problem.likelihood.name} likelihood"),
-        ("training examples", f"{problem.n:,}", "that the fit was made with"),
-        ("predictions", f"{len(explanation):,}", f"{len(traced.chosen):,} of them traced"),
-        ("curvature", type(fitted.bread).__name__, "how the inverse of the curvature was represented"),
-        (
-            "level",
-            f"{explanation.level:g}",
-            "ordinary predictions are called noisy, or scarce, by chance no more often than one minus this",
-        ),
-    ]
-    findings = [finding for finding in fitted.diagnostics if finding.name != "note"]
-    return Facts((*rows, *((finding.name, value_text(finding), finding.words) for finding in findings)))

@@ -97,15 +97,7 @@ class InputView:
     def show(
         self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: Traced, first: list[int]
     ) -> ShownInputs:
-        """The inputs of a page.
-
-        Args:
-            test: test inputs.
-            train: training inputs.
-            sizes: how many of each there are.
-            traced: which test inputs, and the training examples behind them.
-            first: training examples that must be shown.
-        """
+        """The traced test inputs, the training examples `first`, and as many of those behind the traced as fit in."""
         m, n = sizes
         behind = Counter([*traced.check.examples.flatten().tolist(), *traced.near.examples[:, :3].flatten().tolist()])
         examples = list(dict.fromkeys([*first, *(example for example, _ in behind.most_common())]))
@@ -148,10 +140,8 @@ class InputView:
     def _rows(
         self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: list[int], examples: list[int]
     ) -> ShownInputs:
-        rows, train_rows = (
-            self._table(self.test, test, sizes[0], "test"),
-            self._table(self.train, train, sizes[1], "train"),
-        )
+        rows = self._table(self.test, test, sizes[0], "test")
+        train_rows = self._table(self.train, train, sizes[1], "train")
         assert rows is not None
         most = CELLS // max(len(rows.columns), 1)
         chosen = list(range(sizes[0])) if sizes[0] <= most else traced[:most]

@@ -15,6 +15,7 @@ from whence._version import __version__
 from whence.errors import InputError
 
 from .charts import ticks
+from .checks import value_text
 from .content import TONES, Report
 from .data import Reportable
 from .task import UNKNOWN
@@ -57,7 +58,7 @@ def jinja_environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters.update(ticks=ticks, number=number, percent=percent, thousands="{:,}".format)
+    environment.filters.update(number=number, percent=percent, thousands="{:,}".format, ticks=ticks, value=value_text)
     environment.globals.update(version=__version__, tones=TONES)
     return environment
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 Tone = Literal["noise", "scarcity", "plain"]
 
@@ -16,12 +15,6 @@ class Group:
 
     name: str
     tone: Tone = "plain"
-
-
-def in_order(groups: Iterable[Group]) -> list[Group]:
-    """Each group once, those that stand for noise first and plain ones last."""
-    tones = get_args(Tone)
-    return sorted(dict.fromkeys(groups), key=lambda group: tones.index(group.tone))
 
 
 @dataclass(frozen=True)

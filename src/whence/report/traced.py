@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -84,11 +85,17 @@ def trace(fitted: Reportable, source: DataSource, uncertainty: Uncertainty, leve
     check, near, hec3, effective, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
     again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
     _check_same_predictions(again, uncertainty, chosen)
-    shares = [
-        LargestShares(torch.cat([part.examples for part in parts]), torch.cat([part.share for part in parts]))
-        for parts in (check, near)
-    ]
-    explanation, agreement = _explain(fitted, uncertainty, usual, level, chosen, torch.cat(effective).cpu())
+
+    scale = fitted.noise_scale
+    leverage = uncertainty.laplace.sum(1).cpu() / (scale if scale > 0 else 1.0)
+    exact = torch.cat(effective).cpu()
+    estimate = _interpolated(leverage[chosen], exact, leverage)
+    explanation = _verdicts(usual, level, leverage, uncertainty, estimate.index_copy(0, chosen, exact))
+    agreement = None
+    if len(chosen) < len(uncertainty):
+        estimated = _verdicts(usual, level, leverage, uncertainty, estimate)
+        agreement = float((estimated.noisy == explanation.noisy)[chosen].double().mean())
+
     total = again.hec3.sum(1).cpu()
     ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
     return Traced(
@@ -96,13 +103,17 @@ def trace(fitted: Reportable, source: DataSource, uncertainty: Uncertainty, leve
         inputs=inputs,
         uncertainty=again,
         explanation=explanation,
-        check=shares[0],
-        near=shares[1],
+        check=_joined(check),
+        near=_joined(near),
         excess=torch.stack(excess).sum(0).cpu(),
         total=float(total.sum()),
         agreement=agreement,
         gap=float(torch.where(total > 0, ratio - 1.0, 0.0).abs().median()),
     )
+
+
+def _joined(parts: Sequence[LargestShares]) -> LargestShares:
+    return LargestShares(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def _sums(terms: Terms, usual: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor, Tensor]:
@@ -117,31 +128,14 @@ def _sums(terms: Terms, usual: float) -> tuple[LargestShares, LargestShares, Ten
     return check, near, terms.hec3.sum(1), effective, terms.hec3.sum(0) - usual * terms.ho.sum(0)
 
 
-def _explain(
-    fitted: Reportable,
-    uncertainty: Uncertainty,
-    usual: Calibration,
-    level: float,
-    chosen: Tensor,
-    effective: Tensor,
-) -> tuple[Explanation, float | None]:
-    """Verdicts on all predictions; how often the estimate for those not traced agrees where it can be compared."""
-    scale = fitted.noise_scale
-    leverage = uncertainty.laplace.sum(1).cpu() / (scale if scale > 0 else 1.0)
-    estimate = _interpolated(leverage[chosen], effective, leverage)
-    calibration = replace(usual, leverages=usual.leverages.cpu())
+def _verdicts(
+    usual: Calibration, level: float, leverage: Tensor, uncertainty: Uncertainty, effective: Tensor
+) -> Explanation:
+    """Verdicts on all predictions, from the effective number of examples of each."""
     variances = uncertainty.ho.sum(1).cpu(), uncertainty.hec3.sum(1).cpu(), uncertainty.ratio.cpu()
-
     not_listed = torch.empty(len(uncertainty), 0, dtype=torch.long)  # the examples behind each are in `Traced`
-
-    def verdicts(effective: Tensor) -> Explanation:
-        return judge(calibration, level, leverage, variances, effective, (not_listed, not_listed))
-
-    exact = verdicts(estimate.index_copy(0, chosen, effective))
-    if len(chosen) == len(uncertainty):
-        return exact, None
-    same = verdicts(estimate).noisy[chosen] == exact.noisy[chosen]
-    return exact, float(same.double().mean())
+    calibration = replace(usual, leverages=usual.leverages.cpu())
+    return judge(calibration, level, leverage, variances, effective, (not_listed, not_listed))
 
 
 def _interpolated(known: Tensor, values: Tensor, wanted: Tensor, window: int = 15) -> Tensor:
