@@ -24,7 +24,7 @@ space := $() $()
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test docs lint licences advisories lowest format science bench soak wheel clean
+.PHONY: help setup demo test portable docs lint licences advisories lowest format science bench soak wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -36,6 +36,10 @@ demo: setup ## tell noise from scarcity on the digits: a table here, pictures in
 
 test: lint licences docs ## all that CI runs: lint, types, licences, the documentation, tests, doctests
 	$(PYTEST)
+
+# ONLY="aten-default threads-4" chooses settings (tools/portable.py --list), TESTS="tests/docs -k large" what is run.
+portable: setup ## the tests under every code path of this CPU, one after the other; hours. ONLY=SETTINGS TESTS=PATHS
+	$(BIN)/python tools/portable.py $(ONLY) -- -n $(JOBS) $(TESTS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check

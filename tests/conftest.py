@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +26,8 @@ if settings is not None:
 
 
 def pytest_configure() -> None:
-    """Keep to one thread: sums come out the same everywhere and parallel test processes do not fight for cores."""
-    torch.set_num_threads(1)
+    """Keep to one thread, so that parallel test processes do not fight for cores, unless OMP_NUM_THREADS says more."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,6 +37,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say at the very end, in one line, which tests no browser was there for."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", ()) if reporter is not None else ()
+    count = sum(browsers.MISSING in str(report.longrepr) for report in reports)
+    if count:
+        reporter.write_line(f"Skipped: {count} tests of pages in a browser, for there is {browsers.MISSING}.")
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +69,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A Chromium of this machine, started through Playwright."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -e '.[dev]'")
+    if os.environ.get("WHENCE_REQUIRE_BROWSER"):
+        import playwright.sync_api as playwright  # missing is an error here
+    else:
+        playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -e '.[dev]'")
     if browsers.PATH is None:
-        pytest.skip("needs a Chromium or Chrome on the PATH (Debian: chromium)")
+        without = pytest.fail if os.environ.get("WHENCE_REQUIRE_BROWSER") else pytest.skip
+        without(browsers.MISSING)
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(
             executable_path=browsers.PATH, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

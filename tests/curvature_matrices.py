@@ -89,27 +89,30 @@ def block_diagonal(bread: Any, matrix: Array) -> Array:
     return sum(matrix * np.outer(block.owned, block.owned) for block in blocks_of(bread))
 
 
-def covariances(tracer: Any, tangents: Array, test_tangents: Array) -> dict[str, Array]:
+def covariances(tracer: Any, tangents: Array, test_tangents: Array, width: int | None = None) -> dict[str, Array]:
     """J F_lam^-1 M F_lam^-1 J^T, with the diagonal of each meat in the basis for M, and Laplace's."""
     curved = curvature_of(tracer.bread)
     damped = curved + tracer.ridge * np.eye(len(curved))
     solved = np.stack([np.linalg.solve(damped, one.T).T for one in test_tangents])
     flipped = solved.transpose(0, 2, 1)
-    meats = meats_of(np.asarray(tracer.residuals), np.asarray(tracer.loo_residuals), tangents)
+    meats = meats_of(np.asarray(tracer.residuals), np.asarray(tracer.loo_residuals), tangents, width)
     found = {name: solved @ diagonal_in_basis(tracer.bread, rows) @ flipped for name, rows in meats.items()}
     noise = np.diag(oracles.noise_covariance(np.asarray(tracer.residuals))).mean()
     return found | {"laplace": noise * test_tangents @ flipped}
 
 
-def meats_of(residuals: Array, left_out: Array, tangents: Array) -> dict[str, Array]:
-    """Rows J_i^T W_i of each estimator's meat, (m, d)."""
+def meats_of(residuals: Array, left_out: Array, tangents: Array, width: int | None = None) -> dict[str, Array]:
+    """Rows J_i^T W_i of each estimator's meat, (m, d); of so many outputs of an example as are left out together."""
     n, k = residuals.shape
+    width = width or k
     values, vectors = np.linalg.eigh(oracles.noise_covariance(residuals))
     root = vectors * np.sqrt(values.clip(0))
-    jackknife = np.einsum("ncp,nc->np", tangents, left_out)
+    apart = (n * k // width, width)  # what is left out, one after the other
+    jackknife = np.einsum("ucp,uc->up", tangents.reshape(*apart, -1), left_out.reshape(apart))
+    units = len(jackknife)
     return {
         "ho": np.einsum("ncp,cq->nqp", tangents, root).reshape(n * k, -1),
-        "hec0": np.einsum("ncp,nc->np", tangents, residuals),
+        "hec0": np.einsum("ucp,uc->up", tangents.reshape(*apart, -1), residuals.reshape(apart)),
         "hec3": jackknife,
-        "jackknife": np.sqrt((n - 1) / n) * (jackknife - jackknife.mean(0)),
+        "jackknife": np.sqrt((units - 1) / units) * (jackknife - jackknife.mean(0)),
     }

@@ -32,6 +32,11 @@ CASES: dict[str, dict[str, Any]] = {
     "diagonal": {"structure": "diagonal", "weighted": True},
     "core": {"structure": whence.Core(size=15), "recenter": True},
     "core, loo": {"structure": "core", "ridge": "loo"},
+    "primal, groups, loo": {
+        "structure": whence.Exact("primal"),
+        "ridge": "loo",
+        "groups": [at // 3 % 7 for at in range(24)],
+    },
     "core, groups": {"structure": "core", "groups": [at // 3 % 7 for at in range(24)], "likelihood": "bernoulli"},
     "sketch": {"structure": whence.Sketch(size=30), "likelihood": "categorical", "outputs": 1},
     "primal": {"structure": whence.Exact("primal"), "loo": "output"},

@@ -5,18 +5,23 @@
 
 Blocks marked `python` are run one after the other, page by page. What one prints is shown as indented text below it. A
 block that cannot run everywhere is marked in the line above: <!-- not run: why -->
+
+What is printed must say what is shown: the same words, signs and integers, other numbers to 20 per cent. A block whose
+numbers differ more from one machine to another, as those of a trained network do, is marked in the line above:
+<!-- about: why -->. Its numbers, integers too, are then right within a factor of two, and in the order that is shown.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from types import ModuleType
 
@@ -25,11 +30,45 @@ DOCS = ROOT / "docs"
 FIGURES = DOCS / "figures"
 PAGES = sorted(DOCS.rglob("*.md"))
 BLOCK = re.compile(
-    r"(?P<skip><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```\n"
+    r"(?P<skip><!-- not run: [^\n]+ -->\n)?(?P<about><!-- about: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```\n"
     r"(?:\n(?P<shown>(?: {4}[^\n]*\n|\n(?= {4}))+))?",
     re.DOTALL | re.MULTILINE,
 )
-NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?$")
+NUMBER = re.compile(r"[-+]?\d+(?:\.(?P<digits>\d+))?(?:e(?P<power>[-+]?\d+))?$")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as it is printed."""
+
+    value: float
+    unit: float  # of its last digit
+    whole: bool  # an integer, and no percentage
+
+    @classmethod
+    def read(cls, word: str) -> Number | None:
+        bare = re.sub(r"(?<=\d),(?=\d{3})", "", word.strip("[](),;%"))
+        found = NUMBER.match(bare)
+        if found is None:
+            return None
+        digits, power = found["digits"] or "", int(found["power"] or 0)
+        whole = not digits and found["power"] is None and "%" not in word
+        return cls(float(bare), 10.0 ** (power - len(digits)), whole)
+
+    def near(self, shown: Number, about: bool) -> bool:
+        """Whether this may be printed where the other one is shown."""
+        if self.value * shown.value < 0:
+            return False
+        one, other = abs(self.value), abs(shown.value)
+        if about:
+            return other / 2 <= one <= 2 * other or abs(one - other) <= 5 * shown.unit
+        if shown.whole:
+            return one == other
+        return abs(one - other) <= max(0.2 * other, 1.01 * shown.unit)
+
+    def above(self, other: Number) -> bool:
+        """Whether this is larger by so much that the page may speak of it."""
+        return self.value - other.value > max(0.25 * abs(other.value), 5 * self.unit)
 
 
 def blocks(page: Path) -> list[re.Match[str]]:
@@ -53,16 +92,23 @@ def printed(page: Path, some: Iterable[re.Match[str]] | None = None) -> Iterator
             sys.modules["page"] = before
 
 
-def same_words(found: str, shown: str) -> None:
-    """Fail unless both say the same: words as they are, numbers to 15 per cent."""
-    got, wanted = found.split(), shown.split()
-    assert len(got) == len(wanted), f"printed {found!r}, shown {shown!r}"
-    for one, other in zip(got, wanted, strict=True):
-        bare, expected = one.strip("[](),%"), other.strip("[](),%")
-        if NUMBER.match(expected) and NUMBER.match(bare):
-            assert math.isclose(float(bare), float(expected), rel_tol=0.15, abs_tol=1e-3), found
-        else:
-            assert one == other, found
+def same_words(found: str, shown: str, about: bool = False) -> None:
+    """Fail unless what was found says what is shown: words, signs, sizes, and the order of the numbers in a column."""
+    got, wanted = ([line.split() for line in text.splitlines() if line.strip()] for text in (found, shown))
+    assert [len(line) for line in got] == [len(line) for line in wanted], f"printed {found!r}, shown {shown!r}"
+    columns: dict[tuple[int, int], list[tuple[Number, Number]]] = {}  # by the words of a line, and the place in it
+    for here, there in zip(got, wanted, strict=True):
+        for at, (one, other) in enumerate(zip(here, there, strict=True)):
+            mine, expected = Number.read(one), Number.read(other)
+            if mine is None or expected is None:
+                assert one == other, f"printed {one!r} for {other!r} in {found}"
+            else:
+                assert mine.near(expected, about), f"printed {one} for {other} in {found}"
+                columns.setdefault((len(there), at), []).append((mine, expected))
+    for column in columns.values():
+        for (mine, expected), (another, its) in permutations(column, 2):
+            if expected.above(its):
+                assert mine.value > another.value, f"{mine.value:g} is not above {another.value:g} as shown, in {found}"
 
 
 def renew(page: Path, marked: bool = False) -> None:

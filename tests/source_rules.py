@@ -23,7 +23,7 @@ LAYERS = (
     ("curvature",),
     ("tangents",),
     ("likelihoods",),
-    ("errors", "display", "progress", "memory", "ridge", "processes", "_version"),
+    ("errors", "display", "ordering", "progress", "memory", "ridge", "processes", "_version"),
 )
 HEIGHT = {unit: -depth for depth, layer in enumerate(LAYERS) for unit in layer}
 

@@ -66,8 +66,8 @@ def fit(
             `requires_grad=False` is left out.
         ridge: lambda on the sum scale, as in "sum of squared errors + lambda ||w||^2" or "sum of cross-entropies +
             lambda / 2 ||w||^2"; see `whence.ridge_from_weight_decay`. "loo" takes the one with the smallest
-            leave-one-out error, or leave-one-out loss for losses other than squared error; for structures with true
-            leverages ("exact", "core", "sketch").
+            leave-one-out error, or leave-one-out loss for losses other than squared error, where what `loo` or `groups`
+            say is left out; for structures with true leverages ("exact", "core", "sketch").
         progress: show a progress line with the time left on anything over a second, and a line where the fit is not to
             be trusted as it is (see `Tracer.trust`).
         recenter: use the residuals and predictions of the optimum of the linearized model (the paper's Delta w),

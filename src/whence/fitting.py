@@ -157,6 +157,7 @@ def _fitted(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Trac
         None if asked.groups is None else Groups.of(asked.groups, problem),
         problem.units if asked.loo == "position" else None,
     )
+    problem = replace(problem, folds=weighing.folds)
     with rounded_products(True if asked.tf32 and chosen.tf32 else None):
         if asked.ridge is None and problem.hessian_roots is not None:
             bread = fit_at_best(chosen, problem, weighing.columns)
@@ -208,7 +209,12 @@ def _told(tracer: Tracer, bar: Progress) -> Tracer:
     if odd:
         bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
     finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
-    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, finding)))
+    beyond = [
+        Finding("HeC3 inside the core", check.numbers["share"], "share of it, on a sample of training inputs")
+        for check in trust
+        if check.name == "outside the core"
+    ]
+    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, *beyond, finding)))
 
 
 def _diagnose(
@@ -219,11 +225,10 @@ def _diagnose(
     lost = weighing.lost(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
-    groups = weighing.groups
-    units, among = ("training examples", problem.n) if groups is None else ("groups", groups.total)
+    chosen = f", by leave-one-out of {weighing.left_out_name}" if bread.path else ""
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
-        Finding("ridge", bread.ridge, "lambda on the sum scale" + (", by leave-one-out" if bread.path else "")),
+        Finding("ridge", bread.ridge, f"lambda on the sum scale{chosen}"),
         Finding(
             "degrees of freedom",
             freedom,
@@ -246,7 +251,11 @@ def _diagnose(
         Finding(
             "largest leverage", float(left_out.leverage.max()), "one means: the example decides its own prediction"
         ),
-        Finding("guarded leverages", left_out.guarded, f"{units} at the guard, of {among}"),
+        Finding(
+            "guarded leverages",
+            left_out.guarded,
+            f"{weighing.left_out_name} at the guard, of {weighing.deletions(problem)}",
+        ),
     ]
     findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.facts]]
     return Diagnostics(tuple(findings))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,12 +13,14 @@ from .curvature import Bread, Meats, NewtonStep, RidgePath, Sandwich
 from .display import Shown, Table, count
 from .errors import InputError, ShapeError
 from .estimators import LeftOut, Weighing, finish
-from .outputs import Look, Seen, blank, join, look_at
+from .outputs import AT_ONCE, Look, Seen, blank, join, look_at
 from .results import Diagnostics, Uncertainty, findings_table
 from .tangents.batches import Inputs, check_finite
 from .tangents.linearization import Linearization
 from .tangents.views import View
 from .tracing.asking import each
+from .tracing.input_cache import InputCache
+from .tracing.numeric_range import check_variances
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +93,8 @@ class Predictor(Shown):
             x: a batch as in training (a tensor, a tuple of positional inputs, a dict of keyword inputs), or a loader
                 or list of batches. Targets that come with the inputs are ignored.
             covariance: compute covariances between outputs at once, or only when they are asked for; by default at
-                once where that costs little.
+                once where that costs little. Until then a copy of the inputs is kept, up to 256 MiB or 5 % of the
+                memory of the fit. Larger inputs are read again, and refused where they are not what they were.
             outputs: which to look at, since each costs a backward pass: "all"; "predicted", that of the predicted class
                 alone; a list of positions; or a number of random sketches, whose `trace` and `trace_error` estimate
                 the total variance of all outputs without bias. By default all, or the predicted class where the fit
@@ -102,11 +105,13 @@ class Predictor(Shown):
         if self.problem.dense or self.problem.sketch is not None or look.kind != "all":
             return self._look(x, look, covariance, generator or torch.Generator().manual_seed(0))
         at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
-        means, parts = zip(*each(self, x, self._predict_batch if at_once else self._variances_of_batch), strict=True)
+        cache = None if at_once else InputCache(x, self.problem.budget)
+        work = self._predict_batch if at_once else self._variances_of_batch
+        means, parts = zip(*each(self, x, work, cache=cache), strict=True)
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        if at_once:
+        if cache is None:
             return Uncertainty(torch.cat(means), joined, likelihood=self.problem.likelihood)
-        again = None if isinstance(x, Iterator) else lambda: self.predict(x, covariance=True).covariances
+        again = (lambda: self.predict(cache, covariance=True).covariances) if cache.readable else None
         return Uncertainty(torch.cat(means), {}, joined, again, self.problem.likelihood)
 
     def _usual(self) -> str:
@@ -116,16 +121,17 @@ class Predictor(Shown):
 
     def _look(self, x: Any, look: Look, covariance: bool | None, generator: torch.Generator) -> Uncertainty:
         at_once = bool(covariance) or not self.sandwich.variances_alone
+        cache = None if at_once or look.kind == "sketches" else InputCache(x, self.problem.budget)
 
         def work(inputs: Inputs, where: str) -> Seen:
             outputs = self._shaped(inputs, where)
             seen = look_at(look, self.problem.likelihood, inputs, outputs, self._answer, at_once, generator)
             return blank(seen, inputs)
 
-        found = join(each(self, x, work, plain=True))
+        found = join(each(self, x, work, plain=True, cache=cache))
         later = None
-        if not found.covariances and look.kind != "sketches" and not isinstance(x, Iterator):
-            later = lambda: self._look(x, look, True, generator).covariances  # noqa: E731
+        if cache is not None and cache.readable and found.mean.shape[-1] <= AT_ONCE:
+            later = lambda: self._look(cache, look, True, generator).covariances  # noqa: E731
         return Uncertainty(
             found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
         )
@@ -157,11 +163,15 @@ class Predictor(Shown):
         except (InputError, ShapeError) as error:
             raise type(error)(f"{error} This was {where}.") from error.__cause__
         mean = self._mean(predicted.outputs, inputs, where)
-        return mean, self._finish(predicted.covariances, predicted.shift)
+        found = self._finish(predicted.covariances, predicted.shift)
+        check_variances(self.problem, found, where)
+        return mean, found
 
     def _variances_of_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         outputs, variances = self.sandwich.variances(inputs)
-        return self._mean(outputs, inputs, where), self._finish(variances, None)
+        mean, found = self._mean(outputs, inputs, where), self._finish(variances, None)
+        check_variances(self.problem, found, where)
+        return mean, found
 
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
         problem = self.problem
@@ -176,14 +186,10 @@ class Predictor(Shown):
     def _finish(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
         """Add the estimators that follow from others, to covariances or variances alike."""
         problem = self.problem
-        deletions = problem.numbers if self.weighing.by_output else problem.counted
-        if self.weighing.units is not None:
-            deletions = problem.counted_units
-        groups = self.weighing.groups
+        deletions = self.meats.deletions
         left = problem.numbers - self.bread.degrees_of_freedom
         hc1 = problem.numbers / left if left > 0 else float("inf")
-        if groups is not None:  # Stata's correction for few clusters
-            deletions = groups.counted
+        if self.weighing.groups is not None:  # Stata's correction for few clusters
             hc1 *= (deletions / (deletions - 1)) * ((problem.numbers - 1) / problem.numbers)
         finished = finish(found, shift, deletions, hc1)
         finished["laplace"] = finished["laplace"] * self.noise_scale

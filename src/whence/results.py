@@ -143,15 +143,18 @@ class Uncertainty(Shown):
         if estimator not in self.estimators:
             raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
         if estimator not in self.covariances:
-            if self.chosen is not None and (self.chosen.sketches or self.mean.shape[-1] > AT_ONCE):
+            if (self.chosen is not None and self.chosen.sketches) or (
+                self.later is None and self.mean.shape[-1] > AT_ONCE
+            ):
                 raise InputError(
                     f"expected at most {AT_ONCE} outputs, looked at one by one, for covariances between them. Predict "
                     "with a list of outputs."
                 )
             if self.later is None:
                 raise InputError(
-                    "expected inputs that can be read again, got an iterator, which is spent. "
-                    "Ask for covariances at once with predict(x, covariance=True), or pass a loader or a batch."
+                    "expected inputs that are kept or can be read again, got none: a large iterator is spent, and "
+                    "results gathered from processes have no inputs. Ask for covariances at once with predict(x, "
+                    "covariance=True), or pass a loader or a batch."
                 )
             self.covariances.update(self.later())
         return self.covariances[estimator]

@@ -23,7 +23,7 @@ from .tracing.positions import Positions, by_position
 from .tracing.sources import sources_of
 from .tracing.split import Split
 from .tracing.suggestions import Suggestion, check_first, label_first
-from .tracing.training import influence, suspicion, training_frame
+from .tracing.training import doubts, influence, training_frame
 from .tracing.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ class Tracer(Predictor):
         check_count(budget, "budget")
         if pool is None:
             check_ungrouped(self)
-            return check_first(suspicion(self), budget)
+            found = doubts(self)
+            return check_first(found.score, found.order, budget)
         batches = each(self, pool, lambda inputs, where: inputs)
         aims = None if test is None else each(self, test, lambda inputs, where: inputs)
         with borrowed_model(self):

@@ -120,6 +120,38 @@ def test_exact_over_all_weights_goes_example_by_example(tmp_path: Path) -> None:
     assert tracer.predict(_inputs(data, 0)).hec3.item() > 0
 
 
+def tagged(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A collator: every token has its label, that of padding and of the first token is left out."""
+    padded = {key: value[1:] for key, value in pad([{"input_ids": [1] * max(LENGTHS), "labels": 0}, *rows]).items()}
+    labels = torch.where(padded["attention_mask"] == 1, padded["input_ids"] % 3, -100)
+    labels[:, 0] = -100
+    return {**padded, "labels": labels}
+
+
+def following(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A collator: labels are the tokens themselves, for a model that compares them with the position before."""
+    padded = pad([{**row, "labels": 0} for row in rows])
+    return {**padded, "labels": torch.where(padded["attention_mask"] == 1, padded["input_ids"], -100)}
+
+
+@pytest.mark.parametrize("kind", ["tags", "next tokens"])
+def test_a_mean_over_tokens_is_counted_in_tokens(tmp_path: Path, kind: str) -> None:
+    data = Texts()
+    made = trainer(tmp_path, data, num_labels=3)
+    torch.manual_seed(0)
+    if kind == "tags":
+        small = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        config = transformers.BertConfig(**small, intermediate_size=8, max_position_embeddings=8, num_labels=3)
+        made.model, made.data_collator = transformers.BertForTokenClassification(config), tagged
+    else:
+        config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=1, n_positions=8)
+        made.model, made.data_collator = transformers.GPT2LMHeadModel(config), following
+    tracer = fit_trainer(made, "categorical", structure="ekfac", progress=False)
+    tokens = sum(LENGTHS) - len(LENGTHS)  # either way each text has one token less
+    assert tracer.problem.counted_units == tokens
+    assert tracer.ridge == pytest.approx(tokens * 0.01)
+
+
 def test_what_is_missing_is_asked_for(tmp_path: Path) -> None:
     made = trainer(tmp_path, Texts(), decay=0.0, num_labels=2)
     with pytest.raises(whence.InputError, match="expected a weight decay above zero"):

@@ -26,7 +26,12 @@ def test_a_fit_that_is_cut_again_and_again(structure: str, tmp_path: Path) -> No
     assert str(found.diagnostics) == str(wanted.diagnostics)
 
 
-@pytest.mark.parametrize("options", [{"groups": [at // 3 for at in range(24)]}, {"ridge": "loo"}, {"outputs": 1}])
+GROUPS = [at // 3 for at in range(24)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": GROUPS}, {"ridge": "loo"}, {"ridge": "loo", "groups": GROUPS}, {"outputs": 1}]
+)
 def test_other_ways_to_fit(options: dict[str, Any], tmp_path: Path) -> None:
     wanted = fit(batches(), "core", None, **options)
     found, attempts = until_it_ends("core", tmp_path / "checkpoint", batches(), 2, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from browsers import KEPT, PHONE, Visit, visit
+from browsers import KEPT, PHONE, SETTLED, Visit, visit
 from report_examples import EVIL, draw, fitted, pictures, rows, texts
 
 MAKERS = {"pictures": lambda: pictures(m=60, n=60), "rows": rows, "texts": texts}
@@ -33,11 +34,13 @@ def test_axe_finds_no_barrier(browser: Any, form: tuple[str, Path], scheme: str)
     seen = visit(browser, path, color_scheme=scheme)
     for details in seen.page.locator("details").all():
         details.evaluate("element => { element.open = true; }")
+    seen.shows("#points tbody tr")
     seen.keep(f"{name}-{scheme}", full_page=True)
     source = Path(axe.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
     seen.page.evaluate(source)
     assert barriers(seen) == []
     seen.page.locator("button.open").first.click()
+    seen.shows("#window")
     assert barriers(seen, "#window") == []
     assert seen.wrong == []
 
@@ -50,16 +53,17 @@ def barriers(seen: Visit, where: str = "html") -> list[str]:
 def test_fits_a_phone_and_paper(browser: Any, form: tuple[str, Path]) -> None:
     name, path = form
     seen = visit(browser, path, PHONE, is_mobile=True, has_touch=True, device_scale_factor=2)
-    assert seen.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    seen.until("width => document.documentElement.scrollWidth <= width", PHONE["width"])
     seen.page.locator("#plot").scroll_into_view_if_needed()
+    seen.until(SETTLED)
     box = seen.page.locator("#plot canvas").bounding_box()
     seen.page.touchscreen.tap(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.45)
-    assert seen.page.locator("#inspector h3").inner_text().startswith("prediction")
+    seen.says("#inspector h3", re.compile("^prediction"))
     seen.page.evaluate("scrollTo(0, 0)")
     seen.keep(f"{name}-phone")
     seen.page.emulate_media(media="print")
-    assert not seen.page.locator("nav").is_visible()
-    assert seen.page.locator("#actions").is_visible()
+    seen.hides("nav")
+    seen.shows("#actions")
     assert len(seen.page.pdf()) > 20_000
     assert seen.wrong == []
 
@@ -71,7 +75,9 @@ def test_hostile_text_is_shown_and_never_runs(browser: Any, tmp_path: Path) -> N
     seen = visit(browser, path)
     seen.page.locator("button.open").first.click()
     seen.page.locator("#window .close").click()
+    seen.hides("#window")
     seen.page.locator("#table-box summary").click()
+    seen.shows("#points tbody tr")
     seen.page.locator("#plot").hover()
     assert seen.text("h1") == EVIL
     assert EVIL in seen.text("#inspector")
@@ -101,11 +107,12 @@ def test_ten_thousand_predictions_and_a_thousand_pictures(browser: Any, tmp_path
     assert len(base64.b64decode(data["arrays"]["ho"])) == 4 * 10_000
     assert path.stat().st_size < 5_000_000
     seen = visit(browser, path)
+    seen.until("() => performance.getEntriesByType('navigation')[0].loadEventEnd > 0")
     seconds = seen.page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd") / 1000
     (KEPT / "large.json").parent.mkdir(parents=True, exist_ok=True)
     (KEPT / "large.json").write_text(json.dumps({"seconds": seconds, "bytes": path.stat().st_size, "shown": shown}))
     assert 0 < seconds < 5
-    assert seen.text("#count") == "10,000 of 10,000 shown"
+    seen.says("#count", "10,000 of 10,000 shown")
     seen.page.locator("#plot").scroll_into_view_if_needed()
     seen.page.locator('#filters input[value="0"]').uncheck()
     seen.page.mouse.click(*seen.at(0.9, 0.9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -198,7 +199,7 @@ def choose(rows: list[int] | None, variances: list[float], most: int = 3) -> lis
         ([1, 2], [2])
     """
     if rows is None:
-        return sorted(range(len(variances)), key=lambda at: -variances[at])[:most]
+        return sorted(range(len(variances)), key=lambda at: (math.isnan(variances[at]), -variances[at]))[:most]
     beyond = [row for row in rows if row > len(variances)]
     if beyond:
         raise InputError(f"expected rows from 1 to {len(variances)}, got {', '.join(map(str, beyond))}.")

@@ -31,7 +31,8 @@ class RidgePath(Shown):
     Attributes:
         ridges: (g,) the grid.
         errors: (g,) mean over training examples of the squared leave-one-out residual; for other losses, of how far
-            the loss at the leave-one-out prediction is above the loss of the network as it is.
+            the loss at the leave-one-out prediction is above the loss of the network as it is. Left out is what the fit
+            leaves out: examples, positions or outputs one by one, or whole groups.
 
     Examples:
         >>> import torch
@@ -88,12 +89,14 @@ class Meats:
         roots: for each estimator W_i (n, k, q), or (1, k, q) when all examples share it; its variance is
             sum_i a_i W_i W_i^T a_i^T with the alignments a_i = J F_lam^-1 J_i^T.
         total: (n, k) the vectors u_i whose weighted sum centres the full jackknife.
+        deletions: how many are left out, one after the other: examples, positions, outputs or groups that count.
         groups: examples that belong together. Their a_i W_i are summed before they are squared, in every estimator but
             Ho, whose noise is independent from example to example.
     """
 
     roots: Mapping[str, Tensor]
     total: Tensor
+    deletions: int
     groups: Groups | None = None
 
     def pooled(self, name: str) -> Groups | None:

@@ -71,6 +71,8 @@ def conjugate_gradients(
         lowest = min(lowest, float(curvature.min()))
         stopped[at[~(curvature > 0)]] = True  # also where it is no number
         at, image, curvature = (part[curvature > 0] for part in (at, image, curvature))
+        if not len(at):
+            break
         step = (size[at] / curvature).unsqueeze(1)
         solution[at] += step * direction[at]
         residual[at] -= step * image

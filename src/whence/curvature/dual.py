@@ -45,7 +45,7 @@ class DualBread(Bread):
         self.kernel, self.inner_weights = (known.kernel, known.inner_weights) if known else self._assemble()
         self.path: RidgePath | None = None
         if ridge is None:
-            self.path = path_from_kernel(self.kernel, problem.residuals + self.inner_weights, self.facts)
+            self.path = path_from_kernel(self.kernel, problem.residuals + self.inner_weights, problem, self.facts)
             ridge = self.path.best
         self.ridge = ridge  # above zero: the structure sees to it
         self.factor = self._factor()
@@ -86,7 +86,7 @@ class DualBread(Bread):
     def joint_hats(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of K (lambda + L K)^-1."""
         problem, outputs = self.problem, torch.arange(self.problem.k, device=self.problem.device)
-        for members in pieces(groups, problem, 3.0 * problem.n * problem.k):
+        for members in pieces(groups.members(), problem, 3.0 * problem.n * problem.k):
             at = (members.unsqueeze(2) * problem.k + outputs).flatten(1)  # (g, size k)
             projected = self.project(self.kernel[at.reshape(-1)]).reshape(*at.shape, -1)
             yield members, projected.gather(2, at.unsqueeze(1).expand(-1, at.shape[1], -1))

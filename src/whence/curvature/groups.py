@@ -63,24 +63,29 @@ class Groups:
 
     def members(self) -> Iterator[Tensor]:
         """Positions of the members, (groups, size) for all groups of one size after the other."""
-        order = torch.argsort(self.index, stable=True)
-        sizes = torch.bincount(self.index, minlength=self.total)
-        starts = sizes.cumsum(0) - sizes
-        for size in sizes.unique().tolist():
-            first = starts[sizes == size]
-            yield order[first.unsqueeze(1) + torch.arange(size, device=order.device)]
+        return members_of(self.index)
 
 
-def pieces(groups: Groups, problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
+def members_of(index: Tensor) -> Iterator[Tensor]:
+    """The same for numbers (n,) of groups, each of which has an example."""
+    order = torch.argsort(index, stable=True)
+    sizes = torch.bincount(index)
+    starts = sizes.cumsum(0) - sizes
+    for size in sizes.unique().tolist():
+        first = starts[sizes == size]
+        yield order[first.unsqueeze(1) + torch.arange(size, device=order.device)]
+
+
+def pieces(every: Iterator[Tensor], problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
     """Members (groups, size) of so many groups at once as memory allows.
 
     Args:
-        groups: the groups.
+        every: members of all groups, those of one size together.
         problem: whose memory budget counts.
         numbers_each: numbers held for each output of a member, beside the square of the group's own.
     """
     item = problem.outputs.element_size()
-    for members in groups.members():
+    for members in every:
         wide = members.shape[1] * problem.k
         need = item * wide * (numbers_each + 6.0 * wide)
         problem.budget.require(

@@ -2,8 +2,8 @@
 
 At each ridge the linearized model, f + J dw with the loss as it is, is fitted to its own optimum: for losses with a
 curvature that moves with the outputs, one Newton step from the network's weights tells little about other ridges. There
-every example is left out in one step, u_i = (I - L_i Q_i)^-1 r_i as everywhere else, and its loss at the outputs
-without it, f_i - Q_i u_i, is summed up.
+every example (or position, or group: whatever the fit leaves out) is left out in one step, u_i = (I - L_i Q_i)^-1 r_i
+as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is summed up.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.tangents.linearization import Linearization
+from whence.tangents.losses import block_diagonal
 
 from .base import Bread, RidgePath, Structure, Weigh
 from .dual import DualBread
 from .eigen import eigenvectors
 from .exact import Exact
+from .groups import members_of, pieces
 from .primal import PrimalBread
 
 COARSE = tuple(0.5 - 0.5 * step for step in range(18))
@@ -132,13 +134,7 @@ class Linear:
 
     def residuals(self, change: Tensor) -> Tensor:
         """(n, k) residuals where outputs moved by `change`, position by position where there are several."""
-        problem, moved = self.problem, self.problem.likelihood.moved
-        given, roots = (problem.residuals, problem.outputs), problem.hessian_roots
-        units, k = problem.units, problem.width
-        if units is None or roots is None:
-            return moved(given[0], given[1], roots, change)
-        first, second = (part.reshape(-1, k) for part in given)
-        return moved(first, second, units.split(roots), change.reshape(-1, k)).reshape(change.shape)
+        return self.problem.moved(change)
 
     def curvatures(self, weights: Tensor) -> Tensor:
         """(n, k, k) Hessian of the loss in the outputs: minus the slope of the residuals."""
@@ -175,11 +171,30 @@ class Linear:
         white = torch.linalg.solve_triangular(
             self._factor(inner, ridge), self.rows.flatten(0, 1).T, upper=False
         ).T.reshape(self.rows.shape)
-        hats = white @ white.transpose(1, 2)
-        eye = torch.eye(hats.shape[1], dtype=hats.dtype, device=hats.device)
-        left_out = torch.linalg.solve_ex(eye - inner @ hats, self.residuals(change).unsqueeze(2)).result
-        loss = float(self.growth(change - (hats @ left_out).squeeze(2)).sum()) / self.problem.counted
+        loss = (
+            float(self.growth(change - self._moved(white, inner, self.residuals(change))).sum()) / self.problem.counted
+        )
         return weights, loss if math.isfinite(loss) else math.inf
+
+    def _moved(self, white: Tensor, inner: Tensor, residuals: Tensor) -> Tensor:
+        """(n, k) Q u with u = (I - L Q)^-1 r, by how much outputs lie below the network's once they are left out.
+
+        Args:
+            white: (n, k, r) rows y with Q = y y^T.
+            inner: (n, k, k) L.
+            residuals: (n, k) r.
+        """
+        folds = self.problem.folds
+        if folds.groups is None:
+            hats = folds.blocks(white @ white.transpose(1, 2))
+            return _solved(hats, folds.blocks(inner), folds.parts(residuals)).reshape(residuals.shape)
+        found = torch.empty_like(residuals)
+        for members in pieces(members_of(folds.groups), self.problem, white.shape[2]):
+            flat = white[members].flatten(1, 2)
+            joint = block_diagonal(inner[members])
+            moved = _solved(flat @ flat.transpose(1, 2), joint, residuals[members].flatten(1))
+            found[members] = moved.reshape(*members.shape, -1)
+        return found
 
     def _newton(self, weights: Tensor, ridge: float) -> Tensor:
         """(r,) to the optimum of the second-order model around some weights."""
@@ -192,3 +207,11 @@ class Linear:
         curvature.diagonal().add_(ridge)
         factor: Tensor = torch.linalg.cholesky(curvature)
         return factor
+
+
+def _solved(hats: Tensor, inner: Tensor, residuals: Tensor) -> Tensor:
+    """(N, w) Q (I - L Q)^-1 r."""
+    eye = torch.eye(hats.shape[1], dtype=hats.dtype, device=hats.device)
+    left_out = torch.linalg.solve_ex(eye - inner @ hats, residuals.unsqueeze(2)).result
+    moved: Tensor = (hats @ left_out).squeeze(2)
+    return moved

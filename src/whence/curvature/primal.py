@@ -103,7 +103,7 @@ class PrimalBread(Bread):
         problem.budget.require(
             3.0 * groups.total * size * problem.outputs.element_size(), f"{groups.total} groups", "Make fewer groups."
         )
-        for members in pieces(groups, problem, size):
+        for members in pieces(groups.members(), problem, size):
             place = torch.full((problem.n,), -1, device=problem.device)
             place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
             white = self.inverse.new_zeros(members.numel(), problem.k, size)
@@ -246,12 +246,12 @@ class PrimalBread(Bread):
         self.problem.passes.crew.share([values, vectors], 0, "leave-one-out path")  # signs of vectors are anybody's
         weights = self.features.weights()
 
-        def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
             for where, rows in self.rows.read("leave-one-out path", state, [vectors, *given]):
                 wide = rows.to(vectors.dtype)
-                yield wide @ vectors, self.problem.residuals[where] + wide @ weights
+                yield where, wide @ vectors, self.problem.residuals[where] + wide @ weights
 
-        return path_from_eigenvectors(values, rotated)
+        return path_from_eigenvectors(values, rotated, self.problem)
 
 
 @dataclass(frozen=True)

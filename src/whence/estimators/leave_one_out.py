@@ -29,7 +29,7 @@ class LeftOut:
         hec2: (n, k) halfway residuals (I - H_ii)^-1/2 e_i.
         hec3: (n, k) leave-one-out residuals u_i = (I - H_ii)^-1 e_i.
         leverage: (n, k) diagonal of the hat blocks R^T Q R after the policy; its sum over outputs is the trace of H.
-        guarded: how many examples the policy had to guard.
+        guarded: how many of those that are left out, one after the other, the policy had to guard.
     """
 
     hec2: Tensor
@@ -62,7 +62,10 @@ def leave_one_out(residuals: Tensor, hats: Tensor, roots: Tensor | None, policy:
     if by_output or (roots is None and residuals.shape[1] == 1):  # of a single output there is nothing to turn
         shrunk = plain.clamp_min(0.0)
         return LeftOut(
-            residuals * grow(shrunk).sqrt(), residuals * grow(shrunk), _leverage(policy, plain), _guarded(policy, plain)
+            residuals * grow(shrunk).sqrt(),
+            residuals * grow(shrunk),
+            _leverage(policy, plain),
+            _guarded(policy, plain.reshape(-1, 1)),
         )
     pairs = [eigh(some) for some in few_at_once((inner + inner.transpose(1, 2)) / 2)]
     values, vectors = (torch.cat(parts) for parts in zip(*pairs, strict=True))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature.groups import Groups
+from whence.tangents.folds import Folds
+from whence.tangents.linearization import Linearization
 from whence.tangents.losses import Units
 
 from .clusters import leave_groups_out
@@ -37,6 +39,32 @@ class Weighing:
     groups: Groups | None = None
     units: Units | None = None
 
+    def deletions(self, problem: Linearization) -> int:
+        """How many are left out, one after the other: groups, positions, outputs or examples, those that count."""
+        if self.groups is not None:
+            return self.groups.counted
+        if self.units is not None:
+            return problem.counted_units
+        return problem.counted_units * problem.width if self.by_output else problem.counted
+
+    @property
+    def folds(self) -> Folds:
+        """The same for the choice of a ridge."""
+        if self.groups is not None:
+            return Folds(self.groups.index)
+        if self.units is not None:
+            return Folds(width=self.units.width)
+        return Folds(width=1 if self.by_output else None)
+
+    @property
+    def left_out_name(self) -> str:
+        """What is left out, in words."""
+        if self.groups is not None:
+            return "groups"
+        if self.units is not None:
+            return "positions"
+        return "outputs" if self.by_output else "training examples"
+
     def residuals(self, where: slice, change: Tensor) -> Tensor:
         """(n, k) residuals after the outputs moved by `change`, if they are to move."""
         given = self.given[where]
@@ -52,7 +80,10 @@ class Weighing:
     def left_out(self, where: slice, hats: Tensor, change: Tensor) -> LeftOut:
         """Leave-one-out residuals."""
         roots = None if self.roots is None else self.roots[where]
-        residuals = self.residuals(where, change)
+        return self.leave_out(self.residuals(where, change), hats, roots)
+
+    def leave_out(self, residuals: Tensor, hats: Tensor, roots: Tensor | None) -> LeftOut:
+        """The same for residuals (n, k), leverage blocks (n, k, k) and roots (n, k, q) at hand."""
         if self.units is None:
             return leave_one_out(residuals, hats, roots, self.policy, self.by_output)
         inner = None if roots is None else self.units.split(roots)
@@ -71,10 +102,17 @@ class Weighing:
 
     def roots_of(self, residuals: Tensor, left_out: LeftOut) -> dict[str, Tensor]:
         """The same from residuals and leave-one-out residuals at hand."""
+        vectors = {"hec0": residuals, "hec2": left_out.hec2, "hec3": left_out.hec3}
+        return {name: self.column(one) for name, one in vectors.items()}
 
-        def column(vectors: Tensor) -> Tensor:
-            if self.units is not None:
-                return self.units.join(vectors.reshape(-1, self.units.width, 1))
-            return vectors.diag_embed() if self.by_output else vectors.unsqueeze(-1)
+    def column(self, vectors: Tensor) -> Tensor:
+        """Vectors (n, k) as weights W (n, k, q), with one column for each that is left out of an example."""
+        if self.units is not None:
+            return self.units.join(vectors.reshape(-1, self.units.width, 1))
+        return vectors.diag_embed() if self.by_output else vectors.unsqueeze(-1)
 
-        return {"hec0": column(residuals), "hec2": column(left_out.hec2), "hec3": column(left_out.hec3)}
+    def within(self, matrices: Tensor) -> Tensor:
+        """Matrices (n, k, k) with zeros between outputs of an example that are not left out together."""
+        if self.units is not None:
+            return self.units.join(self.units.split(matrices))
+        return matrices.diagonal(dim1=1, dim2=2).diag_embed() if self.by_output else matrices

@@ -33,7 +33,8 @@ class WhenceCallback(Callback):
         likelihood: the loss of the training, as for `whence.fit`.
         structure: as for `whence.fit`.
         ridge: lambda, or "loo". When not given, it is what the optimiser's weight decay amounts to, for a loss that is
-            a mean over examples (and over outputs, for squared error).
+            a mean over all that count: examples, or their tokens or pixels whose label is not ignored; and over outputs
+            too, for squared error and binary cross-entropy.
         loader: gives the training batches as (inputs, targets); by default the one that Lightning trained with.
         network: picks the part of the module that maps inputs to outputs; by default the module itself, by its
             `forward`.
@@ -71,8 +72,10 @@ class WhenceCallback(Callback):
             return
         loader = self._loader(trainer)
         model = pl_module if self.network is None else self.network(pl_module)
-        ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood) if self.ridge is None else self.ridge
         with evaluating(model):
+            ridge = self.ridge
+            if ridge is None:
+                ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
             options = {"distributed": False, **self.options}  # the other processes are not here
             self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}

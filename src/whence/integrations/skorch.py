@@ -55,7 +55,8 @@ def fit(
         likelihood: as for `whence.fit`; by default what the net's criterion says. With `NLLLoss`, for which a skorch
             module gives probabilities, the fit is to their logarithms.
         structure: as for `whence.fit`.
-        ridge: lambda, or "loo". When not given, it is what the optimiser's weight decay amounts to.
+        ridge: lambda, or "loo". When not given, it is what the optimiser's weight decay amounts to, for a criterion
+            that is a mean (`reduction="mean"`) over all that count.
         options: others of `whence.fit`.
     """
     if not getattr(net, "initialized_", False):
@@ -63,11 +64,11 @@ def fit(
     criterion = net.criterion_
     loss = likelihood_of(criterion) if likelihood is None else likelihood
     data = loader(net, X, y)
-    lam = ridge_of(decay_of([net.optimizer_]), data, loss) if ridge is None else ridge
     net.module_.eval()
-    model = Logarithms(net.module_) if isinstance(criterion, nn.NLLLoss) else net.module_
+    model = (Logarithms(net.module_) if isinstance(criterion, nn.NLLLoss) else net.module_).eval()
+    lam = ridge_of(decay_of([net.optimizer_]), data, loss, model) if ridge is None else ridge
     options = {"distributed": False, **options}  # a process that trains by itself fits by itself
-    return api.fit(model.eval(), data, loss, structure, ridge=lam, **options)
+    return api.fit(model, data, loss, structure, ridge=lam, **options)
 
 
 def loader(net: NeuralNet, X: Any, y: Any = None) -> Iterable[Any]:

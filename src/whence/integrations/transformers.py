@@ -42,7 +42,8 @@ def fit_trainer(
         trainer: after training.
         likelihood: as for `whence.fit`; by default what `config.problem_type` and `config.num_labels` say.
         structure: as for `whence.fit`.
-        ridge: lambda, or "loo". When not given, it is what `args.weight_decay` amounts to.
+        ridge: lambda, or "loo". When not given, it is what `args.weight_decay` amounts to, for a mean over examples, or
+            over the tokens whose label is not -100.
         options: others of `whence.fit`, such as `parameters`.
     """
     model = trainer.model
@@ -55,8 +56,8 @@ def fit_trainer(
         )
     loss = likelihood_of(model.config) if likelihood is None else likelihood
     loader = trainer.get_eval_dataloader(trainer.train_dataset)
-    lam = ridge_of(float(trainer.args.weight_decay), loader, loss) if ridge is None else ridge
     model.eval()
+    lam = ridge_of(float(trainer.args.weight_decay), loader, loss, model) if ridge is None else ridge
     return fit(model, loader, loss, structure, ridge=lam, **options)
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from whence.errors import InputError
-from whence.likelihoods import Likelihood
+from whence.likelihoods import Categorical, Likelihood
+from whence.progress import Progress
 from whence.ridge import ridge_from_weight_decay
-from whence.tangents.batches import split
+from whence.tangents.batches import Batch, Batches
+from whence.tangents.borrow import borrowed
+from whence.tangents.forward import Network
+from whence.tangents.language import follow_own_loss
 
 
 def decay_of(optimizers: Iterable[Any]) -> float:
@@ -19,18 +24,25 @@ def decay_of(optimizers: Iterable[Any]) -> float:
     return max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0)
 
 
-def ridge_of(decay: float, loader: Iterable[Any], likelihood: str | Likelihood) -> float:
-    """Lambda on the sum scale, for a mean loss over the examples of a loader.
+def ridge_of(decay: float, loader: Iterable[Any], likelihood: str | Likelihood, model: nn.Module) -> float:
+    """Lambda on the sum scale, for a mean loss over the training data.
+
+    The mean squared error runs over all numbers of the targets ("gaussian"), the binary cross-entropy over all logits
+    ("bernoulli"), cross-entropy over all examples, or tokens or pixels of them, whose label is not `ignore_index`
+    ("categorical", weighted by class weights as torch does), any other loss over all examples and positions. With
+    sample weights it is taken for a weighted mean.
 
     Args:
         decay: weight decay of the optimiser.
         loader: gives the training batches; it is read once, to count.
-        likelihood: "gaussian" for the mean squared error over all numbers, "bernoulli" for the mean cross-entropy over
-            all logits, any other for the mean over examples.
+        likelihood: the loss, as for `whence.fit`.
+        model: in evaluation mode; it tells whether it answers at several positions, and whether its own loss compares
+            them with the next label (language models).
 
     Examples:
         >>> import torch
-        >>> ridge_of(0.01, [(torch.zeros(50, 3), torch.zeros(50, 2))] * 2, "gaussian")
+        >>> net = torch.nn.Linear(3, 2)
+        >>> ridge_of(0.01, [(torch.zeros(50, 3), torch.zeros(50, 2))] * 2, "gaussian", net)
         1.0
     """
     if not decay > 0:
@@ -38,13 +50,37 @@ def ridge_of(decay: float, loader: Iterable[Any], likelihood: str | Likelihood) 
             "expected a weight decay above zero to take the ridge from, got none. Pass ridge=..., lambda in 'sum of "
             "losses + lambda / 2 ||w||^2' (for squared error without the 2), or train with weight decay."
         )
-    n = outputs = 0
-    for number, raw in enumerate(loader):
-        _, targets = split(raw, f"batch {number}")
-        if isinstance(targets, Tensor) and targets.ndim:
-            n += len(targets)
-            outputs = targets[0].numel()
     name = likelihood if isinstance(likelihood, str) else likelihood.name
+    loss = Categorical() if likelihood == "categorical" else likelihood
+    with borrowed(model):
+        network = Network(model)
+        batches = Batches(loader, network.device, Progress(False))
+        first = batches.first()
+        positions = 1
+        if name not in ("gaussian", "bernoulli") and first.targets.ndim > 1:
+            with torch.no_grad():
+                positions = network.shaped(first.inputs).ndim - 1
+            follow_own_loss(network, batches, first, getattr(loss, "ignore_index", None))
+        terms = sum(float(_terms(batch, loss, name, positions).sum()) for batch in batches)
     if name == "gaussian":
-        return ridge_from_weight_decay(decay, n, outputs=max(outputs, 1))
-    return ridge_from_weight_decay(decay, n * max(outputs, 1) if name == "bernoulli" else n, loss="cross_entropy")
+        return ridge_from_weight_decay(decay, terms)
+    return ridge_from_weight_decay(
+        decay, terms, loss="binary_cross_entropy" if name == "bernoulli" else "cross_entropy"
+    )
+
+
+def _terms(batch: Batch, loss: str | Likelihood, name: str, positions: int) -> Tensor:
+    """How much each term of the sum of losses counts in the number that the mean divides by."""
+    targets = batch.targets
+    if name in ("gaussian", "bernoulli"):
+        counts = torch.ones(targets.shape, dtype=torch.float64, device=targets.device)
+    elif isinstance(loss, Categorical) and not targets.is_floating_point():
+        kept = targets != loss.ignore_index
+        sizes = torch.as_tensor((1.0,) if loss.weight is None else loss.weight, dtype=torch.float64)
+        classes = torch.where(kept, targets, 0).long() if loss.weight is not None else torch.zeros_like(targets).long()
+        counts = kept * sizes.to(targets.device)[classes]
+    else:
+        counts = torch.ones(targets.shape[:positions], dtype=torch.float64, device=targets.device)
+    if batch.weights is None:
+        return counts
+    return counts * batch.weights.double().reshape(*batch.weights.shape, *[1] * (counts.ndim - batch.weights.ndim))

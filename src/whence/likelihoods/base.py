@@ -74,14 +74,23 @@ class Likelihood(ABC):
         """Residuals (n, k) after the outputs moved by `change`: to first order, where a likelihood knows no better.
 
         Args:
-            residuals: (n, k), weights multiplied in.
+            residuals: (n, k), without sample weights.
             outputs: (n, k).
-            roots: (n, k, q) roots R_i of the loss's Hessian, weights multiplied in; `None` for the identity.
+            roots: (n, k, q) roots R_i of the loss's Hessian, without sample weights; `None` for the identity.
             change: (n, k) of the outputs.
         """
         if roots is None:
             return residuals - change
         return residuals - torch.einsum("nkq,njq,nj->nk", roots, roots, change)
+
+    def doubt(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithms (n,) of the largest residual after the outputs moved by `change`, and what orders equal ones (n,).
+
+        In logarithms, since a label that the outputs are certain of has a residual below the smallest number there is;
+        the second part tells labels apart whose residuals are one to the last digit. Arguments are those of `moved`.
+        """
+        found = self.moved(residuals, outputs, roots, change).abs().amax(1).log()
+        return found, torch.zeros_like(found)
 
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(n, q) squared lengths of the columns of the Hessian's root R."""

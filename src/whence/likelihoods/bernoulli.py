@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from whence.errors import InputError, ShapeError, TargetError
 
@@ -95,10 +96,31 @@ class Bernoulli(Likelihood):
 
     def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """R + s (p - p') with s = c y + 1 - y and the probabilities p' of the new outputs."""
-        assert roots is not None
-        p = outputs.sigmoid()
-        size = torch.diagonal(roots, dim1=1, dim2=2).square() / (p * (-outputs).sigmoid())
-        return residuals + size * (p - (outputs + change).sigmoid())
+        targets = self._targets(residuals, outputs)
+        size = self._positive(outputs) * targets + 1.0 - targets
+        return residuals + size * (outputs.sigmoid() - (outputs + change).sigmoid())
+
+    def doubt(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> tuple[Tensor, Tensor]:
+        """For targets 0 and 1 c (1 - p'), or p', from the log-odds against them: they order equal ones."""
+        targets, after = self._targets(residuals, outputs), outputs + change
+        odds = torch.where(targets == 1.0, -after, after)
+        size = self._positive(outputs) * targets + 1.0 - targets
+        hard = (targets == 0.0) | (targets == 1.0)
+        soft = (residuals + size * (outputs.sigmoid() - after.sigmoid())).abs().log()
+        found = torch.where(hard, size.log() + logsigmoid(odds), soft)
+        return found.amax(1), torch.where(hard, odds, 0.0).amax(1)
+
+    def _targets(self, residuals: Tensor, outputs: Tensor) -> Tensor:
+        """(n, k) y from residuals r = c y (1 - p) - (1 - y) p; 0 and 1 where they are that to the last digits.
+
+        For y = 1 r is c (1 - p), for y = 0 it is -p: smaller than any rounding of y itself where p is certain.
+        """
+        p, other, weight = outputs.sigmoid(), (-outputs).sigmoid(), self._positive(outputs)
+        near = 64.0 * torch.finfo(p.dtype).eps
+        found = (residuals + p) / (weight * other + p)
+        yes = (residuals - weight * other).abs() <= near * weight * other
+        no = (residuals + p).abs() <= near * p
+        return torch.where(yes, 1.0, torch.where(no, 0.0, found)).clamp(0.0, 1.0)
 
     def noise(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None

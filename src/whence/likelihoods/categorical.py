@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import logsigmoid, one_hot
 
 from whence.errors import InputError, ShapeError, TargetError
 
@@ -87,8 +87,9 @@ class Categorical(Likelihood):
         return encoded if counts is None else encoded * counts.unsqueeze(1)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """C y - s p with s = sum c y."""
-        return targets - targets.sum(1, keepdim=True) * outputs.softmax(1)
+        """C y - s p with s = sum c y, as c y (1 - p) - (s - c y) p: for a single label nothing is lost to rounding."""
+        p = outputs.softmax(1)
+        return targets * _rest(p) - (targets.sum(1, keepdim=True) - targets) * p
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """R = sqrt(s) (diag(sqrt(p)) - p sqrt(p)^T), for which R R^T = s (diag(p) - p p^T)."""
@@ -98,15 +99,61 @@ class Categorical(Likelihood):
 
     def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """R + s (p - p') with the probabilities p' of the new outputs."""
-        assert roots is not None
         p = outputs.softmax(1)
-        return residuals + _size(roots, p).unsqueeze(1) * (p - (outputs + change).softmax(1))
+        return residuals + self._sizes(residuals, p).unsqueeze(1) * (p - (outputs + change).softmax(1))
+
+    def doubt(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> tuple[Tensor, Tensor]:
+        """For a single label c (1 - p'), from the log-odds z of all other classes against it: they order equal ones."""
+        p, after = outputs.softmax(1), outputs + change
+        label, hard = self._labels(residuals, p)
+        own = label.unsqueeze(1)
+        odds = after.scatter(1, own, -torch.inf).logsumexp(1) - after.gather(1, own).squeeze(1)
+        weights = self._weights(p)[label]
+        size = residuals + self._sizes(residuals, p).unsqueeze(1) * (p - after.softmax(1))
+        spread = size.abs().amax(1).log()
+        return torch.where(hard, weights.log() + logsigmoid(odds), spread), torch.where(hard, odds, 0.0)
+
+    def _weights(self, like: Tensor) -> Tensor:
+        """(k,) of the classes."""
+        if self.weight is None:
+            return torch.ones_like(like[0])
+        return torch.as_tensor(self.weight, dtype=like.dtype, device=like.device)
+
+    def _labels(self, residuals: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """(n,) the class of each target, and whether that is all of the target: residuals are c (e - p) then.
+
+        Of these only the label's own is above zero, unless 1 - p rounds to nothing, where it is the probable class.
+        """
+        label = torch.where(residuals.amax(1) > 0, residuals.argmax(1), p.argmax(1))
+        weight = self._weights(p)[label].unsqueeze(1)
+        wanted = weight * (one_hot(label, p.shape[1]) - p)
+        near = 64.0 * torch.finfo(p.dtype).eps * weight.squeeze(1)
+        return label, (residuals - wanted).abs().amax(1) <= near
+
+    def _sizes(self, residuals: Tensor, p: Tensor) -> Tensor:
+        """(n,) s = sum_c c_c y_c, from residuals r = c y - s p: no number here vanishes where p does.
+
+        Classes that count have sum r / c + s sum p / c = sum y, which is one; all others r = -s p.
+        """
+        weights = self._weights(p)
+        counts = weights > 0
+        inverse = torch.where(counts, 1.0 / weights, 0.0)
+        mass = 1.0 - self.label_smoothing * float((~counts).sum()) / len(weights)
+        found = (mass - residuals @ inverse) / (p @ inverse)
+        if not bool(counts.all()):
+            left = (p * ~counts).sum(1)
+            found = torch.where(left > torch.finfo(p.dtype).eps, -(residuals * ~counts).sum(1) / left, found)
+        label, hard = self._labels(residuals, p)
+        return torch.where(hard, weights[label], found)
 
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """S p_j |e_j - p|^2."""
         p = outputs.softmax(1)
-        squares = p.square().sum(1, keepdim=True)
-        return targets.sum(1, keepdim=True) * p * (1.0 - 2.0 * p + squares).clamp_min(0.0)
+        squares = p.square()
+        others = (squares.sum(1, keepdim=True) - squares).clamp_min(0.0)
+        top = p.argmax(1, keepdim=True)
+        others = others.scatter(1, top, squares.scatter(1, top, 0.0).sum(1, keepdim=True))
+        return targets.sum(1, keepdim=True) * p * (_rest(p).square() + others)
 
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
         """Sqrt(s) (sqrt(p) v - p sqrt(p)^T v)."""
@@ -129,7 +176,8 @@ class Categorical(Likelihood):
         """L_i times the dispersion. Pearson's statistic is r^T L^-1 r, which is sum r^2 / (s p) as r sums to zero."""
         assert roots is not None
         p = outputs.softmax(1)
-        terms = residuals.square() / (_size(roots, p).unsqueeze(1) * p)
+        size = roots.square().sum((1, 2)) / self.root_sizes(outputs, torch.ones_like(p[:, :1])).sum(1)
+        terms = residuals.square() / (size.unsqueeze(1) * p)
         statistic = torch.where(residuals == 0, 0.0, terms).sum()
         return dispersed(self.dispersion, roots, statistic, len(p) * self.numbers(p.shape[1]), degrees_of_freedom)
 
@@ -153,11 +201,10 @@ class Categorical(Likelihood):
         return found.to(outputs.dtype).unsqueeze(1)
 
 
-def _size(roots: Tensor, p: Tensor) -> Tensor:
-    """(n,) s = sum c y, sample weights multiplied in, from entries -s^1/2 p p^1/2 of the Hessian's root."""
-    first, second = p.topk(2, dim=1).indices.unbind(1)
-    each = torch.arange(len(p), device=p.device)
-    return roots[each, second, first].square() / (p[each, second].square() * p[each, first])
+def _rest(p: Tensor) -> Tensor:
+    """(n, k) 1 - p; for the largest p the sum of all others, of which rounding leaves all digits."""
+    top = p.argmax(1, keepdim=True)
+    return (1.0 - p).scatter(1, top, p.scatter(1, top, 0.0).sum(1, keepdim=True))
 
 
 def class_weights(given: float | Sequence[float] | Tensor, name: str, alone: bool = False) -> tuple[float, ...]:

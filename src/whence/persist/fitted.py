@@ -158,7 +158,9 @@ def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int])
         raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
     roots = {"ho": saved.algebra("noise_roots", examples, k, q)}
     residuals = weighing.residuals(slice(0, n), step.change)
-    meats = Meats({**roots, **weighing.roots_of(residuals, left_out)}, left_out.hec3, groups)
+    roots.update(weighing.roots_of(residuals, left_out))
+    deletions = 1 if saved.target.empty else weighing.deletions(problem)  # stand-ins have no weights to count
+    meats = Meats(roots, left_out.hec3, deletions, groups)
     each = problem.width if problem.sketch is None else 1
     name = saved.text("structure", *KINDS)
     bread, sandwich = KINDS[name][2](saved.part("bread"), problem, meats, given)

@@ -62,7 +62,7 @@ def decision_regions(
     """
     if show not in ("doubt", "ho", "hec3", "ratio"):
         raise InputError(f'expected show to be "doubt", "ho", "hec3" or "ratio", got {show!r}.')
-    points = torch.as_tensor(inputs)
+    points = inputs if isinstance(inputs, Tensor) else torch.as_tensor(inputs, device="cpu")
     if points.ndim != 2 or points.shape[1] != 2:
         raise ShapeError(f"expected inputs of shape (n, 2), got {tuple(points.shape)}.")
     east, north = (_grid(points[:, axis], pad, steps) for axis in (0, 1))
@@ -152,7 +152,7 @@ def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None
     if labels is None:
         ax.scatter(places[:, 0], places[:, 1], s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
         return
-    classes = torch.as_tensor(labels).reshape(-1).cpu().numpy()
+    classes = torch.as_tensor(labels, device="cpu").reshape(-1).numpy()
     check_count(classes, len(places), "labels", "input")
     shades = GREYS if grey else PALETTE
     for place, label in enumerate(np.unique(classes)):

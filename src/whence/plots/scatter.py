@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from whence.display import number
@@ -212,14 +213,15 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Place of each value among all, from 0 for the smallest to 1 for the largest; equal ones keep their order.
+    """Place of each value among all, from 0 for the smallest, or NaN, to 1 for the largest; equal ones as they come.
 
     Examples:
         >>> import torch
         >>> ranks(torch.tensor([5.0, 1.0, 3.0]))
         tensor([1.0000, 0.0000, 0.5000])
     """
-    return values.argsort(stable=True).argsort() / max(len(values) - 1, 1)
+    known = torch.where(values.isnan(), -torch.inf, values)
+    return known.argsort(stable=True).argsort() / max(len(values) - 1, 1)
 
 
 def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:

@@ -113,7 +113,7 @@ def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]
 def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tensor) -> Chart:
     """How often ranges for a new observation hold it, against how often they promise to, with (k,) noise variances."""
     levels = np.array([0.02, 0.05, *np.arange(0.1, 0.95, 0.05), 0.95, 0.99])
-    quantiles = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels])
+    quantiles = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels], device="cpu")
     error = (targets - uncertainty.mean.cpu()).abs()
     curves = []
     for name, estimator in (("HeC3 + noise", "hec3"), ("Ho + noise", "ho")):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
+from whence.ordering import largest_first
 from whence.results import Diagnostics
 from whence.tracing.fitted import check_count, check_level, check_ungrouped
 from whence.tracing.trust import Trust
@@ -92,7 +93,7 @@ class Report:
         view = InputView.of(*views, first_batch)
         found = trace(fitted, test_data, predictions.uncertainty, float(level), traced)
         todo = actions(fitted, found, training.contradicted)
-        suspects = training.suspicion.argsort(descending=True, stable=True)[:SUSPECTS].tolist()
+        suspects = training.order[:SUSPECTS].tolist()
         needed = [action.at for action in todo if action.kind == "label"] + suspects
         return cls(
             fitted=fitted,
@@ -148,7 +149,7 @@ class Report:
         for verdict, score in ((1, explanation.ratio), (2, explanation.ho), (3, explanation.hec3)):
             some = chosen[self.verdicts[chosen] == verdict]
             if len(some):
-                galleries[verdict] = some[score[some].argsort(descending=True, stable=True)[:GALLERY]].tolist()
+                galleries[verdict] = some[largest_first(score[some])[:GALLERY]].tolist()
         return galleries
 
     @property

@@ -73,7 +73,7 @@ class DataSource:
 
     def select(self, examples: Sequence[int]) -> DataSource:
         """The inputs of some examples, in the order of the data."""
-        wanted = torch.tensor(sorted(examples), dtype=torch.long)
+        wanted = torch.tensor(sorted(examples), dtype=torch.long, device="cpu")
         batches = []
         for start, inputs, _ in self.read():
             end = start + batch_size(inputs, "this batch")

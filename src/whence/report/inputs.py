@@ -191,7 +191,7 @@ def channels_first(images: Any) -> Tensor:
         >>> channels_first(torch.zeros(5, 8, 8)).shape, channels_first(torch.zeros(5, 8, 9, 3)).shape
         (torch.Size([5, 1, 8, 8]), torch.Size([5, 3, 8, 9]))
     """
-    found = torch.as_tensor(images).detach().cpu()
+    found = torch.as_tensor(images, device="cpu").detach()
     found = found.float() / (255.0 if found.dtype == torch.uint8 else 1.0)
     if found.numel() and found.ndim == 3:
         return found.unsqueeze(1)
@@ -235,7 +235,10 @@ def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
 
     The scale goes from 0 to 1, or, where numbers lie outside, from the smallest to the largest.
     """
-    parts = [{i: channels_first(torch.as_tensor(one)[None])[0] for i, one in part.items()} for part in collections]
+    parts = [
+        {i: channels_first(torch.as_tensor(one, device="cpu")[None])[0] for i, one in part.items()}
+        for part in collections
+    ]
     every = [image for part in parts for image in part.values()]
     low = min((float(image.min()) for image in every), default=0.0)
     high = max((float(image.max()) for image in every), default=1.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.errors import ShapeError
 from whence.likelihoods import Likelihood
 from whence.results import Uncertainty
-from whence.tracing.training import residuals_without, suspicion
+from whence.tracing.training import doubts, residuals_without
 
 from .data import Reportable
 from .text import first_few, number, percent
@@ -122,7 +122,8 @@ class TrainingLabels:
     task: Task
     labels: Tensor  # as `Task.read_targets` has them
     others: Tensor  # (n, k) the prediction for each example without it, on the scale of the targets
-    suspicion: Tensor  # (n,) size of the studentized residual
+    suspicion: Tensor  # (n,) size of the studentized residual; for classes 1 - p of the label without the example
+    order: Tensor  # (n,) examples, the most doubtful label first
 
     @classmethod
     def of(cls, fitted: Reportable, targets: Tensor, names: Sequence[str] | None) -> TrainingLabels:
@@ -136,7 +137,8 @@ class TrainingLabels:
         elif problem.likelihood.name == "gaussian":
             others = observed - fitted.loo_residuals
         # Residuals of other losses are not on the scale of the targets: the prediction with the example has to do.
-        return cls(task, task.read_targets(targets), others.cpu(), suspicion(fitted).cpu())
+        doubted = doubts(fitted)
+        return cls(task, task.read_targets(targets), others.cpu(), doubted.score.cpu(), doubted.order.cpu())
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -263,7 +265,7 @@ class Predictions:
         elif "hec3" in again.covariances:
             variance = torch.diagonal(again.probability_covariance("hec3"), dim1=1, dim2=2)
         else:
-            return torch.full((len(again),), float("nan"))
+            return torch.full((len(again),), float("nan"), device="cpu")
         probabilities = self.task.probabilities(again.mean.cpu().double())
         if self.task.kind == "multilabel":
             column = torch.maximum(probabilities, 1.0 - probabilities).argmin(1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import LoaderError
+from whence.ordering import largest, largest_first
 from whence.results import Uncertainty
 from whence.tracing import Calibration, Explanation
 from whence.tracing.asking import borrowed_model, each
@@ -34,8 +35,8 @@ POOL = 1000
 class LargestShares(NamedTuple):
     """The training examples behind t predictions, largest share first."""
 
-    examples: Tensor  # (t, c) positions in the training set
     share: Tensor  # (t, c) of the variance
+    examples: Tensor  # (t, c) positions in the training set
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
     """
     m = len(uncertainty)
     if m <= count:
-        return torch.arange(m)
+        return torch.arange(m, device="cpu")
     scores = (uncertainty.ho.sum(1), uncertainty.hec3.sum(1), uncertainty.ratio)
-    orders = [score.cpu().argsort(descending=True, stable=True) for score in scores]
+    orders = [largest_first(score.cpu()) for score in scores]
     highest = torch.cat([order[: count // 4] for order in orders]).unique()
     rest = orders[0][~torch.isin(orders[0], highest)]
-    evenly = torch.linspace(0, len(rest) - 1, count - len(highest)).round().long()
+    evenly = torch.linspace(0, len(rest) - 1, count - len(highest), device="cpu").round().long()
     chosen: Tensor = torch.cat([highest, rest[evenly]]).sort().values
     return chosen
 
@@ -121,8 +122,7 @@ def _sums(terms: Terms, usual: float) -> tuple[LargestShares, LargestShares, Ten
     tiny = torch.finfo(terms.ho.dtype).tiny
     most = min(EXAMPLES, terms.ho.shape[1])
     hec3, ho = (values / values.sum(1, keepdim=True).clamp_min(tiny) for values in (terms.hec3, terms.ho))
-    largest = [shares.topk(most, dim=1) for shares in (hec3, ho)]
-    check, near = (LargestShares(top.indices.cpu(), top.values.cpu()) for top in largest)
+    check, near = (LargestShares(*(part.cpu() for part in largest(shares, most))) for shares in (hec3, ho))
     squares = ho.square().sum(1)
     effective = torch.where(squares > 0, 1.0 / squares.clamp_min(tiny), 1.0)
     return check, near, terms.hec3.sum(1), effective, terms.hec3.sum(0) - usual * terms.ho.sum(0)
@@ -133,7 +133,9 @@ def _verdicts(
 ) -> Explanation:
     """Verdicts on all predictions, from the effective number of examples of each."""
     variances = uncertainty.ho.sum(1).cpu(), uncertainty.hec3.sum(1).cpu(), uncertainty.ratio.cpu()
-    not_listed = torch.empty(len(uncertainty), 0, dtype=torch.long)  # the examples behind each are in `Traced`
+    not_listed = torch.empty(
+        len(uncertainty), 0, dtype=torch.long, device="cpu"
+    )  # the examples behind each are in `Traced`
     calibration = replace(usual, leverages=usual.leverages.cpu())
     return judge(calibration, level, leverage, variances, effective, (not_listed, not_listed))
 
@@ -180,7 +182,7 @@ def labels_to_check(traced: Traced, contradicted: Tensor, most: int) -> list[Act
     if traced.total <= 0:
         return []
     excess = torch.where(contradicted, traced.excess, 0.0)
-    best = excess.argsort(descending=True, stable=True)[:most].tolist()
+    best = largest_first(excess)[:most].tolist()
     return [Action("label", at, float(excess[at]) / traced.total) for at in best if excess[at] > 0]
 
 
@@ -189,7 +191,7 @@ def regions_to_collect(fitted: Reportable, traced: Traced, most: int) -> list[Ac
     scarce = traced.chosen[traced.explanation.scarce[traced.chosen]]
     if not len(scarce):
         return []
-    order = traced.explanation.ho[scarce].argsort(descending=True, stable=True)
+    order = largest_first(traced.explanation.ho[scarce])
     pool = scarce[order[: max(1, POOL // fitted.problem.k)]].sort().values
     chosen = traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist())
     batches = each(fitted, chosen.batches, lambda inputs, _: inputs)

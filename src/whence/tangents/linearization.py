@@ -13,6 +13,7 @@ from whence.memory import Budget
 from whence.progress import Progress
 
 from .batches import Batch, Batches, Inputs
+from .folds import Folds
 from .forward import Network
 from .jacobian import CHUNK_BYTES, Jacobian
 from .losses import Units
@@ -40,6 +41,7 @@ class Linearization:
         sketch: what is known of the outputs, where not all are looked at: then k counts the mixtures of them that are,
             in an orthonormal basis of each example's own.
         passes: how passes over the training data go; several processes may share them.
+        folds: what is left out at once, where the ridge is chosen by leave-one-out.
     """
 
     network: Network
@@ -57,6 +59,7 @@ class Linearization:
     units: Units | None = None
     sketch: Sketch | None = None
     passes: Passes = field(default_factory=Passes)
+    folds: Folds = field(default_factory=Folds)
 
     @property
     def n(self) -> int:
@@ -104,13 +107,6 @@ class Linearization:
     def dense(self) -> bool:
         """Whether the network answers at several positions of an example."""
         return self.units is not None if self.sketch is None else self.sketch.dense
-
-    def deletions(self, each: int) -> int:
-        """How many are left out one after the other: examples (each is 1), their positions, or their outputs."""
-        if each == 1:
-            return self.counted
-        whole = self.units is not None and each == self.units.positions
-        return self.counted_units if whole else self.counted_units * self.width
 
     @property
     def device(self) -> torch.device:
@@ -165,6 +161,45 @@ class Linearization:
             return vectors
         inverse = torch.where(weights > 0, 1.0 / weights, 0.0)
         return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
+
+    def moved(self, change: Tensor) -> Tensor:
+        """(n, k) residuals where the outputs moved by `change`, sample weights multiplied in."""
+        shape = self.residuals.shape
+        if self.sketch is not None:  # outputs that were not looked at are not known: to first order
+            return Likelihood.moved(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
+        residuals, outputs, roots, weights = self._apart()
+        found = self.likelihood.moved(residuals, outputs, roots, change.reshape(outputs.shape))
+        return (found if weights is None else weights.unsqueeze(1) * found).reshape(shape)
+
+    def doubt(self, change: Tensor) -> tuple[Tensor, Tensor]:
+        """`Likelihood.doubt` of each example (n,) where the outputs moved by `change`: of its most doubtful position.
+
+        Minus infinity for examples that do not count.
+        """
+        if self.sketch is not None:
+            found = self.unweighted(self.moved(change)).abs().amax(1).log()
+            return found, torch.zeros_like(found)
+        residuals, outputs, roots, weights = self._apart()
+        pair = self.likelihood.doubt(residuals, outputs, roots, change.reshape(outputs.shape))
+        first, second = (part.reshape(self.n, -1) for part in pair)
+        if weights is not None:
+            first = torch.where(weights.reshape(self.n, -1) > 0, first, -torch.inf)
+        best = torch.where(first == first.amax(1, keepdim=True), second, -torch.inf)
+        return first.amax(1), best.amax(1)
+
+    def _apart(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Residuals, outputs and roots position by position, without sample weights, and these weights (N,)."""
+        k, units, roots = self.width, self.units, self.hessian_roots
+        weights = self.sample_weights if units is None else units.weights
+        if units is not None and roots is not None:
+            roots = units.split(roots)
+        residuals, outputs = self.unweighted(self.residuals).reshape(-1, k), self.outputs.reshape(-1, k)
+        if weights is None:
+            return residuals, outputs, roots, None
+        weights = weights.reshape(-1)
+        if roots is not None:
+            roots = torch.where(weights > 0, weights.rsqrt(), 0.0).reshape(-1, 1, 1) * roots
+        return residuals, outputs, roots, weights
 
     def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The noise of the likelihood for weighted residuals (n, k): of each example, its weight times its noise.

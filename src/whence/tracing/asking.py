@@ -22,18 +22,27 @@ from whence.tangents.switches import rounded_products
 from whence.tangents.views import Picked
 
 from .fitted import Fitted
+from .input_cache import InputCache
 
 T = TypeVar("T")
 
 
-def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: bool = False) -> list[T]:
+def each(
+    fitted: Fitted,
+    x: Any,
+    work: Callable[[Inputs, str], T],
+    *,
+    plain: bool = False,
+    cache: InputCache | None = None,
+) -> list[T]:
     """Do something with every batch, checked and on the model's device; in halves, where the device cannot hold it.
 
     Args:
         fitted: whose model is asked.
-        x: a batch as in training, or a loader or list of batches.
+        x: a batch as in training, or a loader or list of batches; or a cache, for the inputs of another call.
         work: gets a batch and words that name it.
         plain: give the batch as it is. Else it is a view of the predicted classes where all outputs would be too many.
+        cache: takes down the inputs.
     """
     notes: list[str] = []
     pieces = Pieces(notes, "predictions")
@@ -46,13 +55,15 @@ def each(fitted: Fitted, x: Any, work: Callable[[Inputs, str], T], *, plain: boo
             yield found
 
     with borrowed_model(fitted):
-        done = [part for inputs, where in inputs_of(fitted, x, plain) for part in parts(inputs, where)]
+        done = [part for inputs, where in inputs_of(fitted, x, plain, cache) for part in parts(inputs, where)]
     for note in notes:
         fitted.problem.progress.say(f"whence: {note}")
     return done
 
 
-def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inputs, str]]:
+def inputs_of(
+    fitted: Fitted, x: Any, plain: bool = False, cache: InputCache | None = None
+) -> Iterator[tuple[Inputs, str]]:
     """Yield every batch, checked and on the model's device, and words that name it; the model is borrowed already."""
     number = -1
     for number, inputs in enumerate(_inputs(fitted, x)):
@@ -61,6 +72,8 @@ def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inp
         if batch_size(moved, where) == 0:
             raise InputError(f"expected at least one input, got an empty {where}.")
         check_finite(moved, "inputs", where)
+        if cache is not None:
+            cache.add(inputs)
         yield moved if plain else _viewed(fitted, moved), where
     if number < 0:
         raise InputError("expected at least one batch to predict, got an empty loader.")
@@ -102,7 +115,9 @@ def borrowed_model(fitted: Fitted) -> Iterator[None]:
 
 def _inputs(fitted: Fitted, x: Any) -> Iterator[Inputs]:
     positional = fitted.problem.batches.positional
-    if isinstance(x, (Tensor, Mapping, tuple)):
+    if isinstance(x, InputCache):
+        yield from x.read(lambda given: _inputs(fitted, given))
+    elif isinstance(x, (Tensor, Mapping, tuple)):
         yield without_targets(x, positional)
     elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
         track = fitted.problem.progress.track

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError
+from whence.ordering import largest
 from whence.tangents.batches import Inputs
 
 from .by_group import GroupShares, by_group
@@ -222,7 +223,7 @@ def _largest(terms: Terms, name: str, variance: Tensor, top: int, matrix: bool) 
     values: Tensor = getattr(terms, name)
     total = values.sum(1)
     shares = values / total.clamp_min(_tiny(total)).unsqueeze(1)
-    share, index = shares.topk(min(top, shares.shape[1]), dim=1)
+    share, index = largest(shares, min(top, shares.shape[1]))
     squares = shares.square().sum(1)
     return Shares(
         variance=variance,

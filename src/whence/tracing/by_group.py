@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
+from whence.ordering import largest, largest_first
 
 from .tables import frame
 
@@ -48,7 +49,7 @@ class GroupShares:
     @property
     def largest(self) -> tuple[Any, ...]:
         """The group with the largest share, for each prediction."""
-        return tuple(self.names[at] for at in self.share.argmax(1).tolist())
+        return tuple(self.names[at] for at in largest(self.share, 1)[1].squeeze(1).tolist())
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a prediction, one column a group."""
@@ -57,7 +58,7 @@ class GroupShares:
     def __repr__(self) -> str:
         """Means over predictions, largest first."""
         means = self.share.mean(0)
-        order = means.argsort(descending=True).tolist()[:5]
+        order = largest_first(means).tolist()[:5]
         listed = ", ".join(f"{self.names[at]}: {float(means[at]):.0%}" for at in order)
         more = ", ..." if len(self.names) > 5 else ""
         return f"GroupShares({len(self)} predictions, {len(self.names)} groups; mean shares {listed}{more})"

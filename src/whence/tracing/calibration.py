@@ -13,6 +13,10 @@ from .asking import borrowed_model
 from .fitted import Fitted
 from .surroundings import above_average, evenly, ratios
 
+LARGEST = 1e150
+"""Squared residuals over the noise are taken for at most this, so that their variance is a number: of a wrong label of
+which the network is certain, noise is as small as its probability."""
+
 SAMPLE = 1000
 """Training examples, evenly spaced, that are predicted to know what is usual."""
 
@@ -59,9 +63,9 @@ class Calibration(Shown):
         counts = counted(fitted)
         blocks = leave_one_out_leverage(fitted)[counts]
         traces = torch.diagonal(blocks, dim1=1, dim2=2).sum(1).sort().values
-        noise = fitted.meats.roots["ho"].square().sum((1, 2)).expand(fitted.problem.n)[counts]
-        squares = fitted.left_out.hec3.square().sum(1)[counts]
-        values = squares[noise > 0] / noise[noise > 0]
+        noise = fitted.meats.roots["ho"].square().sum((1, 2)).expand(fitted.problem.n)[counts].double()
+        squares = fitted.left_out.hec3.double().square().sum(1)[counts]
+        values = (squares[noise > 0] / noise[noise > 0]).clamp_max(LARGEST)
         if len(values) < 2:  # no noise to compare with
             return cls(traces, 1.0, 0.0)
         return cls(traces, float(values.mean()), float(values.var()), _limit(fitted, sample))
@@ -100,8 +104,9 @@ class Calibration(Shown):
         if self.mean <= 0:
             return torch.ones_like(ratio)
         concentration = (1.0 / effective.clamp_min(1.0) - 1.0 / len(self.leverages)).clamp_min(0.0)
-        spread = (self.variance * concentration / self.mean**2).clamp_min(1e-8)  # squared coefficient of variation
-        chance: Tensor = torch.special.gammaincc(1.0 / spread, ratio / (self.mean * spread))
+        variation = (self.variance**0.5 / self.mean) ** 2  # squares of these numbers may be too large
+        spread = (variation * concentration).clamp_min(1e-8)
+        chance: Tensor = torch.special.gammaincc(1.0 / spread, ratio / self.mean / spread)
         return chance
 
 
@@ -113,7 +118,7 @@ def _limit(fitted: Fitted, sample: int) -> float:
     index = evenly((counted(fitted) & (usual > 0)).nonzero().squeeze(1), sample)
     if len(index) < 3:
         return 0.0
-    own = (fitted.meats.roots["hec0"].sum(2) * fitted.left_out.hec3).sum(1).clamp_min(0.0) / usual
+    own = ((fitted.meats.roots["hec0"].sum(2) * fitted.left_out.hec3).sum(1).clamp_min(0.0) / usual).clamp_max(LARGEST)
     with borrowed_model(fitted):
         return above_average(ratios(fitted, index), own[index])
 

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
-from whence.errors import InputError
-from whence.estimators import leave_one_out
+from whence.errors import InputError, SingularCurvatureError
 from whence.tangents.batches import Inputs, take
 
 from .alignments import alignments
@@ -121,17 +120,29 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
         blocks = counts[index].reshape(s, 1, 1) * (settled.roots @ settled.roots.transpose(1, 2)) - old
         roots = roots.index_copy(0, index, settled.roots)
     inner = torch.eye(s * k, dtype=rows.dtype, device=rows.device) + _times(blocks, within)
-    bend = torch.linalg.solve(inner, _times(blocks, rows.reshape(s * k, problem.n * k)))
+    bend = _solved(inner, _times(blocks, rows.reshape(s * k, problem.n * k)))
     score = extra * residuals[index] + (1 + extra) * shift[index]
-    push = torch.linalg.solve(inner, score.reshape(-1)) if settled is None else settled.push
+    push = _solved(inner, score.reshape(-1)) if settled is None else settled.push
     flat = rows.reshape(s * k, problem.n, k)
     moved = torch.einsum("anj,a->nj", flat, push)  # how far the outputs move
     hats = fitted.bread.hats - torch.einsum("anj,anl->njl", flat, bend.reshape(flat.shape))
     after = new - fitted.weighing.lost(slice(0, problem.n), moved)
     if settled is not None:
         after = after.index_copy(0, index, settled.residuals)
-    left_out = leave_one_out(after, hats, roots, fitted.weighing.policy, fitted.weighing.by_output)
+    left_out = fitted.weighing.leave_out(after, hats, roots)
     return Change(index, counts, push, bend, left_out.hec3)
+
+
+def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+    """M^-1 times something, or an error where what is left of the training set tells nothing."""
+    solved = torch.linalg.solve_ex(matrix, right.unsqueeze(1) if right.ndim == 1 else right)
+    found: Tensor = solved.result
+    if bool(solved.info.any()) or not bool(torch.isfinite(found).all()):
+        raise SingularCurvatureError(
+            "expected a curvature that keeps its inverse after the change, got one without: the examples that leave "
+            "decide their own predictions (leverage one to the last digit). Raise `ridge`, or change other examples."
+        )
+    return found.squeeze(1) if right.ndim == 1 else found
 
 
 def _times(blocks: Tensor, values: Tensor) -> Tensor:
@@ -153,10 +164,9 @@ def _targets(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> Te
 def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
     """Predictions of one batch after a change."""
     problem = fitted.problem
-    n, by_output = problem.n, fitted.weighing.by_output
     noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
-    after = change.left_out.diag_embed() if by_output else change.left_out.unsqueeze(2)
-    kept = change.counts.clamp_min(0.0).sqrt().reshape(n, 1, 1)
+    after = fitted.weighing.column(change.left_out)
+    kept = change.counts.clamp_min(0.0).sqrt().reshape(problem.n, 1, 1)
     parts: list[list[Tensor]] = [[] for _ in range(5)]
     for _, chunks in alignments(fitted, inputs):
         aligned = torch.cat([part for _, part in chunks], dim=2)  # (m, k, n, k)
@@ -206,6 +216,8 @@ def read_change(
     for example, target in relabel.items():
         at = _position(example, problem.n)
         said = torch.as_tensor(target, device=problem.device)
+        if said.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
+            said = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)
         outputs = problem.outputs[at : at + 1]
         checked = problem.likelihood.check_targets(said.unsqueeze(0), outputs, f"the new label of example {example}")
         fresh = problem.likelihood.residuals(outputs, checked)

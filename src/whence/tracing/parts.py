@@ -9,6 +9,8 @@ from whence.estimators import LeftOut, Weighing
 from whence.likelihoods import Noise
 from whence.tangents.linearization import Linearization
 
+from .numeric_range import check_range
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -37,6 +39,7 @@ def assemble(problem: Linearization, bread: Bread, weighing: Weighing, unbiased:
     if weighing.groups is not None:
         left_out = weighing.groups_left_out(residuals, left_out, bread.joint_hats(weighing.groups))
     noise = problem.noise(residuals, bread.degrees_of_freedom if unbiased else None)
+    check_range(problem, bread, left_out, noise)
     roots = {"ho": noise.roots, **weighing.roots_of(residuals, left_out)}
-    meats = Meats(roots, left_out.hec3, weighing.groups)
+    meats = Meats(roots, left_out.hec3, weighing.deletions(problem), weighing.groups)
     return Parts(step, left_out, noise, meats, bread.sandwich(meats))

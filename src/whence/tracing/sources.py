@@ -161,8 +161,7 @@ def _apart(fitted: Fitted, rows: _Rows, found: Neighbours, counts: Tensor, repea
             tied = _tied(fitted, rows, found.weights, share * noise)
             design = plain + (1.0 - repeat / 2.0).reshape(-1, 1, 1) * tied
             noise = _congruent(shrink, whole - design)
-    if fitted.weighing.by_output:
-        noise, design = (part.diagonal(dim1=1, dim2=2).diag_embed() for part in (noise, design))
+    noise, design = (fitted.weighing.within(part) for part in (noise, design))
     return Sources(noise, design, len(rows.index), found.lengths, found.nuggets)
 
 
@@ -208,8 +207,8 @@ def _shrink(fitted: Fitted, repeat: Tensor) -> Tensor:
 
 
 def _spectral(fitted: Fitted, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """(n, k, k) function of L_i H_ii, or of its diagonal where outputs are left out singly."""
-    hats, roots = fitted.bread.hats, fitted.problem.hessian_roots
+    """(n, k, k) function of L_i H_ii, or of its blocks where positions or outputs are left out singly."""
+    hats, roots = fitted.weighing.within(fitted.bread.hats), fitted.problem.hessian_roots
     eye = torch.eye(hats.shape[1], dtype=hats.dtype, device=hats.device)
     inner = hats if roots is None else roots.transpose(1, 2) @ hats @ roots
     if fitted.weighing.by_output:

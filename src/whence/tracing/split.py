@@ -105,8 +105,7 @@ def split(fitted: Fitted, inputs: Inputs, sources: Sources) -> Split:
                 sums += _sums(fitted, aligned, there, sources)
             parts.append(sums)
     hec3, noise, design, shift = torch.cat(parts, 1)
-    deletions = problem.numbers if fitted.weighing.by_output else problem.counted
-    return Split(hec3, noise, design - shift.square() / deletions, sources)
+    return Split(hec3, noise, design - shift.square() / fitted.meats.deletions, sources)
 
 
 def join(parts: Sequence[Split]) -> Split:

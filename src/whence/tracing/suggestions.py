@@ -13,6 +13,7 @@ from whence.display import Column, Shown, Table, numbers, rows_shown
 from whence.tangents.batches import Inputs, batch_size
 
 from .fitted import Fitted
+from .numeric_range import check_variances
 from .settling import expected_targets
 from .tables import frame
 
@@ -98,6 +99,7 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
     problem.budget.require(need, f"the products of {p} inputs of the pool", "Pass a smaller pool.")
     roots = _roots(fitted, pool)
     matrix = _products(fitted, pool, pool, roots, roots)  # (p q, p q)
+    check_variances(problem, {"the Laplace variance": matrix}, "the pool")
     q = len(matrix) // p
     aims, total = matrix, float(matrix.diagonal().sum())
     if test is not None:
@@ -112,6 +114,7 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
     index, score, left = [], [], []
     for _ in range(min(budget, p)):
         drops = _drops(matrix, aims, p, q, eye)
+        check_variances(problem, {"the drop of variance": drops[open_].unsqueeze(1)}, "the pool")
         best = int(torch.where(open_, drops, -torch.inf).argmax())
         drop = float(drops[best])
         total -= drop
@@ -159,10 +162,10 @@ def _cut(roots: Tensor | None, batches: Sequence[Inputs]) -> Sequence[Tensor | N
     return parts
 
 
-def check_first(suspicion: Tensor, budget: int) -> Suggestion:
-    """Training examples with the most doubtful labels."""
-    score, index = suspicion.sort(descending=True, stable=True)
-    return Suggestion(index[:budget], score[:budget], score.new_zeros(0), "labels to check")
+def check_first(score: Tensor, order: Tensor, budget: int) -> Suggestion:
+    """Training examples with the most doubtful labels: scores (n,) of all, and their order (n,)."""
+    index = order[:budget]
+    return Suggestion(index, score[index], score.new_zeros(0), "labels to check")
 
 
 def _drops(matrix: Tensor, aims: Tensor, p: int, k: int, eye: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from whence.tangents.batches import Inputs, batch_size, take
 
 from .fitted import Fitted
+from .numeric_range import check_variances
 
 HELD = 2**18
 """Numbers that are squared in one go on a CPU."""
@@ -82,6 +83,7 @@ def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: i
         moved = _moved(aligned, left_out[where])
         hec3[:, where] = _squares(moved).T
         pull[:, where] = moved.sum(1).transpose(0, 1)
+    check_variances(problem, {"ho": ho.sum(1, keepdim=True), "hec3": hec3.sum(1, keepdim=True)}, "a batch")
     return Terms(ho, hec3, size, pull)
 
 

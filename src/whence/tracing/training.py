@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from whence.likelihoods import Likelihood
 from whence.memory import few_at_once
+from whence.ordering import largest_first
 from whence.tangents.batches import Inputs
 
 from .calibration import leave_one_out_leverage
@@ -39,8 +40,22 @@ def cooks_distance(fitted: Fitted) -> Tensor:
     return found / scale if scale > 0 else torch.zeros_like(found)
 
 
-def suspicion(fitted: Fitted) -> Tensor:
-    """(n,) how little each label fits what the other examples say.
+@dataclass(frozen=True)
+class Doubts:
+    """How little each label fits what the other examples say.
+
+    Attributes:
+        score: (n,) the size of the doubt.
+        order: (n,) the examples, the most doubtful label first. It tells labels apart whose scores round to the same
+            number; examples without a score come last.
+    """
+
+    score: Tensor
+    order: Tensor
+
+
+def doubts(fitted: Fitted) -> Doubts:
+    """How little each label fits what the other examples say.
 
     For squared error the size of the studentized residual, (e_i^T u_i / s^2)^1/2. The residual alone forgives an
     example that pulls the fit towards its own label; the leave-one-out residual alone blames one that has few others
@@ -48,25 +63,32 @@ def suspicion(fitted: Fitted) -> Tensor:
 
     For other losses the largest entry of the residual at the prediction without the example, f - q e with its
     leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
+    Examples are ordered by its logarithm, and by log-odds where that is zero: a label that the network is certain of
+    has a 1 - p below the smallest number there is.
     """
     if fitted.problem.hessian_roots is not None:
-        return fitted.problem.unweighted(residuals_without(fitted)).abs().amax(1)
-    product = (fitted.residuals * fitted.loo_residuals).sum(1).clamp_min(0.0)
-    return (product / fitted.noise_scale).sqrt() if fitted.noise_scale > 0 else torch.zeros_like(product)
+        logs, ties = fitted.problem.doubt(change_without(fitted))
+        return Doubts(logs.exp(), largest_first(logs, ties))
+    scale = fitted.noise_scale**0.5
+    product = (fitted.residuals / scale * (fitted.loo_residuals / scale)).sum(1).clamp_min(0.0)
+    found = product.sqrt() if scale > 0 else torch.zeros_like(product)
+    return Doubts(found, largest_first(found))
+
+
+def suspicion(fitted: Fitted) -> Tensor:
+    """(n,) how little each label fits what the other examples say: the scores of `doubts`."""
+    return doubts(fitted).score
+
+
+def change_without(fitted: Fitted) -> Tensor:
+    """(n, k) from the network's outputs to each example's prediction in the fit without it."""
+    change = -(leave_one_out_leverage(fitted) @ _residuals(fitted).unsqueeze(2)).squeeze(2)
+    return fitted.step.change + change if fitted.weighing.recenter else change
 
 
 def residuals_without(fitted: Fitted) -> Tensor:
     """(n, k) residuals of each example at its prediction in the fit without it, sample weights multiplied in."""
-    problem, residuals = fitted.problem, _residuals(fitted)
-    outputs = problem.outputs + fitted.step.change if fitted.weighing.recenter else problem.outputs
-    change = -(leave_one_out_leverage(fitted) @ residuals.unsqueeze(2)).squeeze(2)
-    roots, units, k = problem.hessian_roots, problem.units, problem.width
-    if problem.sketch is not None:  # outputs that were not looked at are not known: to first order
-        return Likelihood.moved(problem.likelihood, residuals, outputs, roots, change)
-    if units is None or roots is None:
-        return problem.likelihood.moved(residuals, outputs, roots, change)
-    flat = (residuals.reshape(-1, k), outputs.reshape(-1, k), units.split(roots), change.reshape(-1, k))
-    return problem.likelihood.moved(*flat).reshape(problem.n, -1)
+    return fitted.problem.moved(change_without(fitted))
 
 
 def influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
@@ -80,7 +102,7 @@ def influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
 
 def training_frame(fitted: Fitted, moved: tuple[Tensor, int] | None) -> pandas.DataFrame:
     """One row a training example; see `Tracer.training_frame`."""
-    suspect = suspicion(fitted)
+    suspect = doubts(fitted)
     columns = {
         "leverage": fitted.leverage.sum(1),
         "residual": fitted.residuals.norm(dim=1),
@@ -91,24 +113,23 @@ def training_frame(fitted: Fitted, moved: tuple[Tensor, int] | None) -> pandas.D
         total, count = moved
         columns["test_influence"] = (total / count).sqrt()
         columns["test_share"] = total / total.sum().clamp_min(torch.finfo(total.dtype).tiny)
-    columns["suspicion"] = suspect
-    columns["suspect_rank"] = rank(suspect)
+    columns["suspicion"] = suspect.score
+    columns["suspect_rank"] = places(suspect.order)
     table = frame({name: [column] for name, column in columns.items()})
     table.index.name = "example"
     return table
 
 
-def rank(scores: Tensor) -> Tensor:
-    """Place of each score, 1 for the largest; ties in the order of the examples.
+def places(order: Tensor) -> Tensor:
+    """Place of each example in an order, 1 for the first.
 
     Examples:
-        >>> rank(torch.tensor([0.5, 2.0, 1.0])).tolist()
+        >>> places(torch.tensor([1, 2, 0])).tolist()
         [3, 1, 2]
     """
-    order = scores.argsort(descending=True, stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(1, len(order) + 1, device=order.device)
-    return places
+    found = torch.empty_like(order)
+    found[order] = torch.arange(1, len(order) + 1, device=order.device)
+    return found
 
 
 def _residuals(fitted: Fitted) -> Tensor:

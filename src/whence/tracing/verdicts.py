@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.display import Column, Shown, Table, count, places, rows_shown
+from whence.ordering import largest
 from whence.tangents.batches import Inputs
 
 from .calibration import Calibration
@@ -184,7 +185,7 @@ def _explain(terms: Terms, leverage: Tensor, usual: Calibration, level: float, t
     squares = (terms.ho / ho.clamp_min(tiny).unsqueeze(1)).square().sum(1)
     effective = torch.where(squares > 0, 1.0 / squares.clamp_min(tiny), 1.0)
     few = min(top, terms.ho.shape[1])
-    listed = terms.hec3.topk(few, dim=1).indices, terms.ho.topk(few, dim=1).indices
+    listed = largest(terms.hec3, few)[1], largest(terms.ho, few)[1]
     return judge(usual, level, leverage, (ho, hec3, ratio), effective, listed)
 
 

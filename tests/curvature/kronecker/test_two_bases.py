@@ -187,6 +187,36 @@ def test_jackknife_is_centred_and_positive(loo: str, recenter: bool) -> None:
     assert bool((found.jackknife < found.hec3).all())
 
 
+@pytest.mark.parametrize("corner", [None, 3])
+@pytest.mark.parametrize(("loo", "width"), [("example", 6), ("position", 2), ("output", 1)])
+def test_what_is_left_out_of_several_positions(loo: str, width: int, corner: int | None) -> None:
+    torch.manual_seed(11)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double().eval()
+    inputs, tested = torch.randn(8, 3, 4).double(), torch.randn(3, 3, 4).double()
+    targets = torch.randn(8, 3, 2, dtype=torch.float64)
+    tracer = whence.fit(
+        model, [(inputs, targets)], structure=two_bases(corner=corner), ridge=RIDGE, loo=loo, progress=False
+    )
+    tangents, test_tangents = tangents_of(model, inputs), tangents_of(model, tested)
+    bread = tracer.bread
+    meats = dense.meats_of(np.asarray(tracer.residuals), np.asarray(tracer.loo_residuals), tangents, width)
+    weighted = meats_of(tracer, tangents)["hec0"]  # the basis is that of whole examples, whatever is left out
+    damped = dense.curvature_of(bread) + RIDGE * np.eye(tangents.shape[2])
+    hats = np.stack([one @ np.linalg.solve(damped, one.T) for one in tangents])
+    together = np.kron(np.eye(6 // width), np.ones((width, width)))
+    residuals = np.asarray(tracer.residuals)
+    close(tracer.loo_residuals, residuals + np.einsum("nij,nj->ni", hats * together, residuals))
+    solved = np.stack([np.linalg.solve(damped, one.T).T for one in test_tangents])
+    found = tracer.predict(tested)
+    for name in ("hec0", "hec3", "jackknife"):
+        meat = sum(
+            turned_meat(block, basis.shape, corner, weighted, meats[name])
+            for block, basis in zip(dense.blocks_of(bread), bread.bases, strict=True)
+        )
+        wanted = np.einsum("mcp,pq,mcq->mc", solved, meat, solved)
+        close(getattr(found, name).flatten(1), wanted)
+
+
 def test_classes() -> None:
     torch.manual_seed(8)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whence.curvature.base import Weigh
 from whence.curvature.kronecker.kinds import OfFeatures
-from whence.curvature.primal import PrimalBread
+from whence.curvature.primal import PrimalBread, singular
 from whence.errors import InputError
 from whence.tangents.linearization import Linearization
 
@@ -80,6 +80,8 @@ class Core(OfFeatures):
         joined = torch.cat([s.reshape(-1) for s in spectrum])
         order = joined.argsort(descending=True)
         ordered = joined[order]
+        if not ridge and not float(ordered[0]) > 0:
+            raise singular(0.0, len(ordered), len(ordered))
         lam = ridge if ridge else 1e-12 * float(ordered[0])
         freedom = (ordered / (ordered + lam)).cumsum(0)
         useful = int((ordered > 1e-12 * ordered[0]).sum())
@@ -94,7 +96,8 @@ class Core(OfFeatures):
         picked = torch.zeros(len(joined), dtype=torch.bool, device=joined.device)
         picked[order[:r]] = True
         parts = picked.split([s.numel() for s in spectrum])
-        return [part.nonzero().squeeze(1) for part in parts], float(freedom[r - 1] / freedom[-1]), r
+        share = float(freedom[r - 1] / freedom[-1]) if float(freedom[-1]) > 0 else 1.0
+        return [part.nonzero().squeeze(1) for part in parts], share, r
 
 
 def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:

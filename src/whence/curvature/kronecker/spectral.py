@@ -105,13 +105,12 @@ class SpectralBread(Bread):
                 squares.update(gather_meats(self.stream, self.open_meats(rest), rest).finish()[0])
         else:
             squares, total = gather_meats(self.stream, self.open_meats(roots), roots).finish()
-        deletions = self.problem.deletions(roots["hec3"].shape[2])
 
         def of(at: int) -> Iterator[Squares]:
             if scale is not None:
                 yield self.spectrum.noise[at].times(scale)
             yield from (one[at] for one in squares.values())
-            yield centre(self.bases[at], squares["hec3"][at], total[at], deletions)
+            yield centre(self.bases[at], squares["hec3"][at], total[at], meats.deletions)
 
         return SpectralSandwich.make(self, [*["ho"] * (scale is not None), *squares, "jackknife"], of)
 
@@ -261,7 +260,8 @@ class SpectralSandwich(Sandwich):
         weights = []
         for at, curvature in enumerate(bread.spectrum.curvature):
             inside, outside = curvature.inside + bread.ridge, curvature.outside + bread.ridge or 1.0
-            pairs = ((one.inside / inside.square(), one.outside / outside**2) for one in of(at))
+            # One division after the other: squares of small and large ridges are no numbers.
+            pairs = ((one.inside / inside / inside, one.outside / outside / outside) for one in of(at))
             each = chain(pairs, [(1.0 / inside, 1.0 / outside)])
             weights.append(Weights.of(bread.bases[at], each, len(names), precision))
         return cls(bread, names, weights)

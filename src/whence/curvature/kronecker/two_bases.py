@@ -158,7 +158,6 @@ class TwoBasesBread(SpectralBread):
         """Squares of the weighted gradients in the basis of the meats where there is one, else in the curvature's."""
         plain = super().sandwich(meats)
         weights = list(plain.weights)
-        deletions = self.problem.counted * meats.roots["hec3"].shape[2]
         for at, turn in enumerate(self.turns):
             if turn is None:
                 continue
@@ -167,7 +166,7 @@ class TwoBasesBread(SpectralBread):
                 squares = {name: one for name, one in sums.turned(at).items() if name != "ho"}
                 if "hec3" in squares:
                     one = Squares(squares["hec3"], 0.0)
-                    squares["jackknife"] = centre(turn.basis, one, sums.sums[at].total, deletions).inside
+                    squares["jackknife"] = centre(turn.basis, one, sums.sums[at].total, meats.deletions).inside
                 found.update({plain.names.index(name): one for name, one in squares.items()})
             solved = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
             weights[at] = TurnedWeights.add_to(weights[at], turn, found, solved)

@@ -1,15 +1,16 @@
-"""What can be said without any further pass over the data: printed with the fit."""
+"""What can be said without much work: printed with the fit."""
 
 from __future__ import annotations
 
 from whence.tracing.fitted import Fitted
 
 from . import rules
+from .outside import share_inside
 from .result import Check, Trust
 
 
 def at_once(fitted: Fitted) -> Trust:
-    """Degrees of freedom, leverages, and how far the structure's own Newton step would go.
+    """Degrees of freedom, leverages, how far the structure's own Newton step would go, and what lies outside a core.
 
     Standard errors are the typical one of training predictions: noise times the root of degrees of freedom a number.
     """
@@ -21,18 +22,18 @@ def at_once(fitted: Fitted) -> Trust:
     moves = (float(lost.square().sum()) / error) ** 0.5 if error > 0 else 0.0
     if fitted.weighing.recenter:
         moves = 0.0  # the step was taken
-    checks = (
+    checks = [
         rules.stationarity(fitted.step.relative, moves, fitted.weighing.recenter),
         rules.freedom(bread.degrees_of_freedom, problem.numbers),
         guards(fitted),
-    )
-    return Trust(checks)
+    ]
+    inside = share_inside(fitted)
+    if inside is not None:
+        checks.append(rules.outside(inside))
+    return Trust(tuple(checks))
 
 
 def guards(fitted: Fitted) -> Check:
     """Counts of guarded leverages."""
-    groups, problem = fitted.weighing.groups, fitted.problem
-    among = problem.counted if fitted.weighing.units is None else problem.counted_units
-    among = among if groups is None else groups.counted
     largest = float(fitted.left_out.leverage.max())
-    return rules.leverage(fitted.left_out.guarded, among, largest, fitted.weighing.policy)
+    return rules.leverage(fitted.left_out.guarded, fitted.meats.deletions, largest, fitted.weighing.policy)

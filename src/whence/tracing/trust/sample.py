@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError
+from whence.ordering import largest
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tracing.alignments import alignments
 from whence.tracing.asking import inputs_of
@@ -122,7 +123,7 @@ def most_influential(fitted: Fitted, points: Points, most: int) -> list[Deletion
     moved = _influence(fitted, points)  # (n or groups, q)
     flat = moved.flatten()
     count = min(most, int((flat > 0).sum()))
-    top = flat.topk(count).indices if count else flat.new_zeros(0, dtype=torch.long)
+    top = largest(flat, count)[1] if count else flat.new_zeros(0, dtype=torch.long)
     groups, units = fitted.weighing.groups, fitted.weighing.units
     width = units.width if units is not None else 1 if fitted.weighing.by_output else fitted.problem.k
     found = []
