@@ -24,7 +24,7 @@ space := $() $()
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test portable docs lint licences advisories lowest format science bench soak wheel clean
+.PHONY: help setup demo test portable docs lint licences advisories lowest format science fuzz bench soak wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -70,8 +70,14 @@ format: setup ## let ruff rewrite what it can
 docs: setup ## build the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-science: setup ## the slow tests: simulations, retraining, coverage
-	$(PYTEST) -m slow
+# Seconds that problems are drawn for, in `make science` and in `make fuzz`, and the seed of the first.
+FUZZ_SECONDS ?= 600
+FUZZ_FIRST_SEED ?= 1000
+science: setup ## the slow tests: simulations, retraining, coverage, drawn problems for FUZZ_SECONDS
+	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FIRST_SEED=$(FUZZ_FIRST_SEED) $(PYTEST) -m slow
+
+fuzz: setup ## networks, loaders and options at random, every number against dense algebra, for FUZZ_SECONDS
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --first-seed $(FUZZ_FIRST_SEED) --jobs $(JOBS)
 
 # DATA is a folder with uci/, mnist/, fashion-mnist/, cifar-10/ and california-housing/; benchmarks/data.py says in which form.
 # Without it: random inputs for cost, and what comes with scikit-learn for quality and label errors. SIZE=full takes hours.

@@ -107,6 +107,7 @@ IGNORED |= {
     "_batch",
     "_seen",
     "_spare",
+    "saved",
     "_roomy",
 }  # memory beside pieces: a loaded fit plans anew
 

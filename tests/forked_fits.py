@@ -45,8 +45,25 @@ CASES: dict[str, dict[str, Any]] = {
     "positions, classes": {"structure": "core", "dense": True, "likelihood": whence.Categorical(ignore_index=-1)},
     "single precision": {"structure": "core", "likelihood": "categorical", "single": True},
     "single precision, ekfac": {"structure": whence.EKFAC(tolerance=0.0), "single": True},
+    "heads": {"structure": "diagonal", "heads": True},
+    "heads, core": {"structure": whence.Core(size=400, tolerance=0.0), "heads": True},
     "dual": {"structure": whence.Exact("dual"), "likelihood": "categorical", "recenter": True},
 }
+
+
+class Heads(nn.Module):
+    """Two tasks, told by the first input: the second comes last, in the data of the last process alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.trunk = network(3)
+        self.heads = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)]).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, second = self.trunk(x).tanh(), x[:, :1] > 0.8
+        first = self.heads[0](hidden)
+        return torch.where(second, self.heads[1](hidden), first) if bool(second.any()) else first
 
 
 def network(outputs: int = 2) -> nn.Module:
@@ -82,6 +99,9 @@ def fit(name: str, where: slice, **more: Any) -> whence.Tracer:
     if options.pop("weighted", False):
         tensors.append(torch.arange(24, dtype=torch.float64) % 4)
     model = network()
+    if options.pop("heads", False):
+        model, order = Heads(), tensors[0][:, 0].argsort()
+        tensors = [one[order] for one in tensors]
     if options.pop("dense", False):  # three positions an example, some of which may not count
         model, x = nn.Sequential(model), tensors[0]
         tensors = [

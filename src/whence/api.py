@@ -137,7 +137,9 @@ def fit(
             dtype=dtype,
             tf32=tf32,
             columns=check_columns(outputs),
-            seed=0 if generator is None else int(torch.randint(2**31, (1,), generator=generator)),
+            seed=0
+            if generator is None
+            else int(torch.randint(2**31, (1,), generator=generator, device=generator.device)),
         )
         check_sharing(chosen, data, layers)
         folder = check_checkpoint(checkpoint, every, chosen)

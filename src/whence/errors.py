@@ -66,7 +66,7 @@ class CorruptArtifactError(WhenceError, ValueError):
 
 
 class FormatError(WhenceError, ValueError):
-    """A saved file is of a newer format than this version reads."""
+    """A saved file is of another format than this version reads."""
 
 
 class ProcessError(WhenceError, RuntimeError):

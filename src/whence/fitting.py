@@ -20,7 +20,7 @@ from .options import check_positions
 from .progress import Progress
 from .results import Diagnostics, Finding
 from .starting import begin, digest_of, end
-from .tangents.batches import Batches
+from .tangents.batches import Batches, differ
 from .tangents.borrow import borrowed, check_model, fingerprint
 from .tangents.forward import Network, first_line
 from .tangents.gathering import linearize
@@ -171,6 +171,8 @@ def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters
     """What the first batch tells: that the model can be relied on, which parameters count, and what labels mean."""
     first = batches.first()
     batches.notes.extend(network.check_repeatable(first.inputs))
+    if not differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
+        batches.notes.extend(network.check_separate(batches.beginning()))
     selection = select(network.model, parameters, lambda: network.last_module(first.inputs))
     unused = network.check_connected(selection.parameters, first.inputs)
     if unused:
@@ -205,12 +207,14 @@ def _assemble(
 def _told(tracer: Tracer, bar: Progress) -> Tracer:
     """Add what can be said at once about how far to trust the fit, and say so where it is not fine."""
     trust = at_once(tracer)
-    odd = ", ".join(check.name for check in trust if check.level != "fine")
+    odd = ", ".join(check.name for check in trust if check.level not in ("fine", "not checked"))
     if odd:
         bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
     finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
     beyond = [
         Finding("HeC3 inside the core", check.numbers["share"], "share of it, on a sample of training inputs")
+        if check.numbers
+        else Finding("HeC3 inside the core", "not checked", check.words)
         for check in trust
         if check.name == "outside the core"
     ]

@@ -207,7 +207,9 @@ def _sketched(
         some = take(inputs, slice(low, high))
         pieces: dict[str, list[Tensor]] = {}
         for at in range(t):
-            signs = torch.randint(0, 2, (high - low, k, sketches), generator=generator, dtype=torch.int8)
+            signs = torch.randint(
+                0, 2, (high - low, k, sketches), generator=generator, dtype=torch.int8, device=generator.device
+            )
             basis = (2 * signs - 1).to(outputs)
             for name, value in answer(Mixed(some, basis, at * k), False).items():
                 pieces.setdefault(name, []).append(value)

@@ -103,7 +103,7 @@ class Predictor(Shown):
         """
         look = Look.of(self._usual() if outputs is None else outputs)
         if self.problem.dense or self.problem.sketch is not None or look.kind != "all":
-            return self._look(x, look, covariance, generator or torch.Generator().manual_seed(0))
+            return self._look(x, look, covariance, generator or torch.Generator("cpu").manual_seed(0))
         at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
         cache = None if at_once else InputCache(x, self.problem.budget)
         work = self._predict_batch if at_once else self._variances_of_batch

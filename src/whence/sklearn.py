@@ -82,7 +82,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
             raise InputError(f"expected max_iter to be at least 1, got {self.max_iter!r}.")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         sizes = (x.shape[1], *self.hidden_layer_sizes, outputs)
-        network = Scaled(layers(sizes, torch.Generator().manual_seed(seed)), x, None if classes else y)
+        network = Scaled(layers(sizes, torch.Generator("cpu").manual_seed(seed)), x, None if classes else y)
         loss: Literal["squares", "cross_entropy"] = "cross_entropy" if classes else "squares"
         self.n_iter_ = train(network, x, y, loss, self.ridge, self.max_iter)
         self.network_ = network

@@ -13,7 +13,7 @@ import loss_oracles
 import oracles
 import whence
 from classification import ESTIMATORS, PROBLEMS, N, categorical, inputs
-from whence.tangents.sketches import SketchedBatches, mixtures, orthonormal
+from whence.tangents.sketches import SketchedBatches, joint_basis, mixtures
 
 TEST = inputs(5, 11)
 EXACT = [whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=99, tolerance=0)]
@@ -111,9 +111,8 @@ def test_squared_error_has_one_variance_for_all_outputs() -> None:
 def test_mixtures_are_unbiased() -> None:
     """The mean of M M^T over many examples is the identity, to five standard errors."""
     n = 4000
-    sizes = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0], dtype=torch.float64).expand(n, -1)
     for columns in (1, 2, 4):
-        mixed = mixtures(sizes, columns, 0, 0)
+        mixed = mixtures(torch.tensor([0, 2])[: columns // 2].expand(n, -1), 5, columns, 0, 0)
         products = mixed @ mixed.transpose(1, 2)
         error = products.std(0) / n**0.5
         assert ((products.mean(0) - torch.eye(5, dtype=torch.float64)).abs() <= 5 * error + 1e-12).all()
@@ -123,23 +122,56 @@ def test_mixtures_are_unbiased() -> None:
 
 
 def test_mixtures_belong_to_examples_not_to_batches() -> None:
-    sizes = torch.rand(7, 9, generator=torch.Generator().manual_seed(0))
-    whole = mixtures(sizes, 4, 3, 10)
-    torch.testing.assert_close(torch.cat([mixtures(sizes[:3], 4, 3, 10), mixtures(sizes[3:], 4, 3, 13)]), whole)
-    assert not torch.equal(mixtures(sizes, 4, 4, 10), whole)
+    largest = torch.rand(7, 9, generator=torch.Generator().manual_seed(0)).topk(2, dim=1).indices
+    whole = mixtures(largest, 9, 4, 3, 10)
+    parts = [mixtures(largest[:3], 9, 4, 3, 10), mixtures(largest[3:], 9, 4, 3, 13)]
+    torch.testing.assert_close(torch.cat(parts), whole)
+    assert not torch.equal(mixtures(largest, 9, 4, 4, 10), whole)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_bases_are_orthonormal_and_hold_the_columns(dtype: torch.dtype) -> None:
-    columns = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    columns[0, :, 3] = 1e-3 * columns[0, :, 1]  # parallel
+def columns_to_span() -> Tensor:
+    """Four examples with three columns of a root and a residual: parallel ones, zeros, and a tiny residual."""
+    columns = torch.randn(4, 50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    columns[0, :, 3] = 1e-3 * columns[0, :, 1]
     columns[1, :, 2] = 0.0
-    basis, coordinates = orthonormal(columns)
-    near = 50 * float(columns.abs().max()) * torch.finfo(dtype).eps  # a sum of 50 products, rounded at every step
-    torch.testing.assert_close((basis.double() @ coordinates).to(dtype), columns, rtol=0, atol=near)
-    grams = (basis.transpose(1, 2) @ basis).double()
-    wanted = torch.diag_embed(torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.float64))
-    torch.testing.assert_close(grams, wanted, rtol=0, atol=near)
+    columns[3, :, 3] *= 1e-9
+    return columns
+
+
+def test_bases_are_isometries_and_hold_the_columns() -> None:
+    columns = columns_to_span()
+    basis, coordinates = joint_basis(columns[:, :, :3], columns[:, :, 3], torch.full((4,), 1e-16, dtype=torch.float64))
+    size = columns.norm(dim=1, keepdim=True)
+    torch.testing.assert_close((basis @ coordinates) / size.clamp_min(1e-300), columns / size.clamp_min(1e-300))
+    grams = basis.transpose(1, 2) @ basis
+    torch.testing.assert_close(grams @ grams, grams)
+    ranks = torch.tensor([3.0, 3, 4, 4], dtype=torch.float64)
+    torch.testing.assert_close(torch.diagonal(grams, dim1=1, dim2=2).sum(1), ranks)
+
+
+@pytest.mark.parametrize("kind", ["apart", "equal", "dependent", "nearly dependent", "residual of noise"])
+def test_bases_move_no_more_than_their_columns(kind: str) -> None:
+    """B of perturbed columns with T of the plain ones is C to sqrt(2) times the perturbation, and so are T."""
+    draw = torch.Generator().manual_seed(3)
+    columns = torch.randn(8, 30, 5, generator=draw, dtype=torch.float64)
+    if kind == "equal":  # all singular values are one
+        columns = torch.linalg.qr(columns).Q
+    elif kind == "dependent":
+        columns[:, :, 4] = columns[:, :, 0] - 2 * columns[:, :, 1]
+        columns[:, :, 2] = columns[:, :, 3]
+    elif kind == "nearly dependent":
+        columns[:, :, 4] = columns[:, :, 0] + 1e-7 * columns[:, :, 4]
+    elif kind == "residual of noise":
+        columns[:, :, 4] *= 1e-8
+    noise = 1e-8 * torch.randn(columns.shape, generator=draw, dtype=torch.float64)
+    rounding = torch.full((8,), 1e-9, dtype=torch.float64)
+    one, other = (joint_basis(c[:, :, :4], c[:, :, 4], rounding) for c in (columns, columns + noise))
+    size = columns[:, :, :4].flatten(1).norm(dim=1)
+    for found, wanted in ((other[0] @ one[1], columns), (one[1], other[1])):
+        gap = (found - wanted)[:, :, :4].flatten(1).norm(dim=1) / size
+        assert float(gap.max()) < (1e-4 if kind == "residual of noise" else 1e-7), gap
+        gap = (found - wanted)[:, :, 4].norm(dim=1) / (columns[:, :, 4].norm(dim=1) + 1e-4 * size)
+        assert float(gap.max()) < 1e-3, gap
 
 
 def test_more_columns_are_nearer() -> None:

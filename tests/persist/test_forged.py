@@ -55,9 +55,9 @@ def test_a_plain_safetensors_file(fit: Fit, tmp_path: Path) -> None:
     refused(tmp_path / "weights.safetensors", fit.model, "expected a file saved by whence, got something else")
 
 
-def test_a_newer_format(fit: Fit, path: Path, forged: Forged) -> None:
+def test_another_format(fit: Fit, path: Path, forged: Forged) -> None:
     forged.metadata["whence"] = "2"
-    message = r"expected a file of format 1 or older, got format 2 in .*, which a newer whence wrote\. Install a newer"
+    message = r"expected a file of format 1, got format 2 in .*, which another version of whence wrote\. Read it"
     refused(forged.write(path), fit.model, message, whence.FormatError)
     forged.metadata["whence"] = "0"
     refused(forged.write(path), fit.model, "there is no format 0")

@@ -111,3 +111,34 @@ def test_every_order_of_contraction_gives_the_inner_products(positions: int, dir
     along = torch.randn(directions, groups, 2, 5, dtype=torch.float64)
     wanted = torch.einsum("nceoi,qeoi->ncq", tangent.materialize(), along)
     torch.testing.assert_close(align(tangent, along), wanted, rtol=1e-12, atol=1e-12)
+
+
+class Mean(torch.nn.Module):
+    """Tokens through a layer, their mean through another: sequences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.head = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.each(x).tanh().mean(1))
+
+
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_a_layer_seen_once_in_a_prediction_and_at_several_positions_in_training(
+    name: str, generator: torch.Generator
+) -> None:
+    """A token that is repeated leaves the mean and its tangents as they are."""
+    model = Mean().double().eval()
+    x = torch.randn(9, 3, 3, generator=generator, dtype=torch.float64)
+    y = torch.randn(9, 2, generator=generator, dtype=torch.float64)
+    tracer = fit(model, [(x[:4], y[:4]), (x[4:], y[4:])], structure=SPECTRAL[name], ridge=RIDGE)
+    token = torch.randn(2, 1, 3, generator=generator, dtype=torch.float64)
+    once, thrice = gathered(tracer, token, 2), gathered(tracer, token.repeat(1, 3, 1), 2)
+    np.testing.assert_allclose(once, thrice, rtol=1e-9, atol=1e-12)
+    damped = curvature_matrices.curvature_of(tracer.bread) + RIDGE * np.eye(26)
+    J, test = oracles.tangents_of(model, x)[1], oracles.tangents_of(model, token)[1]
+    wanted = np.einsum("mkp,pq,njq->mnkj", test, np.linalg.inv(damped), J)
+    np.testing.assert_allclose(once, wanted, rtol=1e-8, atol=1e-10)
+    pool = tracer.bread.products(token, [x])  # (m, k, p, k)
+    np.testing.assert_allclose(pool.permute(0, 2, 1, 3), wanted, rtol=1e-8, atol=1e-10)

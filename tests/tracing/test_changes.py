@@ -14,6 +14,7 @@ import networks
 import oracles
 import whence
 from doubles import fit
+from fuzz.dense import Dense, Loss, tangents_of
 
 RIDGE, N, K = 0.5, 14, 2
 ROADS = {
@@ -275,3 +276,33 @@ def converge(network: nn.Module, x: torch.Tensor, y: torch.Tensor, ridge: float)
         return value
 
     optimiser.step(loss)
+
+
+@pytest.mark.parametrize("change", [{"remove": [2, 5]}, {"repeat": [3]}, {"remove": [0], "repeat": [7, 7]}], ids=str)
+@pytest.mark.parametrize(
+    "loss", [Loss("categorical", (0.5, 2.0, 3.5), 0.1), Loss("bernoulli", (0.4, 3.0, 1.5))], ids=str
+)
+def test_changed_examples_keep_the_weights_of_their_own_classes(
+    loss: Loss, change: dict[str, list[int]], generator: torch.Generator
+) -> None:
+    x = torch.randn(12, 2, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (12,), generator=generator)
+    model = networks.linear(torch.randn(3, 2, generator=generator, dtype=torch.float64))
+    categorical = loss.kind == "categorical"
+    given = y if categorical else torch.nn.functional.one_hot(y, 3).double()
+    likelihood = (
+        whence.Categorical(weight=loss.weight, label_smoothing=loss.smoothing)
+        if categorical
+        else whence.Bernoulli(pos_weight=loss.weight)
+    )
+    found = fit(model, [(x[:5], given[:5]), (x[5:], given[5:])], likelihood=likelihood, ridge=RIDGE).what_if(
+        x[:3], **change
+    )
+    f, J = tangents_of(model, x, ["weight"])
+    start = model.weight.detach().numpy().reshape(-1)
+    truth = Dense(f, J, start, loss, loss.encoded(given, torch.from_numpy(f)).numpy(), np.ones((12, 1)), RIDGE)
+    counts = np.ones(12)
+    np.add.at(counts, change.get("remove", []), -1)
+    np.add.at(counts, change.get("repeat", []), 1)
+    for name, wanted in truth.what_if(J[:3], counts, {}).items():
+        np.testing.assert_allclose(getattr(found, name), wanted, rtol=1e-7, atol=1e-10, err_msg=name)

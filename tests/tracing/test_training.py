@@ -167,3 +167,58 @@ class Counts(whence.Likelihood):
 
     def residuals(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return targets - outputs.exp()
+
+
+def test_suspicion_of_weighted_least_squares_is_that_of_statsmodels(generator: torch.Generator) -> None:
+    x, y = regression(generator)
+    weights = 0.3 + torch.rand(15, generator=generator, dtype=torch.float64)
+    fitted = sm.WLS(y.numpy()[:, 0], x.numpy(), weights=weights.numpy()).fit()
+    loader = [(x, y, weights)]
+    table = fit(networks.linear(fitted.params[None]), loader, ridge=0.0, noise="unbiased").training_frame()
+    residual, leverage = (
+        fitted.wresid,
+        OLSInfluence(sm.OLS(fitted.model.wendog, fitted.model.wexog).fit()).hat_matrix_diag,
+    )
+    wanted = np.abs(residual) / np.sqrt(fitted.scale * (1 - leverage))
+    np.testing.assert_allclose(table.suspicion, wanted, rtol=1e-8)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
+def test_suspicion_of_a_recentered_fit_is_the_residual_at_the_prediction_without_the_example(
+    likelihood: str, generator: torch.Generator
+) -> None:
+    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    labels = torch.nn.functional.one_hot(torch.randint(3, (12,), generator=generator), 3).double()
+    model = networks.linear(2 * torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    tracer = fit(model, [(x, labels)], likelihood=likelihood, ridge=RIDGE, recenter=True)
+    f, J = model(x).detach().numpy(), oracles.linear_tangents(x.numpy(), 3)
+
+    def chances(outputs: np.ndarray) -> np.ndarray:
+        logits = torch.from_numpy(outputs)
+        return (logits.softmax(1) if likelihood == "categorical" else logits.sigmoid()).numpy()
+
+    p = chances(f)
+    L = np.stack(
+        [np.diag(row) - np.outer(row, row) if likelihood == "categorical" else np.diag(row * (1 - row)) for row in p]
+    )
+    damped = np.einsum("nkp,nkj,njq->pq", J, L, J) + RIDGE * np.eye(9)
+    weights = np.concatenate([one.detach().numpy().reshape(-1) for one in model.parameters()])
+    step = np.linalg.solve(damped, np.einsum("nkp,nk->p", J, labels.numpy() - p) - RIDGE * weights)
+    residuals = labels.numpy() - p - np.einsum("nkj,njp,p->nk", L, J, step)
+    without = []
+    for i in range(12):
+        rest = damped - J[i].T @ L[i] @ J[i]
+        without.append(f[i] + J[i] @ step - J[i] @ np.linalg.solve(rest, J[i].T @ residuals[i]))
+    wanted = np.abs(labels.numpy() - chances(np.stack(without))).max(1)
+    np.testing.assert_allclose(tracer.training_frame().suspicion, wanted, rtol=1e-8)
+
+
+def test_cooks_distance_where_probabilities_are_certain(generator: torch.Generator) -> None:
+    """Hessians of the loss are nearly singular there: 1e-20 and less along some directions, 1e-9 along others."""
+    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (12,), generator=generator)
+    model = networks.linear(20 * torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
+    u, hats = tracer.loo_residuals, tracer.bread.hats
+    wanted = torch.einsum("nk,nkj,nj->n", u, hats, u) / (tracer.degrees_of_freedom * tracer.noise_scale)
+    torch.testing.assert_close(cooks_distance(tracer), wanted, rtol=1e-8, atol=1e-12)

@@ -75,7 +75,7 @@ class OpenedTable:
 
     def explain(self, places: list[int], top: int) -> list[dict[str, Any]]:
         """Verdicts, and the training rows with the largest shares."""
-        inputs = self.inputs[torch.as_tensor(places)]
+        inputs = self.inputs[torch.as_tensor(places, device="cpu")]
         tracer = self.kept.tracer
         verdicts = tracer.explain(inputs, top=top)
         shares = tracer.attribute(inputs, top=top, matrix=True)
@@ -115,7 +115,7 @@ class OpenedTable:
         model, target = self.kept.model, self.kept.model.target
         test: Any = self.inputs
         if numpy.isfinite(self.values).all():
-            values = torch.as_tensor(self.values)
+            values = torch.as_tensor(self.values, device="cpu")
             test = (test, values.long() if target.outputs > 1 else values.to(test.dtype).unsqueeze(1))
         self.kept.tracer.report(
             out,

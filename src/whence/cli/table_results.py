@@ -60,8 +60,8 @@ def write_report(path: Path, done: Study, name: str) -> None:
     parts, model, target = done.parts, done.model, done.model.target
     tested = parts.test
     many = len(tested) > ALL_TRACED
-    values = torch.as_tensor(done.values[tested])
-    inputs = done.inputs[torch.as_tensor(tested)]
+    values = torch.as_tensor(done.values[tested], device="cpu")
+    inputs = done.inputs[torch.as_tensor(tested, device="cpu")]
     labels = values.long() if target.outputs > 1 else values.to(inputs.dtype).unsqueeze(1)
     train, test = done.table.take(parts.train), done.table.take(tested)
     done.tracer.report(

@@ -49,6 +49,7 @@ class PrimalBread(Bread):
             ridge = self.path.best
         self.ridge = ridge
         self.scale, self.inverse = self._factor(curvature, prescale, ridge)
+        problem.passes.crew.share([self.scale, self.inverse], 0, "curvature")  # sums of meats are in these coordinates
         weights = features.weights()
         white = (self.inverse @ ((score - ridge * weights) / self.scale)).to(problem.dtype)
         self.step = (self.inverse.T @ white) / self.scale

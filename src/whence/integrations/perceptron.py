@@ -54,11 +54,11 @@ def layers(sizes: Sequence[int], generator: Generator) -> nn.Sequential:
     """
     parts: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        linear = nn.Linear(inputs, outputs, dtype=torch.float64)
+        linear = nn.Linear(inputs, outputs, dtype=torch.float64, device="cpu")
         reach = 1.0 / math.sqrt(max(inputs, 1))
         with torch.no_grad():
             for parameter in linear.parameters():
-                drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
                 parameter.copy_(reach * (2.0 * drawn - 1.0))
         parts += [linear, nn.Tanh()]
     return nn.Sequential(*parts[:-1])

@@ -210,9 +210,9 @@ def _rest(p: Tensor) -> Tensor:
 def class_weights(given: float | Sequence[float] | Tensor, name: str, alone: bool = False) -> tuple[float, ...]:
     """Weights as plain numbers, checked; a single number counts where it may stand alone."""
     try:
-        weights = torch.as_tensor(given, dtype=torch.float64)
+        weights = torch.as_tensor(given, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        weights = torch.tensor(float("nan"))
+        weights = torch.tensor(float("nan"), device="cpu")
     if alone and weights.ndim == 0:
         weights = weights.reshape(1)
     if weights.ndim != 1 or not bool(torch.isfinite(weights).all() & (weights >= 0).all() & (weights > 0).any()):

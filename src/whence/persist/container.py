@@ -84,7 +84,7 @@ class Container:
 
     def read(self, entry: Entry) -> Tensor:
         """The numbers of one tensor."""
-        found = torch.empty(entry.size, dtype=torch.uint8)
+        found = torch.empty(entry.size, dtype=torch.uint8, device="cpu")
         if entry.size:
             self._file.seek(self._start + entry.start)
             room: Any = found.numpy()

@@ -61,8 +61,8 @@ def write_data(draft: Draft, batches: Batches | SketchedBatches) -> None:
     """Write marks of all batches down, by which the data are recognised; nothing of the data themselves."""
     plain = batches.plain if isinstance(batches, SketchedBatches) else batches
     draft.note(positional=plain.positional, notes=plain.notes, next_labels=plain.retarget is not None)
-    draft.put("sizes", torch.tensor([len(one) for one in batches.prints], dtype=torch.int64))
-    draft.put("marks", torch.tensor([mark for one in batches.prints for mark in one], dtype=torch.int64))
+    draft.put("sizes", torch.tensor([len(one) for one in batches.prints], dtype=torch.int64, device="cpu"))
+    draft.put("marks", torch.tensor([mark for one in batches.prints for mark in one], dtype=torch.int64, device="cpu"))
 
 
 def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:

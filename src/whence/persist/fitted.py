@@ -23,7 +23,7 @@ from whence.estimators import LeftOut, Weighing
 from whence.memory import Budget
 from whence.results import Diagnostics, Finding
 from whence.tangents.borrow import borrowed, check_model, fingerprint
-from whence.tangents.forward import NEAR, Network
+from whence.tangents.forward import Network
 from whence.tangents.linearization import Linearization
 from whence.tracing.asking import borrowed_model
 from whence.tracing.fitted import Fitted
@@ -48,6 +48,9 @@ KINDS: dict[str, tuple[type[Bread], Writer, Restorer]] = {
     "two_bases": (TwoBasesBread, write_spectral, read_two_bases),
 }
 """Every curvature of whence, with the way to a file and back."""
+
+COMPARED = 5
+"""Batches of the training data on which the model must say what it said, spread over them where that is possible."""
 
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
 
@@ -180,20 +183,26 @@ def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int])
 
 
 def _recognise(problem: Linearization, bread: Any) -> None:
-    """Look at the first batch: these must be the training data, and the model must say about them what it said."""
-    first = next(iter(problem.batches.read(None)))
-    outputs = problem.network(first.inputs, "batch 0").to(problem.dtype)
-    wanted = problem.outputs[first.rows]
-    coarsest = max((p.dtype for p in problem.network.model.parameters()), key=lambda one: torch.finfo(one).eps)
-    near = NEAR.get(coarsest, 1e-2) * float(wanted.abs().max())
-    gap = float((outputs - wanted).abs().max()) if outputs.shape == wanted.shape else float("inf")
-    if not gap <= near:
-        raise StaleModelError(
-            f"expected the model to say about the first batch what it said when it was fitted, got a difference of "
-            f"{gap:.3g}. Its weights are the same, its forward is not: build it as it was then."
-        )
+    """Look at a few batches: these must be the training data, and the model must say about them what it said.
+
+    Mixtures of outputs are looked at in every batch, whenever it is read: see `SketchedBatches`.
+    """
+    first = None
+    for place, batch in problem.batches.some(COMPARED):
+        first = batch if first is None else first
+        if problem.sketch is not None:
+            continue
+        with torch.no_grad():
+            outputs = problem.network(batch.inputs, f"batch {place}").to(problem.dtype)
+        wanted = problem.outputs[batch.rows]
+        gap = float((outputs - wanted).abs().max()) if outputs.shape == wanted.shape else float("inf")
+        if not gap <= problem.network.tolerance * float(wanted.abs().max()):
+            raise StaleModelError(
+                f"expected the model to say about batch {place} what it said when it was fitted, got a difference of "
+                f"{gap:.3g}. Its weights are the same, its forward is not: build it as it was then."
+            )
     stream = getattr(bread, "stream", None) or getattr(getattr(bread, "features", None), "stream", None)
-    if stream is not None:
+    if stream is not None and first is not None:
         stream.capture(first.inputs)
 
 

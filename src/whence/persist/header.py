@@ -19,7 +19,7 @@ import torch
 from whence.errors import CorruptArtifactError, FormatError
 
 FORMAT = 1
-"""The format that is written. All older ones are read."""
+"""The format that is written and read."""
 
 MOST_HEADER = 16 * 2**20
 """Bytes of the largest header that is read."""
@@ -79,13 +79,13 @@ def begin(header: bytes, path: str) -> tuple[str, int]:
     if found is None:
         raise CorruptArtifactError(f"expected a file saved by whence, got something else in {path}.")
     version = int(found[1])
-    if version > FORMAT:
-        raise FormatError(
-            f"expected a file of format {FORMAT} or older, got format {version} in {path}, which a newer whence wrote. "
-            "Install a newer whence to read it."
-        )
     if version < 1:
         raise damaged(path, f"there is no format {version}")
+    if version != FORMAT:
+        raise FormatError(
+            f"expected a file of format {FORMAT}, got format {version} in {path}, which another version of whence "
+            "wrote. Read it with that version, or fit and save again."
+        )
     return found[2].decode(), found.start(2)
 
 

@@ -42,8 +42,7 @@ def read_stream(saved: Saved, problem: Linearization) -> LayerStream:
     blocks = tuple(_read_block(saved.part(f"layer_{at}"), problem) for at in range(count))
     if sorted(name for block in blocks for name in block.parameters) != sorted(problem.selection.parameters):
         raise saved.wrong("blocks", "all selected parameters")
-    work = saved.number("work", 0.0) if "work" in saved.facts else 0.0  # first files had none
-    known = Known(blocks, saved.number("fixed", 0.0), saved.number("each", 0.0), work)
+    known = Known(blocks, saved.number("fixed", 0.0), saved.number("each", 0.0), saved.number("work", 0.0))
     stream = LayerStream(problem, known)
     stream.notes = saved.texts("notes")
     return stream

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+import torch
+from torch import Tensor
+
 from whence.tangents.linearization import Linearization
 from whence.tangents.losses import Units
 from whence.tangents.sketches import Sketch, SketchedBatches
@@ -27,17 +30,21 @@ def write_outputs(draft: Draft, problem: Linearization) -> None:
             counted=sketch.counted,
             seed=problem.batches.seed,
         )
+        draft.put("largest", problem.batches.largest)
 
 
-def read_outputs(saved: Saved, n: int, k: int) -> tuple[Units | None, Sketch | None, int]:
-    """Positions and mixtures, if any, and the seed of these."""
-    units = sketch = None
+def read_outputs(saved: Saved, n: int, k: int) -> tuple[Units | None, Sketch | None, int, Tensor | None]:
+    """Positions and mixtures, if any, the seed of these, and which columns they hold as they are."""
+    units = sketch = largest = None
     seed = 0
     if saved.flag("mixtures"):
         columns, seed = saved.whole("columns", 1), saved.whole("seed", 0, 2**63)
         if columns + 1 != k:
             raise saved.wrong("columns", f"one less than {k}")
         sketch = Sketch(columns, saved.whole("width", 1), saved.flag("dense"), saved.whole("counted"))
+        largest = saved.tensor("largest", (n, columns // 2), torch.int64, torch.int64)
+        if not saved.target.empty and bool((largest < 0).any()):
+            raise saved.wrong("largest", "positions of outputs")
     elif saved.flag("positions"):
         shape, width = tuple(saved.wholes("shape", 1)), saved.whole("width", 1)
         positions = math.prod(shape)
@@ -45,4 +52,4 @@ def read_outputs(saved: Saved, n: int, k: int) -> tuple[Units | None, Sketch | N
             raise saved.wrong("shape", f"positions of {k} outputs")
         weights = saved.algebra("weights", n, positions) if saved.has("weights") else None
         units = Units(shape, width, weights)
-    return units, sketch, seed
+    return units, sketch, seed, largest

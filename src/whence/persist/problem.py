@@ -72,21 +72,25 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
     likelihood = read_likelihood(saved.part("likelihood"), given.likelihood)
     plain = read_data(saved.part("data"), given.loader, progress, likelihood)
     batches: Batches | SketchedBatches = plain
-    units, sketch, seed = read_outputs(saved.part("seen"), n, k)
-    if sketch is not None:
-        batches = SketchedBatches(plain, network, likelihood, sketch.columns, seed, saved.target.algebra)
+    units, sketch, seed, largest = read_outputs(saved.part("seen"), n, k)
     if saved.has("hessian_roots"):
         q = saved.sizes("hessian_roots", 3)[2]
         roots = saved.algebra("hessian_roots", n, k, q)
     if saved.has("sample_weights"):
         weights = saved.algebra("sample_weights", n)
+    residuals = saved.algebra("residuals", n, k)
+    if sketch is not None:
+        if roots is None:
+            raise saved.wrong("hessian_roots", "there")
+        known = (largest, (residuals, roots))
+        batches = SketchedBatches(plain, network, likelihood, sketch.columns, seed, saved.target.algebra, *known)
     return Linearization(
         network=network,
         selection=read_selection(saved, given.model),
         batches=batches,
         likelihood=likelihood,
         outputs=saved.algebra("outputs", n, k),
-        residuals=saved.algebra("residuals", n, k),
+        residuals=residuals,
         hessian_roots=roots,
         sample_weights=weights,
         dtype=saved.target.algebra,

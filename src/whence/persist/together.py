@@ -34,7 +34,7 @@ def bring_together(draft: Draft, part: str, crew: Processes) -> None:
             draft.orders.update(turned)
         for name, dtype, shape in entries:
             own = owner == crew.rank
-            tensor = draft.tensors[name].detach().cpu() if own else torch.empty(shape, dtype=dtype)
+            tensor = draft.tensors[name].detach().cpu() if own else torch.empty(shape, dtype=dtype, device="cpu")
             crew.share([tensor], owner, SAVING)
             if crew.rank == 0:
                 draft.tensors[name] = tensor

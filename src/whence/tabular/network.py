@@ -26,8 +26,8 @@ class Units(nn.Module):
     def __init__(self, shift: float, scale: float) -> None:
         """Kept beside the weights; not trained."""
         super().__init__()
-        self.register_buffer("shift", torch.tensor(shift))
-        self.register_buffer("scale", torch.tensor(scale))
+        self.register_buffer("shift", torch.tensor(shift, device="cpu"))
+        self.register_buffer("scale", torch.tensor(scale, device="cpu"))
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Shift and scale."""
@@ -59,11 +59,11 @@ def choose_width(inputs: int, outputs: int, rows: int) -> int:
 def build(inputs: int, width: int, target: Target) -> nn.Sequential:
     """The network, without sensible weights."""
     layers: list[nn.Module] = [
-        nn.Linear(inputs, width),
+        nn.Linear(inputs, width, device="cpu"),
         nn.SiLU(),
-        nn.Linear(width, width),
+        nn.Linear(width, width, device="cpu"),
         nn.SiLU(),
-        nn.Linear(width, target.outputs),
+        nn.Linear(width, target.outputs, device="cpu"),
     ]
     if target.task == "regression":
         layers.append(Units(target.shift, target.scale))

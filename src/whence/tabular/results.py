@@ -129,7 +129,7 @@ def trace_rows(
     predicted = Predicted.of(model.target, tracer.predict(list(inputs.split(BATCH)), covariance=True), noise)
     explanation = None
     if len(explained):
-        explanation = tracer.explain(list(inputs[torch.as_tensor(explained)].split(BATCH)))
+        explanation = tracer.explain(list(inputs[torch.as_tensor(explained, device="cpu")].split(BATCH)))
     return Results(model, table, values, predicted, explanation, explained, training_rows)
 
 

@@ -65,8 +65,8 @@ def save(study: Study, folder: Path, about: dict[str, Any]) -> None:
         description = {"format": FORMAT, "version": VERSION, "whence": __version__, **study.model.to_json()}
         (new / DESCRIPTION).write_text(json.dumps({**description, "about": about}, indent=1), encoding="utf-8")
         save_file(study.tracer.problem.network.model.state_dict(), new / WEIGHTS)
-        rows = torch.as_tensor(study.table.rows[parts.train].astype("int64"))
-        values = torch.as_tensor(study.values[parts.train])
+        rows = torch.as_tensor(study.table.rows[parts.train].astype("int64"), device="cpu")
+        values = torch.as_tensor(study.values[parts.train], device="cpu")
         save_file({"inputs": study.inputs[parts.train], "values": values, "rows": rows}, new / TRAINING)
         study.tracer.save(new / FIT)
 

@@ -160,7 +160,7 @@ def prepare(table: Table, options: Options) -> Prepared:
 def _train(
     model: TableModel, parts: Parts, inputs: Tensor, values: Any, seed: int, progress: Progress
 ) -> tuple[Trained, torch.nn.Module]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     network = model.network()
     targets = torch.from_numpy(values[parts.train]).to(inputs.dtype)
     folds = sum(number * numpy.isin(parts.train, rows) for number, rows in enumerate(parts.validation, 1))
@@ -172,7 +172,7 @@ def _train(
 
 def training_data(model: TableModel, inputs: Tensor, values: Any) -> list[tuple[Tensor, Tensor]]:
     """One batch, as `whence.fit` takes it."""
-    targets = torch.as_tensor(values)
+    targets = torch.as_tensor(values, device="cpu")
     if model.target.outputs > 1:
         return [(inputs, targets.long())]
     return [(inputs, targets.to(inputs.dtype).unsqueeze(1))]

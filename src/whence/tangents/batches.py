@@ -14,10 +14,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 from whence.errors import InputError, LoaderError, ShapeError
 from whence.progress import Progress
 
-from .loaders import check_loader, in_order, length
+from .loaders import check_loader, in_order, length, spread
 from .marks import mark
 from .passes import Passes, elsewhere
 from .weights import WEIGHT_KEY, check_weights, weights_in
+
+ALIKE = 64
+"""So many examples, and so many batches, are searched for two examples that differ."""
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -85,31 +88,55 @@ class Batches:
             raise elsewhere()
         count, start = 0, self.passes.offset
         for number, raw in enumerate(self._tracked(label)):
-            where = f"batch {number}"
-            inputs, targets = split(raw, where)
-            inputs, targets = to_device(inputs, self.device), to_device(targets, self.device)
-            size = batch_size(inputs, where)
-            self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
-            if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
-                got = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
-                raise ShapeError(
-                    f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
-                    "Make the loader give one target (a number, or a row of k numbers) for each example."
-                )
-            weights = to_device(weights_in(raw), self.device)
-            found = self._marks(number, raw, [*tensors_of((inputs, weights)), targets])
-            if self.prints[number : number + 1] != [found]:  # of what is as it was, all is known
-                check_finite(inputs, "inputs", where)
-                check_finite(targets, "targets", where)
-                if weights is not None:
-                    check_weights(weights, size, where)
-            self._remember(number, found)
+            batch = self._checked(number, raw, start)
             count = number + 1
-            if size:
-                wanted = targets if self.retarget is None else self.retarget(targets)
-                yield Batch(inputs, wanted, start, size, weights)
-            start += size
+            if batch.size:
+                yield batch
+            start += batch.size
         self._finish(count, start - self.passes.offset)
+
+    def some(self, count: int) -> Iterator[tuple[int, Batch]]:
+        """A few batches and their numbers, of data that were all read before; see `loaders.spread`."""
+        numbers, raws = spread(self.loader, count)
+        start, known = self.passes.offset, 0
+        for number, raw in zip(numbers, raws, strict=False):
+            for before in range(known, number):
+                start += self._size(before)
+            batch = self._checked(number, raw, start)
+            start, known = start + batch.size, number + 1
+            if batch.size:
+                yield number, batch
+
+    def _size(self, number: int) -> int:
+        """The examples of a batch of a loader that `spread` reads here and there."""
+        if isinstance(self.loader, (list, tuple)):
+            return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
+        size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader, whose last batch alone is smaller
+        return size
+
+    def _checked(self, number: int, raw: Any, start: int) -> Batch:
+        """What the loader gave, moved to the device, sound, and the same as in other passes."""
+        where = f"batch {number}"
+        inputs, targets = split(raw, where)
+        inputs, targets = to_device(inputs, self.device), to_device(targets, self.device)
+        size = batch_size(inputs, where)
+        self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
+        if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
+            got = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+            raise ShapeError(
+                f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
+                "Make the loader give one target (a number, or a row of k numbers) for each example."
+            )
+        weights = to_device(weights_in(raw), self.device)
+        found = self._marks(number, raw, [*tensors_of((inputs, weights)), targets])
+        if self.prints[number : number + 1] != [found]:  # of what is as it was, all is known
+            check_finite(inputs, "inputs", where)
+            check_finite(targets, "targets", where)
+            if weights is not None:
+                check_weights(weights, size, where)
+        self._remember(number, found)
+        wanted = targets if self.retarget is None or not size else self.retarget(targets)
+        return Batch(inputs, wanted, start, size, weights)
 
     def _marks(self, number: int, raw: Any, leaves: Sequence[Tensor]) -> tuple[int, ...]:
         """A mark for each tensor of a batch; while a fit runs, the same again for tensors of a list left untouched."""
@@ -135,6 +162,22 @@ class Batches:
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.retarget is None else self.retarget(raw[1])
         return Batch(raw[0], targets, 0, len(targets), raw[2])
+
+    def beginning(self) -> Inputs:
+        """The inputs of the first batch, with some of later ones where it has no two examples that differ."""
+        inputs = self.first().inputs
+        if differ(inputs):
+            return inputs
+        mine: list[Inputs] = []
+        for number, batch in enumerate(self.read(None)):
+            mine.append(take(batch.inputs, slice(0, ALIKE)))
+            if number == ALIKE or not alike(inputs, mine[-1]) or differ(joined([inputs, mine[-1]])):
+                break
+        crew = self.passes.crew
+        sent = mine if crew.alone else to_device(mine, torch.device("cpu"))
+        told = [one for each in crew.tell("the first examples", sent) for one in each]
+        others = [one for one in to_device(told, self.device) if alike(inputs, one)]
+        return joined([inputs, *others]) if others else inputs
 
     def _find_first(self) -> Any:
         crew = self.passes.crew
@@ -286,6 +329,25 @@ def describe(inputs: Inputs) -> str:
 def take(inputs: Inputs, rows: slice) -> Inputs:
     """The same inputs for fewer examples."""
     return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, inputs)
+
+
+def alike(one: Inputs, other: Inputs) -> bool:
+    """Whether two batches can be put together: the same tensors but for the number of examples."""
+    sides = [tree_flatten(inputs) for inputs in (one, other)]
+    if sides[0][1] != sides[1][1]:
+        return False
+    pairs = [(a, b) for a, b in zip(sides[0][0], sides[1][0], strict=True) if isinstance(a, Tensor)]
+    return all(isinstance(b, Tensor) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
+
+
+def joined(batches: Sequence[Inputs]) -> Inputs:
+    """Several batches as one; what is no tensor is that of the first."""
+    return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
+
+
+def differ(inputs: Inputs) -> bool:
+    """Whether any of the first examples differs from the first one."""
+    return any(bool((leaf[:ALIKE] != leaf[:1]).any()) for leaf in tensors_of(inputs))
 
 
 def check_finite(value: Any, what: str, where: str) -> None:

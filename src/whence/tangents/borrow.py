@@ -18,6 +18,9 @@ from .claims import claimed
 from .marks import mark
 from .switches import same_draws
 
+ROUNDED = 1e-5
+"""Rows of an embedding may be longer than its `max_norm` by this share at least, as after it has shortened them."""
+
 
 @contextmanager
 def borrowed(model: nn.Module) -> Iterator[None]:
@@ -25,7 +28,8 @@ def borrowed(model: nn.Module) -> Iterator[None]:
 
     That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
     and counters among them), and the random states of torch, numpy and Python. Inside, the caller's inference mode and
-    autocast are off, so that numbers do not depend on where a call stands, and no graph is built unless asked for.
+    autocast are off, so that numbers do not depend on where a call stands, no graph is built unless asked for, and
+    embeddings leave their weights alone: `check_model` has seen that no row is longer than `max_norm`.
     Another thread that borrows the model, or one that shares a submodule, waits.
     """
     with ExitStack() as stack:
@@ -41,6 +45,8 @@ def borrowed(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.autocast(kind, enabled=False))
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
+            for _, layer in _limited(model):
+                layer.max_norm = None  # it shortens rows of the weight in place
             yield
         finally:
             for attributes in modules:
@@ -102,6 +108,30 @@ def check_model(model: nn.Module) -> None:
             )
         for name, parameter in model.named_parameters():
             _check_parameter(name, parameter)
+        for name, layer in _limited(model):
+            _check_rows(name, layer)
+
+
+def _limited(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
+    """Embeddings with `max_norm`, whose forward pass shortens the rows it looks up, in place."""
+    found = [(name, one) for name, one in model.named_modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
+    return [(name, one) for name, one in found if one.max_norm is not None]
+
+
+def _check_rows(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Refuse an embedding whose rows the next forward pass would shorten."""
+    assert layer.max_norm is not None
+    lengths = torch.linalg.vector_norm(layer.weight.detach().double(), layer.norm_type, dim=1)
+    rounding = max(ROUNDED, 4 * torch.finfo(layer.weight.dtype).eps)
+    long = int((lengths > layer.max_norm * (1 + rounding)).sum())
+    if long:
+        weight = f"model.{name}.weight" if name else "model.weight"
+        raise InputError(
+            f"expected rows of {weight} no longer than its max_norm={layer.max_norm:g}, got {long} of {len(lengths)} "
+            "that are: a forward pass would change them, and the model with them. Shorten them first, as it does: "
+            f"with torch.no_grad(): torch.embedding_renorm_({weight}, torch.arange({len(lengths)}), "
+            f"{layer.max_norm:g}, {layer.norm_type:g})."
+        )
 
 
 def _check_parameter(name: str, parameter: Tensor) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from whence.errors import InputError, NotDeterministicError, ShapeError, UncapturedParameterError, WhenceError
+from whence.errors import (
+    InputError,
+    NotDeterministicError,
+    ShapeError,
+    UncapturedParameterError,
+    UnsupportedLayerError,
+    WhenceError,
+)
 
 from .batches import Inputs, batch_size, check_finite, describe, take
 from .switches import plain_kernels, without_cudnn
@@ -23,8 +32,30 @@ NEAR = {torch.float64: 1e-6, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """An example's outputs alone and in its batch must agree to this share of the largest output; to 1e-2 else."""
 
 
+ELSEWHERE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Outputs of the same model on another machine must agree to this share of the largest, and on a GPU, where products
+may be rounded to ten bits, to 1e-2 at best."""
+
+
 CHECKED = 256
 """Examples whose outputs are computed twice before anything else."""
+
+
+class _NoRescaling(TorchFunctionMode):
+    """Refuses calls of `F.embedding` that would change the weight, before they do."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (F.embedding, F.embedding_bag):
+            limit = given.get("max_norm", args[3] if len(args) > 3 else None)
+            if limit is not None:
+                raise UnsupportedLayerError(
+                    f"expected an embedding without max_norm, got F.embedding with max_norm={limit}, which changes the "
+                    "weight in every forward pass. Shorten its rows once, and leave max_norm out before the fit."
+                )
+        return func(*args, **given)
 
 
 class Network:
@@ -37,6 +68,17 @@ class Network:
         self.device = first.device if first is not None else torch.device("cpu")
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self._places = places_of(model)
+
+    @property
+    def tolerance(self) -> float:
+        """How far outputs may be from those of the same model on another machine, as a share of the largest."""
+        coarsest = max(
+            (p.dtype for p in self.model.parameters() if p.is_floating_point()),
+            key=lambda one: torch.finfo(one).eps,
+            default=torch.float32,
+        )
+        near = ELSEWHERE.get(coarsest, 1e-1)
+        return near if self.device.type == "cpu" or coarsest == torch.float64 else max(near, 1e-2)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
         """Outputs (n, k) of the model as it is, positions in a row; of a view, what it sees of them."""
@@ -83,7 +125,9 @@ class Network:
         """
         inputs = take(inputs, slice(0, min(batch_size(inputs, "batch 0"), CHECKED)))
         with torch.no_grad():
-            once, again = self(inputs, "batch 0"), self(inputs, "batch 0")
+            with _NoRescaling():
+                once = self(inputs, "batch 0")
+            again = self(inputs, "batch 0")
             check_finite(once, "outputs of the model", "batch 0")
             gap = float((once - again).abs().max())
             if gap > ROUNDING.get(once.dtype, 1e-5) * float(once.abs().max()):
@@ -91,18 +135,35 @@ class Network:
                     f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
                     "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
                 )
-            if len(once) > 1:
-                self._check_alone(inputs, once)
-        return [f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding"] if gap else []
+        notes = self.check_separate(inputs, once)
+        if gap:
+            notes.append(f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding")
+        return notes
 
-    def _check_alone(self, inputs: Inputs, outputs: Tensor) -> None:
-        alone = self(take(inputs, slice(0, 1)), "the first example of batch 0 alone")
+    def check_separate(self, inputs: Inputs, outputs: Tensor | None = None) -> list[str]:
+        """Make sure that neighbours do not change the outputs of the first and the last of these examples; notes."""
+        inputs = take(inputs, slice(0, min(batch_size(inputs, "batch 0"), CHECKED)))
+        n = batch_size(inputs, "batch 0")
+        if n == 1:
+            return []
+        with torch.no_grad():
+            ends = {0: "the first example of batch 0", n - 1: "the last of the first examples"}
+            alone = {at: self(take(inputs, slice(at, at + 1)), f"{name} alone") for at, name in ends.items()}
+            try:
+                outputs = self(inputs, "the first examples together") if outputs is None else outputs
+            except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
+                return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
+            for at, name in ends.items():
+                self._check_alone(alone[at], outputs, at, name)
+        return []
+
+    def _check_alone(self, alone: Tensor, outputs: Tensor, at: int, name: str) -> None:
         scale = float(outputs.abs().max())
         near = NEAR.get(outputs.dtype, 1e-2) * scale
-        gap = float((alone[0] - outputs[0]).abs().max()) if alone.shape[1] == outputs.shape[1] else float("inf")
+        gap = float((alone[0] - outputs[at]).abs().max()) if alone.shape[1] == outputs.shape[1] else float("inf")
         if not gap <= near:
             raise NotDeterministicError(
-                "expected each example's outputs to be its own, got other outputs for the first example of batch 0 "
+                f"expected each example's outputs to be its own, got other outputs for {name} "
                 f"when it comes alone (a difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes "
                 "the examples of a batch: look for statistics over the batch, or for batch_first=False in attention "
                 "and recurrent layers."

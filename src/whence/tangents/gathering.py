@@ -59,7 +59,9 @@ def linearize(
         return Linearization(network, selection, batches, likelihood, *seen, *rest, units, None, passes)
     sketched = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
     passed = _Sketching(sketched, network.device)
-    parts = (sketched, likelihood, *passed.joined(), *rest, None, passed.sketch, batches.passes)
+    outputs, residuals, roots, weights, sketched.largest = passed.joined()
+    seen = (outputs, residuals, roots, plain_weights([weights]))
+    parts = (sketched, likelihood, *seen, *rest, None, passed.sketch, batches.passes)
     return Linearization(network, selection, *parts)
 
 
@@ -111,8 +113,8 @@ class _Sketching:
     """One pass over sketched batches."""
 
     def __init__(self, batches: SketchedBatches, device: torch.device) -> None:
-        self.device, self.crew = device, batches.plain.passes.crew
-        self.parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.device, self.crew, self.layers = device, batches.plain.passes.crew, batches.plain.passes.layers
+        self.parts: list[tuple[Tensor, ...]] = []
         given: list[bool] = []
         counted, shape = 0, torch.Size()
         for batch, here, reduced in batches.reduced("outputs"):
@@ -122,7 +124,7 @@ class _Sketching:
                     f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
                     "the model in a module that returns the same number of outputs for every batch."
                 )
-            self.parts.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights))
+            self.parts.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights, reduced.largest))
             given.append(batch.weights is not None)
             counted += reduced.counted
         told = self.crew.tell("the outputs", (tuple(shape), counted, given))
@@ -130,12 +132,16 @@ class _Sketching:
         shape = next(torch.Size(each[0]) for each in told if each[0])
         self.sketch = Sketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in told))
 
-    def joined(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Outputs, residuals, roots and weights of all examples."""
+    def joined(self) -> list[Tensor]:
+        """Outputs, residuals, roots, weights, and which columns were the largest, of all examples.
+
+        Processes that share the layers read the same data, and may choose otherwise among columns of nearly equal size:
+        the first one's choice, and what it saw, are those of all.
+        """
         parts = [torch.cat(each) for each in zip(*self.parts, strict=True)]
-        local: list[Tensor | None] = [*parts] or [None] * 4
-        outputs, residuals, roots, weights = (self.crew.gather(one, "the outputs", self.device) for one in local)
-        return outputs, residuals, roots, plain_weights([weights])
+        self.layers.share(parts, 0, "the outputs")
+        local: list[Tensor | None] = [*parts] or [None] * 5
+        return [self.crew.gather(one, "the outputs", self.device) for one in local]
 
 
 def _sizes(shape: torch.Size) -> str:

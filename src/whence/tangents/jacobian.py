@@ -246,7 +246,8 @@ class Jacobian:
     def _rows_by_layer(self, inputs: Inputs) -> Tensor:
         """A whole batch, where its inputs decide on the path through the model, as Hugging Face's masks do."""
         if self._capture is None:
-            self._capture = Capture(self.network, dict(self.selection.parameters), example_inputs=inputs)
+            selected = dict(self.selection.parameters)
+            self._capture = Capture(self.network, selected, example_inputs=inputs, told=self.notes)
         captured = self._capture.run(inputs)
         n, k = captured.outputs.shape
         units = torch.eye(k, dtype=captured.outputs.dtype, device=captured.outputs.device)

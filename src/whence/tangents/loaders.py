@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -94,6 +95,29 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
             f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not seen"
         )
     return _apart(loader, batch_size=loader.batch_size, shuffle=False, drop_last=loader.drop_last and sequential)
+
+
+def spread(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
+    """Numbers of some batches, the first one among them, and these batches, none of the others being read.
+
+    They are spread evenly over lists, and over a DataLoader that reads its data set in order. Of other loaders they are
+    the first ones: there is no way to the last that does not read all.
+
+    Examples:
+        >>> spread(["a", "b", "c", "d", "e"], 3)
+        ([0, 2, 4], ['a', 'c', 'e'])
+    """
+    plain = type(loader) is DataLoader and type(loader.sampler) is SequentialSampler and bool(loader.batch_size)
+    if not (plain or isinstance(loader, (list, tuple))):
+        return list(range(count)), islice(loader, count)
+    total = length(loader) or 0
+    numbers = sorted({round(at * (total - 1) / max(count - 1, 1)) for at in range(count)}) if total else []
+    if isinstance(loader, (list, tuple)):
+        return numbers, [loader[number] for number in numbers]
+    assert isinstance(loader, DataLoader)
+    size, examples = loader.batch_size or 1, length(loader.dataset) or 0
+    chosen = [list(range(number * size, min((number + 1) * size, examples))) for number in numbers]
+    return numbers, _apart(loader, batch_sampler=chosen)
 
 
 def _own_order(loader: DataLoader[Any]) -> dict[str, Any]:

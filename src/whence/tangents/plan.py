@@ -40,6 +40,20 @@ def claims(record: Record) -> Iterable[tuple[str, Claim]]:
             yield name, Claim("dense", role, partner=partners.get(role))
 
 
+def fits(claim: Claim, name: str, block: Block) -> bool:
+    """Whether a gradient of this form is one that the block of its parameter can hold."""
+    if block.kind == "dense":
+        return True
+    if name != block.parameters[0]:  # the bias of a weight
+        return claim.role == "bias" and claim.partner == block.parameters[0]
+    if claim.kind != block.kind:
+        return False
+    if block.kind == "rows":
+        return True
+    together = not block.has_bias or claim.partner == block.parameters[1]
+    return together and (claim.groups, claim.transposed) == (block.groups, block.transposed)
+
+
 def is_factored(use: Use, source: Followed) -> bool:
     """Whether a weight's gradient stays in factors. Some of its rows do where they are outputs: the rest is zero."""
     if use.kind != "kronecker" or source.view is None:

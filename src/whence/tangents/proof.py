@@ -4,6 +4,9 @@ Three facts are checked. Gradients pulled back from some of the examples alone v
 was found for each use; the sets of examples are such that a leak between any two would show. For a random cotangent,
 the captured gradients of all examples add up to autograd's gradient, taken on the model as it is. And the outputs under
 capture are the model's, whichever examples are in the batch.
+
+What a few examples could not show is looked at on later batches: uses that had no gradient or did not occur, when they
+first have one, and rows that a model may have reordered, on every batch; see `whence.tangents.capture`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from whence.errors import ShapeError, SingularCurvatureError, UncapturedParameterError
+from whence.tangents.backward import pull
 from whence.tangents.batches import Inputs, batch_size, take
 from whence.tangents.forms import Kronecker, Tangent
 from whence.tangents.generic import Call
@@ -89,8 +93,7 @@ def gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> Evid
     if outputs.dim() != 2 or len(outputs) != n:
         raise ShapeError(f"expected outputs of shape ({n}, k) on the first batch, got {tuple(outputs.shape)}.")
     precision = _refuse_mixing(call, inputs, outputs.detach())
-    generator = torch.Generator("cpu").manual_seed(n)
-    cotangent = torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs)
+    cotangent = _draw(outputs)
     found: Sequence[Tensor | None] = [None] * len(parameters)
     if outputs.requires_grad:
         found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, allow_unused=True)
@@ -144,17 +147,93 @@ def find_layout(
         other: the shape of the output for another number of examples, where that is known.
     """
     n = sets.shape[1]
-    possible = (
-        layout
-        for layout in candidates(record.use.axes(record.shape), record.shape, n)
-        if record.use.accepts(layout, record.shape, n) and (other is None or layout.fits(*other))
-    )
+    possible = (layout for layout in _possible(record, n) if other is None or layout.fits(*other))
     known = [(gradient, chosen) for gradient, chosen in zip(pulled, sets, strict=True) if gradient is not None]
     proved = any(bool(gradient.any()) for gradient, _ in known)
     for layout in possible:
         if all(separates(layout, gradient, chosen) for gradient, chosen in known):
             return layout, proved
     return None, proved
+
+
+LEVELS = {torch.float16: 7}
+"""Powers of two that tell examples apart, 15 where the precision has room for them."""
+
+
+def keeps_rows(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
+    """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered.
+
+    A cotangent is pulled back as it is, and with a power of two for each example: gradients in the rows of an example
+    must be multiplied by its power, exactly. Powers are the digits of the examples' numbers, so that any two examples
+    differ in one of a few such cotangents.
+    """
+    n = len(outputs)
+    base = LEVELS.get(outputs.dtype, 15)
+    places = 1
+    while base**places < n:
+        places += 1
+    cotangent = _draw(outputs)
+    number = torch.arange(n, device=outputs.device)
+    plain = pull(outputs, records, cotangent[None], last=False)[0]
+    for place in range(places):
+        power = torch.pow(2.0, (number // base**place % base - base // 2).double()).to(outputs.dtype)
+        scaled = pull(outputs, records, (power.unsqueeze(1) * cotangent)[None], last=False)[0]
+        for before, after, layout in zip(plain, scaled, layouts, strict=True):
+            if before is not None and after is not None and not _multiplied(before, after, layout, power):
+                return False
+    return True
+
+
+def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) -> bool:
+    n = len(power)
+    wanted = layout.canonical(before, n).reshape(n, -1).double() * power.double().unsqueeze(1)
+    gap = (layout.canonical(after, n).reshape(n, -1).double() - wanted).norm(dim=1)
+    size = wanted.norm(dim=1)
+    floor = 100 * torch.finfo(before.dtype).eps * float(size.max())
+    return bool((gap <= tolerance(before.dtype, before.device) * size + floor).all())
+
+
+def layouts_here(outputs: Tensor, records: Sequence[Record]) -> list[Layout | None]:
+    """Where the examples of the batch at hand are, told apart by sets of them; `None` for records without a place."""
+    n, cotangent = len(outputs), _draw(outputs)
+    left = [_possible(record, n) for record in records]
+    for chosen in halves(n).to(outputs.device):
+        pulled = pull(outputs, records, (cotangent * chosen[:, None])[None], last=False)[0]
+        left = [
+            layouts if one is None else [layout for layout in layouts if separates(layout, one, chosen)]
+            for layouts, one in zip(left, pulled, strict=True)
+        ]
+    return [layouts[0] if layouts else None for layouts in left]
+
+
+def _possible(record: Record, n: int) -> list[Layout]:
+    """Every layout that n examples could have in the output of a use, the likeliest first."""
+    found = candidates(record.use.axes(record.shape), record.shape, n)
+    return [layout for layout in found if record.use.accepts(layout, record.shape, n)]
+
+
+def has_gradient(outputs: Tensor, records: Sequence[Record]) -> list[bool]:
+    """Which records the outputs of this batch depend on, to first order."""
+    pulled = pull(outputs, records, _draw(outputs)[None], last=False)[0]
+    return [one is not None and bool(one.any()) for one in pulled]
+
+
+def evidence_of(outputs: Tensor, inputs: Inputs, parameters: Mapping[str, Tensor], precision: torch.dtype) -> Evidence:
+    """What autograd says of the graph at hand."""
+    cotangent = _draw(outputs)
+    found: Sequence[Tensor | None] = torch.autograd.grad(
+        outputs, list(parameters.values()), cotangent, retain_graph=True, allow_unused=True
+    )
+    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
+    sets = halves(len(outputs)).to(outputs.device)
+    gradients = dict(zip(parameters, dense, strict=True))
+    return Evidence(inputs, outputs.detach(), precision, cotangent, gradients, sets)
+
+
+def _draw(outputs: Tensor) -> Tensor:
+    """A random cotangent, the same whenever it is asked for."""
+    generator = torch.Generator("cpu").manual_seed(len(outputs))
+    return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
 
 
 def same(evidence: Evidence, outputs: Tensor) -> bool:

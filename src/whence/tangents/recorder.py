@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from whence.errors import UncapturedParameterError
 from whence.tangents.layout import candidates
 from whence.tangents.rules import READERS
 from whence.tangents.rules.base import Followed, Root, Use, View
@@ -32,24 +32,40 @@ Event = tuple[str, tuple[str, ...], int]
 
 @dataclass(frozen=True)
 class Record:
-    """A use of parameters, and where its output stands in the graph."""
+    """A use of parameters, and where its output stands in the graph.
+
+    Attributes:
+        feeds: where the other tensors that went in stand.
+        guessed: whether nothing is known of uses like it from the proof.
+    """
 
     use: Use
     roles: Mapping[str, Followed]
     edge: GradientEdge
     output: tuple[torch.Size, torch.dtype, torch.device]
     event: Event | None
+    feeds: tuple[tuple[Any, int], ...] = ()
+    guessed: bool = False
 
     @property
     def shape(self) -> torch.Size:
         """Shape of the output."""
         return self.output[0]
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """What this use has in common with those of the same line of code in other batches."""
-        names = tuple((role, root.parameter) for role, source in self.roles.items() for root in source.roots)
-        return (type(self.use).__name__, names, len(self.shape))
+        names = tuple(
+            (role, root.parameter, source.view is None or (source.view.transposed, source.view.rows is None))
+            for role, source in self.roles.items()
+            for root in source.roots
+        )
+        return (type(self.use).__name__, self.use.groups, self.use.transposed, names, len(self.shape))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that are used."""
+        return tuple(root.parameter for source in self.roles.values() for root in source.roots)
 
 
 @dataclass
@@ -59,30 +75,33 @@ class Choices:
     Args:
         refuted: Events for which "yes" has been proved wrong.
         made: The answers of the last run, in order.
-        settled: Whether the answers of another run are repeated instead of guessed.
+        settled: Whether the answers of another run are repeated, and only what did not come up in it is guessed.
+        learnt: Events of later runs for which "yes" has been proved right.
     """
 
     refuted: set[Event] = field(default_factory=set)
     made: dict[tuple[str, tuple[str, ...]], list[bool]] = field(default_factory=dict)
     settled: bool = False
+    learnt: set[Event] = field(default_factory=set)
 
     def answer(self, event: Event, guess: Callable[[], bool]) -> bool:
         """Yes or no for one event."""
-        kind, names, number = event
         if not self.settled:
             yes = guess() and event not in self.refuted
-            self.made.setdefault((kind, names), []).append(yes)
+            self.made.setdefault(event[:2], []).append(yes)
             return yes
-        made = self.made.get((kind, names), [])
-        if number < len(made):
-            return made[number]
-        if made and len(set(made)) == 1:
-            return made[0]
-        raise UncapturedParameterError(
-            f"expected the model to use {', '.join(names)} as it did on the first batch, got one more use "
-            f"({kind}). Its forward pass takes another path for other data: select parameters that are always "
-            "used in the same way."
-        )
+        known = self.known(event)
+        if known is not None:
+            return known
+        made = set(self.made.get(event[:2], []))  # all alike, as of a cell that is called once for every token
+        return made.pop() if len(made) == 1 else guess()
+
+    def known(self, event: Event) -> bool | None:
+        """The answer of the proof, `None` if the event did not come up then."""
+        made = self.made.get(event[:2], [])
+        if event[2] < len(made):
+            return made[event[2]]
+        return True if event in self.learnt else None
 
 
 class Watch(TorchFunctionMode):
@@ -101,6 +120,7 @@ class Watch(TorchFunctionMode):
         self.choices = choices
         self.records: list[Record] = []
         self._event: Event | None = None
+        self._arguments: tuple[Any, ...] = ()
         self._seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self._followed = {
             id(parameter): Followed(parameter, (Root(name, parameter),), View())
@@ -114,6 +134,7 @@ class Watch(TorchFunctionMode):
         reader = READERS.get(func)
         if reader is None:
             return func(*args, **(kwargs or {}))
+        self._arguments = (*args, *kwargs.values()) if kwargs else args
         return reader(self, func, args, kwargs or {})
 
     def follows(self, *tensors: Any) -> bool:
@@ -132,7 +153,20 @@ class Watch(TorchFunctionMode):
             return
         sources = {role: self._followed[id(tensor)] for role, tensor in roles.items() if id(tensor) in self._followed}
         place = (output.shape, output.dtype, output.device)
-        self.records.append(Record(use, sources, get_gradient_edge(output), place, event))
+        guessed = event is not None and self.choices.settled and self.choices.known(event) is None
+        feeds = self._feeds(sources) if use.fed else ()
+        self.records.append(Record(use, sources, get_gradient_edge(output), place, event, feeds, guessed))
+
+    def _feeds(self, sources: Mapping[str, Followed]) -> tuple[tuple[Any, int], ...]:
+        """Where the tensors that went into the call stand, but for those in roles."""
+        own = {id(source.tensor) for source in sources.values()}
+        found = []
+        for value in self._arguments:
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(one, Tensor) and one.requires_grad and id(one) not in own:
+                    edge = get_gradient_edge(one)
+                    found.append((edge.node, edge.output_nr))
+        return tuple(found)
 
     def derive(self, output: Any, *sources: Followed, view: View | None = None, index: Tensor | None = None) -> None:
         """Follow `output`, which is made of followed tensors only."""

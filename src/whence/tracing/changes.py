@@ -27,7 +27,7 @@ from whence.tangents.batches import Inputs, take
 
 from .alignments import alignments
 from .fitted import Fitted
-from .settling import expected_targets, settle
+from .settling import settle
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     problem = fitted.problem
     k, roots = problem.k, problem.hessian_roots
     index = ((counts != 1) | (shift != 0).any(1)).nonzero().squeeze(1)
-    rows = _rows_of(fitted, index)  # H_S: (s, k, n, k)
+    rows, said = _rows_of(fitted, index)  # H_S: (s, k, n, k)
     s = len(index)
     extra = (counts - 1)[index].reshape(s, 1)
     residuals = fitted.meats.roots["hec0"].sum(2)
@@ -114,7 +114,7 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     blocks = extra.reshape(s, 1, 1) * (eye if roots is None else roots[index] @ roots[index].transpose(1, 2))
     settled = None
     if not (problem.dense or problem.sketch is not None):
-        settled = settle(fitted, index, counts[index], within, new[index], _targets(fitted, index, relabel))
+        settled = settle(fitted, index, counts[index], within, new[index], _targets(fitted, index, said, relabel))
     if settled is not None and roots is not None:
         old = roots[index] @ roots[index].transpose(1, 2)
         blocks = counts[index].reshape(s, 1, 1) * (settled.roots @ settled.roots.transpose(1, 2)) - old
@@ -151,10 +151,20 @@ def _times(blocks: Tensor, values: Tensor) -> Tensor:
     return (blocks @ values.reshape(s, k, values.shape[1])).reshape(values.shape)
 
 
-def _targets(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> Tensor:
-    """(s, ...) new targets of the changed examples; as expected for those whose labels stay, see `settle`."""
+def _targets(fitted: Fitted, index: Tensor, said: Sequence[Tensor], relabel: Mapping[int, Tensor]) -> Tensor:
+    """(s, ...) targets of the changed examples, as the likelihood encodes them: those of the data, or new ones.
+
+    Args:
+        fitted: the fit.
+        index: (s,) the changed examples.
+        said: their targets, as the loader gives them, batch by batch.
+        relabel: new targets, encoded.
+    """
     outputs = fitted.problem.outputs[index]
-    found = expected_targets(fitted.problem.likelihood, outputs, "the examples to change").clone()
+    if not len(index):
+        return outputs
+    where = "the examples to change"
+    found = fitted.problem.likelihood.check_targets(torch.cat([*said]), outputs, where).clone()
     for place, at in enumerate(index.tolist()):
         if at in relabel:
             found[place] = relabel[at]
@@ -234,19 +244,21 @@ def _position(example: Any, n: int) -> int:
     return at
 
 
-def _rows_of(fitted: Fitted, index: Tensor) -> Tensor:
-    """Alignments of some training examples with all of them, (s, k, n, k)."""
+def _rows_of(fitted: Fitted, index: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Alignments of some training examples with all of them, (s, k, n, k), and targets as the loader gives them."""
     problem = fitted.problem
     need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
     problem.budget.require(4.0 * need, f"a change of {len(index)} training examples", "Change fewer at once.")
-    found = []
+    found, targets = [], []
     for batch in problem.read("examples to change"):
         here = index[(index >= batch.start) & (index < batch.start + batch.size)] - batch.start
         if len(here):
             some = take(batch.inputs, here)  # type: ignore[arg-type]  # tensors take positions as they take slices
+            targets.append(batch.targets[here])
             for _, chunks in alignments(fitted, some):
                 found.append(torch.cat([part for _, part in chunks], dim=2))
-    return torch.cat(found) if found else problem.outputs.new_zeros(0, problem.k, problem.n, problem.k)
+    none = problem.outputs.new_zeros(0, problem.k, problem.n, problem.k)
+    return torch.cat(found) if found else none, targets
 
 
 def _variance(aligned: Tensor, roots: Tensor) -> Tensor:

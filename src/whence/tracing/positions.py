@@ -90,7 +90,7 @@ def read(positions: Any, count: int) -> Tensor:
         (tensor([0, 1, 2]), tensor([0, 2]))
     """
     if isinstance(positions, str) and positions == "each":
-        return torch.arange(count)
+        return torch.arange(count, device="cpu")
     listed = positions.tolist() if isinstance(positions, Tensor) and positions.ndim == 1 else positions
     several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
     if not several or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in listed):
@@ -100,7 +100,7 @@ def read(positions: Any, count: int) -> Tensor:
     wrong = [one for one in listed if not -count <= one < count]
     if wrong:
         raise InputError(f"expected positions between {-count} and {count - 1}, got {wrong[0]}.")
-    return torch.tensor([int(one) % count for one in listed])
+    return torch.tensor([int(one) % count for one in listed], device="cpu")
 
 
 def shown(inputs: Inputs, where: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def settle(
         counts: (s,) how often each is to count.
         within: (s k, s k) Q.
         given: (s, k) residuals with the new labels at the old outputs, sample weights included.
-        targets: (s, ...) new targets, or any where the label is the old one: residuals depend on them by a constant.
+        targets: (s, ...) targets, as the likelihood encodes them.
     """
     problem = fitted.problem
     likelihood, outputs = problem.likelihood, problem.outputs[index]

@@ -123,8 +123,8 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
         score.append(drop * fitted.noise_scale)
         left.append(max(total, 0.0) * fitted.noise_scale)
         matrix, aims = _updated(matrix, aims, slice(best * q, (best + 1) * q), eye, same=test is None)
-    scores, totals = (torch.tensor(values, dtype=matrix.dtype) for values in (score, left))
-    return Suggestion(torch.tensor(index), scores, totals, "inputs to label")
+    scores, totals = (torch.tensor(values, dtype=matrix.dtype, device="cpu") for values in (score, left))
+    return Suggestion(torch.tensor(index, device="cpu"), scores, totals, "inputs to label")
 
 
 def _roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:

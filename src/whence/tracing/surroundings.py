@@ -95,7 +95,7 @@ def above_average(around: Tensor, own: Tensor) -> float:
         >>> above_average(around, torch.tensor([0.0, 1.0, 0.0, 1.0, 6.0, 4.0]))
         6.0
     """
-    order = around.argsort()
+    order = around.argsort(stable=True)
     values = around[order]
     gathered = (own - own.mean())[order].cumsum(0)[:-1]
     least = int(gathered.argmin())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whence.likelihoods import Likelihood
 from whence.memory import few_at_once
 from whence.ordering import largest_first
 from whence.tangents.batches import Inputs
@@ -28,16 +29,34 @@ def cooks_distance(fitted: Fitted) -> Tensor:
     and the leave-one-out residual u_i, dof the effective degrees of freedom and s^2 the noise variance (or dispersion).
     It is Cook's where there is no ridge and the noise is the unbiased one.
     """
-    residuals, left_out = _residuals(fitted), fitted.left_out.hec3
-    moved = left_out - residuals  # L_i Q_i u_i, whatever the policy for leverages made of Q_i
-    roots = fitted.problem.hessian_roots
-    if roots is not None:
-        pieces = few_at_once(roots @ roots.transpose(1, 2))
-        curved = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in pieces])
-        moved = (curved @ moved.unsqueeze(2)).squeeze(2)
+    left_out = fitted.left_out.hec3
+    moved = _moved(fitted)
     scale = fitted.bread.degrees_of_freedom * fitted.noise_scale
     found = (left_out * moved).sum(1).clamp_min(0.0)
     return found / scale if scale > 0 else torch.zeros_like(found)
+
+
+def _moved(fitted: Fitted) -> Tensor:
+    """(n, k) how far the outputs of each example move when it leaves: Q_i u_i, whatever the policy made of Q_i.
+
+    Leave-one-out residuals are u_i = r_i + L_i Q_i u_i under true leverages, and r_i + L_i Q_i r_i under "one_plus_q".
+    Only "clip" takes the way back through the inverse of L_i, which is nearly singular where probabilities are certain.
+    """
+    residuals, left_out, weighing = _residuals(fitted), fitted.left_out.hec3, fitted.weighing
+    if weighing.policy == "clip":
+        roots, moved = fitted.problem.hessian_roots, left_out - residuals
+        if roots is None:
+            return moved
+        pieces = few_at_once(roots @ roots.transpose(1, 2))
+        curved = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in pieces])
+        return (curved @ moved.unsqueeze(2)).squeeze(2)
+    vectors = left_out if weighing.policy == "exact" else residuals
+    if weighing.by_output:  # each alone
+        return torch.diagonal(fitted.bread.hats, dim1=1, dim2=2) * vectors
+    if weighing.units is None:
+        return (fitted.bread.hats @ vectors.unsqueeze(2)).squeeze(2)
+    apart = weighing.units.split(fitted.bread.hats) @ vectors.reshape(-1, weighing.units.width, 1)
+    return apart.reshape(vectors.shape)
 
 
 @dataclass(frozen=True)
@@ -57,20 +76,26 @@ class Doubts:
 def doubts(fitted: Fitted) -> Doubts:
     """How little each label fits what the other examples say.
 
-    For squared error the size of the studentized residual, (e_i^T u_i / s^2)^1/2. The residual alone forgives an
-    example that pulls the fit towards its own label; the leave-one-out residual alone blames one that has few others
-    around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one output.
+    For squared error the size of the studentized residual, (e_i^T u_i / s^2)^1/2, times the root of the example's
+    weight. The residual alone forgives an example that pulls the fit towards its own label; the leave-one-out residual
+    alone blames one that has few others around it. This is their geometric mean: e / (s sqrt(1 - leverage)) for one
+    output.
 
     For other losses the largest entry of the residual at the prediction without the example, f - q e with its
     leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
     Examples are ordered by its logarithm, and by log-odds where that is zero: a label that the network is certain of
     has a 1 - p below the smallest number there is.
+    Where mixtures of the outputs are looked at, single outputs are not known, and its length is taken.
     """
-    if fitted.problem.hessian_roots is not None:
+    if fitted.problem.sketch is not None:
+        lengths = fitted.problem.unweighted(residuals_without(fitted)).norm(dim=1)
+        return Doubts(lengths, largest_first(lengths))
+    squared = type(fitted.problem.likelihood).hessian_root is Likelihood.hessian_root  # weights make roots of their own
+    if fitted.problem.hessian_roots is not None and not squared:
         logs, ties = fitted.problem.doubt(change_without(fitted))
         return Doubts(logs.exp(), largest_first(logs, ties))
     scale = fitted.noise_scale**0.5
-    product = (fitted.residuals / scale * (fitted.loo_residuals / scale)).sum(1).clamp_min(0.0)
+    product = (fitted.residuals / scale * (fitted.left_out.hec3 / scale)).sum(1).clamp_min(0.0)
     found = product.sqrt() if scale > 0 else torch.zeros_like(product)
     return Doubts(found, largest_first(found))
 

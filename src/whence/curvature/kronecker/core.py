@@ -78,7 +78,7 @@ class Core(OfFeatures):
     ) -> tuple[list[Tensor], float, int]:
         """Flat positions of the coordinates in each block, the share of degrees of freedom, and their number."""
         joined = torch.cat([s.reshape(-1) for s in spectrum])
-        order = joined.argsort(descending=True)
+        order = joined.argsort(descending=True, stable=True)
         ordered = joined[order]
         if not ridge and not float(ordered[0]) > 0:
             raise singular(0.0, len(ordered), len(ordered))
@@ -93,8 +93,10 @@ class Core(OfFeatures):
             wanted = int(torch.searchsorted(freedom, self.share * freedom[-1])) + 1
             affordable = int((problem.budget.limit / primal_bytes(1)) ** 0.5)
             r = max(1, min(wanted, self.largest, affordable, useful))
-        picked = torch.zeros(len(joined), dtype=torch.bool, device=joined.device)
-        picked[order[:r]] = True
+        picked = torch.zeros(len(joined), dtype=torch.uint8, device=joined.device)
+        picked[order[:r]] = 1
+        problem.passes.crew.share([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
+        r = int(picked.sum(dtype=torch.int64))
         parts = picked.split([s.numel() for s in spectrum])
         share = float(freedom[r - 1] / freedom[-1]) if float(freedom[-1]) > 0 else 1.0
         return [part.nonzero().squeeze(1) for part in parts], share, r

@@ -60,6 +60,15 @@ class Parts:
         beyond = g - turned @ out.T if complement is None else g @ complement
         return cls(a, inside, a - inside @ into.T, turned, beyond)
 
+    def matrices(self, basis: Basis, complement: Tensor | None = None) -> Tensor:
+        """The gradients that were split, as matrices (n c, 1, o, i)."""
+        g = self.grads_inside
+        if basis.outputs is not None:
+            g = g @ basis.outputs[0].to(g.dtype).T
+        if self.grads_beyond.shape[2]:
+            g = g + (self.grads_beyond if complement is None else self.grads_beyond @ complement.T)
+        return torch.einsum("nco,ni->ncoi", g, self.inputs).flatten(0, 1).unsqueeze(1)
+
     @classmethod
     def join(cls, pieces: Sequence[Parts]) -> Parts:
         """Several pieces of a batch as one."""
@@ -94,7 +103,7 @@ class Factored:
         return cls(basis, parts, complement, inside, 1.0 / (squares.outside + ridge) if basis.outside else 0.0)
 
     def align(self, tangent: Tangent) -> Tensor:
-        """Inner products with the gradients of n examples for c cotangents, (n, c, m k)."""
+        """Inner products with the gradients of n examples for c cotangents, seen once as well, (n, c, m k)."""
         assert isinstance(tangent, Kronecker)
         others = Parts.of(tangent, self.basis, self.inside.dtype, self.complement)
         theirs, ours = others.grads_inside, self.parts.grads_inside
@@ -140,6 +149,6 @@ def complement_of(basis: Basis, dtype: torch.dtype) -> Tensor | None:
 
 def seen_once(tangent: Tangent) -> Kronecker | None:
     """The gradients of a block, if they are outer products of two vectors."""
-    if not isinstance(tangent, Kronecker) or tangent.positions > 1 or tangent.g.shape[2] > 1:
+    if not isinstance(tangent, Kronecker) or tangent.positions != 1 or tangent.g.shape[2] > 1:
         return None
     return tangent

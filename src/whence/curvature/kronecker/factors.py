@@ -62,7 +62,7 @@ class Factors:
     block: Block
     inputs: Tensor | None
     outputs: Tensor | None
-    counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64, device="cpu"))
     below: Leading | None = None
     above: Leading | None = None
 

@@ -7,7 +7,7 @@ whole, and none decomposes it: products with a few vectors are all that its lead
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -93,23 +93,30 @@ class LongSide:
         many = min(self.size, count + max(MORE, count // 4))
         generator = torch.Generator("cpu").manual_seed(0)
         block = torch.randn(self.size, many, generator=generator, dtype=torch.float64, device="cpu")
-        block = torch.linalg.qr(block.to(self.rows.device)).Q
+        block = self._same([torch.linalg.qr(block.to(self.rows.device)).Q], crew, where)[0]
         trace = diagonal.sum().reshape(1)
         crew.add([trace], where)
         for _ in range(ITERATIONS):
             moved = product(self.rows, block, crew, where)  # (size, many)
-            values, turn = torch.linalg.eigh(symmetric(block.T @ moved))
+            values, turn = self._same(torch.linalg.eigh(symmetric(block.T @ moved)), crew, where)
             block, moved = block @ turn, moved @ turn
             left = (moved - block * values)[:, -count:].norm(dim=0).max()
             if float(left) <= settled * float(values[-1]):
                 break
-            block = torch.linalg.qr(moved).Q
+            block = self._same([torch.linalg.qr(moved).Q], crew, where)[0]
         else:
             moved = product(self.rows, block, crew, where)
-            values, turn = torch.linalg.eigh(symmetric(block.T @ moved))
+            values, turn = self._same(torch.linalg.eigh(symmetric(block.T @ moved)), crew, where)
             block = block @ turn
         values, block = values[-count:].clamp_min(0.0), block[:, -count:].contiguous()
         return Leading(values.unsqueeze(0), block.unsqueeze(0), float(trace))
+
+    @staticmethod
+    def _same(found: Iterable[Tensor], crew: Processes, where: str) -> list[Tensor]:
+        """Those of the first process, for all: unlike machines round, and choose signs, in their own way."""
+        tensors = [one.contiguous() for one in found]
+        crew.share(tensors, 0, where)
+        return tensors
 
 
 def product(rows: Tensor, matrix: Tensor, crew: Processes, what: str) -> Tensor:

@@ -45,7 +45,7 @@ class Sketch(OfFeatures):
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> PrimalBread:
         """Draw the projections, then the primal algebra."""
         stream = LayerStream(problem)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator("cpu").manual_seed(self.seed)
         shares = allot([block.numel for block in stream.blocks], self.size)
         bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
         moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
@@ -92,7 +92,7 @@ def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
 
 def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator) -> Tensor:
     """Random orthonormal columns scaled so that U U^T is the identity on average: (groups, size, columns)."""
-    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64)
+    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64, device="cpu")
     vectors: Tensor = torch.linalg.qr(normal).Q
     scaled: Tensor = vectors * math.sqrt(size / columns)
     return scaled

@@ -60,7 +60,7 @@ class SpectralBread(Bread):
             float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
             for s, basis in zip(spectrum.curvature, bases, strict=True)
         )
-        self.degrees_of_freedom = float(stream.together(torch.tensor([freedom], dtype=torch.float64)))
+        self.degrees_of_freedom = float(stream.together(torch.tensor([freedom], dtype=torch.float64, device="cpu")))
         selected = self.problem.selection.parameters
         self._step = []
         for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True)):
@@ -83,7 +83,9 @@ class SpectralBread(Bread):
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
-        squared = torch.tensor([sum(float(step.square().sum()) for step in self._step)], dtype=torch.float64)
+        squared = torch.tensor(
+            [sum(float(step.square().sum()) for step in self._step)], dtype=torch.float64, device="cpu"
+        )
         size = float(self.stream.together(squared)) ** 0.5
         weights = self.problem.weights()
         relative = size / max(float(weights.norm()), torch.finfo(torch.float64).tiny)
@@ -156,22 +158,23 @@ class SpectralBread(Bread):
         outside = [complement_of(basis, precision) for basis in self.bases]
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
-            pieces: list[list[Tensor]] = [[] for _ in self.bases]
-            factored: list[list[Parts]] = [[] for _ in self.bases]
+            pieces: list[list[Tensor | Parts]] = [[] for _ in self.bases]
             for _, tangents, _ in self.stream.of(take(inputs, where), 0, self.stream.identity(k), k):
                 for at, (tangent, basis) in enumerate(zip(tangents, self.bases, strict=True)):
                     once = seen_once(tangent)
                     if once is not None:
-                        factored[at].append(Parts.of(once, basis, precision, outside[at]))
+                        pieces[at].append(Parts.of(once, basis, precision, outside[at]))
                     else:
                         pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
-            solved: list[Tensor | Factored] = [
-                Factored.of(parts, basis, squares, self.ridge, beyond) if parts else torch.cat(piece)
-                for piece, parts, basis, squares, beyond in zip(
-                    pieces, factored, self.bases, self.spectrum.curvature, outside, strict=True
-                )
-            ]
-            yield where, solved
+            yield where, [self._joined(at, piece, outside[at]) for at, piece in enumerate(pieces)]
+
+    def _joined(self, at: int, pieces: Sequence[Tensor | Parts], complement: Tensor | None) -> Tensor | Factored:
+        """The preconditioned gradients of one block; factored where all of them are seen once."""
+        basis, parts = self.bases[at], [one for one in pieces if isinstance(one, Parts)]
+        if len(parts) == len(pieces):
+            return Factored.of(parts, basis, self.spectrum.curvature[at], self.ridge, complement)
+        whole = [self.solve(at, one.matrices(basis, complement)) if isinstance(one, Parts) else one for one in pieces]
+        return torch.cat(whole)
 
     def _row(self, inputs: Inputs, k: int, precision: torch.dtype) -> int:
         """Bytes that the preconditioned gradients of one input take, and its products with a batch of examples."""
@@ -181,16 +184,24 @@ class SpectralBread(Bread):
                 numbers += k * basis.block.numel if seen_once(tangent) is None else math.prod(basis.shape)
         return numbers * torch.finfo(precision).bits // 8
 
-    def _align(self, directions: Sequence[Tensor | Factored], m: int, k: int) -> Iterator[tuple[slice, Tensor]]:
+    def _align(self, directions: list[Tensor | Factored], m: int, k: int) -> Iterator[tuple[slice, Tensor]]:
         c = self.problem.k
         for where, tangents in self.stream.read("alignments", self.stream.identity(), c):
             yield where, self._contract(tangents, directions, (where.stop - where.start, c, m, k))
 
+    def _fitting(self, at: int, tangent: Tangent, one: Tensor | Factored) -> Tensor | Factored:
+        """Directions as matrices where gradients that they are multiplied with are not seen once, as they are."""
+        if not isinstance(one, Factored) or seen_once(tangent) is not None:
+            return one
+        return self.solve(at, one.parts.matrices(self.bases[at], one.complement))
+
     def _contract(
-        self, tangents: Sequence[Tangent], directions: Sequence[Tensor | Factored], shape: tuple[int, int, int, int]
+        self, tangents: Sequence[Tangent], directions: list[Tensor | Factored], shape: tuple[int, int, int, int]
     ) -> Tensor:
         """(m, k, n, c) inner products of all gradients with all directions (m k, ...), summed over blocks."""
         n, c, m, k = shape
+        for at, (tangent, one) in enumerate(zip(tangents, directions, strict=True)):
+            directions[at] = self._fitting(at, tangent, one)
         summed = [  # (n, c, m k)
             one.align(tangent) if isinstance(one, Factored) else align(tangent, one)
             for tangent, one in zip(tangents, directions, strict=True)

@@ -19,6 +19,7 @@ from whence.tangents.forms import Block, Dense, Kronecker, Tangent
 from whence.tangents.linearization import Linearization
 from whence.tangents.passes import State
 from whence.tangents.pieces import Pieces
+from whence.tangents.scan import examples_using
 from whence.tangents.switches import rounded_products
 
 from .basis import Basis
@@ -48,6 +49,7 @@ class LayerStream:
         self.problem = problem
         self._pieces = Pieces(problem.batches.notes, "gradients of all layers")
         self._capture: Capture | None = None
+        self._more: list[Inputs] = []
         self.held = 0.0
         self.notes: list[str] = []
         self._batch = 0
@@ -56,6 +58,11 @@ class LayerStream:
             self._batch = first.size
             few = take(first.inputs, slice(0, min(first.size, PROOF)))
             self._capture = self._prove(few)
+            if self._capture.unseen:
+                read = problem.read("parameters not used by the first batch")
+                crew = problem.passes.crew
+                self._more = examples_using(self._capture.unseen, self._capture, read, crew, problem.device)
+                self._capture = self._prove(few) if self._more else self._capture
             self.notes = list(self._capture.notes)
             known = Known(self._capture.blocks, *self._measure(few))
         self.known = known
@@ -79,7 +86,13 @@ class LayerStream:
         selected = {name: one for name, one in self.problem.selection.parameters.items() if name in names}
         if selected:
             with rounded_products(False):
-                found = Capture(self.problem.network, selected, example_inputs=few)
+                found = Capture(
+                    self.problem.network,
+                    selected,
+                    example_inputs=few,
+                    more=self._more,
+                    told=self.problem.batches.notes,
+                )
             if found.blocks == self.blocks:
                 self._capture, self._watched = found, list(range(len(found.blocks)))
         told = self._layers.tell("the layers", self._measure(few))  # pieces are of the same size everywhere
@@ -116,7 +129,7 @@ class LayerStream:
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, proved on these inputs if it was not yet."""
         if self._capture is None:
-            found = self._prove(take(inputs, slice(0, PROOF)))
+            found = self._prove(take(inputs, slice(0, PROOF)), self.known.blocks)
             if found.blocks != self.known.blocks:
                 raise UncapturedParameterError(
                     "expected the model to use its parameters as it did when it was fitted, got another path of its "
@@ -126,10 +139,17 @@ class LayerStream:
             self._capture = found
         return self._capture
 
-    def _prove(self, few: Inputs) -> Capture:
+    def _prove(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
         problem = self.problem
         with rounded_products(False):  # the proof compares sums of products
-            return Capture(problem.network, dict(problem.selection.parameters), example_inputs=few)
+            return Capture(
+                problem.network,
+                dict(problem.selection.parameters),
+                example_inputs=few,
+                more=self._more,
+                blocks=blocks,
+                told=problem.batches.notes,
+            )
 
     def piece(self, cotangents: int, batch: int) -> int:
         """How many examples of a batch are handled at once for so many cotangents."""

@@ -38,7 +38,7 @@ class Weights:
     @classmethod
     def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], count: int, dtype: torch.dtype) -> Weights:
         """One set of weights for each of so many estimators, inside and outside; one in float64 at a time."""
-        inside, outside, rounded = torch.empty(0), [], False
+        inside, outside, rounded = torch.empty(0, device="cpu"), [], False
         for at, (within, beyond) in enumerate(pairs):
             if at == 0:
                 rounded = products_are_rounded(within.device)

@@ -69,10 +69,12 @@ class Use(ABC):
         joint: Whether "weight" and "bias" may be one block.
         groups: e, of kronecker uses.
         transposed: Whether the weight is stored input first, of kronecker uses.
+        fed: Whether the output depends on anything beside the tensors of its roles.
     """
 
     kind: ClassVar[Kind] = "dense"
     joint: ClassVar[bool] = False
+    fed: ClassVar[bool] = True
     groups: int = 1
     transposed: bool = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ class SpreadUse(Use):
     """A tensor of some shape, spread over a larger one."""
 
     shape: tuple[int, ...]
+    fed: ClassVar[bool] = False
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """Those along which the tensor was spread."""

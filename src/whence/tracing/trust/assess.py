@@ -31,7 +31,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
     """Look at a sample of predictions; see `Tracer.trust`."""
     start = time.monotonic()
     # Not the seed itself: data drawn with the same one would choose itself, the smallest numbers first.
-    generator = torch.Generator().manual_seed((seed * 2_654_435_761 + 104_729) % 2**63)
+    generator = torch.Generator("cpu").manual_seed((seed * 2_654_435_761 + 104_729) % 2**63)
     with borrowed_model(fitted):
         many = draw_points(fitted, x, VERDICTS * sample, generator)
         points = many.first(sample)

@@ -13,6 +13,7 @@ core leaves out much curvature; where there is none outside it does not.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ OUTPUTS = 32
 def share_inside(fitted: Fitted) -> float | None:
     """HeC3 of the core over HeC3 with what lies outside of it: the median over some training inputs.
 
-    `None` where there is nothing outside, or where it is not looked at: by other structures than a core, for networks
+    NaN where that would take too much memory. `None` where there is nothing outside, for other structures, for networks
     that answer at several positions, for mixtures of outputs, groups, and where processes share a fit.
     """
     bread, problem = fitted.bread, fitted.problem
@@ -55,7 +56,7 @@ def share_inside(fitted: Fitted) -> float | None:
         return None
     room = min(BYTES, 0.1 * problem.budget.limit) / (8.0 * COPIES * d)
     if room < POINTS + SOURCES * (problem.k + 1):
-        return None
+        return math.nan
     found = _gradients(fitted)
     pulls, points, columns = (_parted(bread, features, part) for part in (found.pulls, found.points, found.columns))
     inside = points.white @ pulls.white.T

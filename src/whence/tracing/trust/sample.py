@@ -57,7 +57,7 @@ def draw_points(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -
     """Up to `most` inputs at random: of x, or of the training set where there is none. Never holds more than that."""
     kept: list[tuple[Tensor, Inputs]] = []  # a random number for each input, and the inputs with the smallest ones
     for inputs, allowed in _training(fitted) if x is None else ((one, None) for one, _ in inputs_of(fitted, x)):
-        numbers = torch.rand(batch_size(inputs, "this batch"), generator=generator, dtype=torch.float64)
+        numbers = torch.rand(batch_size(inputs, "this batch"), generator=generator, dtype=torch.float64, device="cpu")
         if allowed is not None:
             numbers[~allowed] = torch.inf
         kept.append((numbers, inputs))
@@ -95,7 +95,7 @@ def mix(fitted: Fitted, points: Points, generator: torch.Generator) -> list[Tens
 
 def signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
     """Random signs; drawn on the CPU, so that every device sees the same."""
-    drawn = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    drawn = torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1
     return drawn.to(like)
 
 

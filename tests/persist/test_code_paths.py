@@ -1,0 +1,209 @@
+"""Mixtures of outputs are the same wherever they are made: saved under one code path, loaded under another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import code_paths
+import oracles
+import whence
+from fits_to_save import many
+from whence.tangents.sketches import SketchedBatches, random_signs
+
+TESTS = Path(__file__).resolve().parents[1]
+PATHS: dict[str, dict[str, str]] = {
+    "two threads": {"OMP_NUM_THREADS": "2"},
+    "mkl compatible": {"MKL_CBWR": "COMPATIBLE"},
+    "mkl avx2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "aten default, two threads": {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "2"},
+}
+"""Environments that choose kernels: what one machine can do to look like another."""
+
+NEAR = {
+    "core": 1e-4,
+    "interpolated": 2e-2,  # residuals are a few thousand times the rounding of the outputs
+    "confident": 1e-3,  # outputs of 200, whose rounding is that of probabilities
+}
+"""How near to each other, and to brute force, cases are that are not exact to 1e-8; 1e-4 in single precision."""
+
+
+def near(case: str) -> float:
+    return NEAR.get(case, 1e-4 if code_paths.CASES[case].get("single") else 1e-8)
+
+
+def run(folder: Path, environment: dict[str, str], *words: str) -> None:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MKL_", "ATEN_", "OMP_"))}
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
+    plain = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": paths}
+    command = [sys.executable, str(TESTS / "code_paths.py"), words[0], str(folder), *words[1:]]
+    done = subprocess.run(command, env={**kept, **plain, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What fits say, and what they say when they are loaded under each code path."""
+    folder = tmp_path_factory.mktemp("paths")
+    run(folder, {}, "fit")
+    for path, environment in PATHS.items():
+        run(folder, environment, "load", path)
+    return folder, {name: json.loads((folder / f"{name}.json").read_text()) for name in ("fit", *PATHS)}
+
+
+@pytest.mark.parametrize("case", code_paths.CASES)
+def test_a_fit_says_the_same_under_every_code_path(said: tuple[Path, dict[str, Any]], case: str) -> None:
+    wanted = said[1]["fit"][case]
+    for path in PATHS:
+        found = said[1][path][case]
+        assert not isinstance(found, str), f"{path}: {found}"
+        for name, value in wanted.items():
+            one, two = np.asarray(found[name]), np.asarray(value)
+            np.testing.assert_allclose(one, two, rtol=0, atol=near(case) * np.abs(two).max(), err_msg=f"{path}: {name}")
+
+
+def mixed_roots(tracer: whence.Tracer, roots: np.ndarray) -> np.ndarray:
+    """S (n, K, c) of roots R (n, K, K): chosen columns, and random signs of the others, by hand."""
+    batches = tracer.problem.batches
+    assert isinstance(batches, SketchedBatches)
+    assert batches.largest is not None
+    c, exact = batches.columns, batches.columns // 2
+    found = []
+    for at, root in enumerate(roots):
+        chosen = batches.largest[at].tolist()
+        signs = random_signs(len(root), c - exact, batches.seed, at).numpy() / (c - exact) ** 0.5
+        signs[chosen] = 0.0
+        found.append(np.concatenate([root[:, chosen], root @ signs], axis=1))
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("case", ["dual", "primal", "single precision", "equal classes", "confident", "squared error"])
+def test_all_of_them_say_what_dense_algebra_says(said: tuple[Path, dict[str, Any]], case: str) -> None:
+    """Jacobians by autograd, one large curvature, and every example left out in it."""
+    options = code_paths.CASES[case]
+    model, data, test = code_paths.problem(**options)
+    tracer = whence.load(said[0] / f"{case}.whence", model, data, progress=False)
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    model = model.double()
+    outputs, tangents, _ = oracles.tangents_of(model, x.double())
+    predicted, test_tangents, _ = oracles.tangents_of(model, test.double())
+    n, k = outputs.shape
+    if options.get("likelihood") == "gaussian":
+        residuals, roots = y.double().numpy() - outputs, np.tile(np.eye(k), (n, 1, 1))
+        scale = float(np.square(residuals).mean())
+    else:
+        p = torch.from_numpy(outputs).softmax(1).numpy()
+        residuals, scale = np.eye(k)[y.numpy()] - p, 1.0
+        roots = np.stack([np.diag(np.sqrt(row)) - np.outer(row, np.sqrt(row)) for row in p])
+    columns = mixed_roots(tracer, roots)
+    gradients = np.einsum("nkd,nkc->ncd", tangents, columns)  # S^T J
+    scores = np.einsum("nkd,nk->nd", tangents, residuals)
+
+    def curvature(counts: np.ndarray) -> np.ndarray:
+        return tracer.ridge * np.eye(tangents.shape[2]) + np.einsum("n,ncd,nce->de", counts, gradients, gradients)
+
+    inverse = np.linalg.inv(curvature(np.ones(n)))
+    aligned = np.einsum("mkd,de->mke", test_tangents, inverse)
+    inner = np.eye(columns.shape[2]) - np.einsum("ncd,de,nbe->ncb", gradients, inverse, gradients)
+    pulled = np.einsum("ncd,de,ne->nc", gradients, inverse, scores)
+    # J^T (I - S S^T Q)^-1 r = J^T r + J^T S (I - S^T Q S)^-1 S^T Q r
+    left_out = scores + np.einsum("ncd,nc->nd", gradients, np.linalg.solve(inner, pulled[:, :, None])[:, :, 0])
+    ho_terms = scale * np.square(np.einsum("mkd,ncd->mknc", aligned, gradients)).sum(3)
+    hec3_terms = np.square(np.einsum("mkd,nd->mkn", aligned, left_out))
+    shown = [0, 3, 69]
+    wanted = {"ho": ho_terms.sum(2)[:, shown], "hec3": hec3_terms.sum(2)[:, shown]}
+    classes = options.get("likelihood") != "gaussian"
+    each = predicted.argmax(1)[:, None] if classes else np.tile(np.arange(k), (len(test), 1))
+    for name, terms in (("ho", ho_terms), ("hec3", hec3_terms)):
+        some = np.take_along_axis(terms, each[:, :, None], axis=1).sum(1)
+        wanted[f"shares of {name}"] = some / some.sum(1, keepdims=True)
+    counts = np.ones(n)
+    counts[[1, 17]], counts[5] = 0.0, 2.0
+    after = np.einsum("mkd,de->mke", test_tangents, np.linalg.inv(curvature(counts)))
+    change = np.einsum("mkd,nd,n->mk", after, scores, counts - 1)
+    wanted["change"] = np.take_along_axis(change, each, axis=1)
+    new_ho = np.square(np.einsum("mkd,ncd->mknc", after, gradients)).sum(3) @ (scale * counts)
+    wanted["new ho"] = np.take_along_axis(new_ho, each, axis=1)
+    for path in PATHS:
+        for name, value in wanted.items():
+            found = np.asarray(said[1][path][case][name])
+            bound = 10 * near(case) * np.abs(value).max()
+            np.testing.assert_allclose(found, value, rtol=0, atol=bound, err_msg=f"{path}: {name}")
+
+
+def turned(tracer: whence.Tracer, example: int) -> None:
+    """Coordinates of one example as in a basis that is turned: what eigenvectors of another machine would give."""
+    problem = tracer.problem
+    assert problem.hessian_roots is not None
+    problem.hessian_roots[example] = -problem.hessian_roots[example].flip(0)
+    problem.residuals[example] = -problem.residuals[example].flip(0)
+
+
+@pytest.mark.parametrize("structure", ["dual", "core", "ekfac"])
+@pytest.mark.parametrize("example", [0, 13])
+def test_bases_that_are_turned_are_refused(structure: str, example: int, tmp_path: Path) -> None:
+    """In the first batch, and in the last one."""
+    fit = many(structure)
+    turned(fit.tracer, example)
+    fit.tracer.save(tmp_path / "fit.whence")
+    with pytest.raises(
+        whence.StaleModelError, match=rf"as they were when the fit was saved, got .* example {example} "
+    ):
+        whence.load(tmp_path / "fit.whence", fit.model, fit.batches, progress=False)
+
+
+class Once:
+    """Batches of a loader that cannot be asked for the last one."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+def test_batches_that_were_not_compared_on_loading_are_compared_when_they_are_read(tmp_path: Path) -> None:
+    fit = many("core")
+    single = [(x[at : at + 1], y[at : at + 1]) for x, y in fit.batches for at in range(len(x))]
+    tracer = whence.fit(fit.model, single, "categorical", whence.Core(size=12), ridge=0.4, outputs=2, progress=False)
+    turned(tracer, 11)
+    tracer.save(tmp_path / "fit.whence")
+    again = whence.load(tmp_path / "fit.whence", fit.model, Once(single), progress=False)
+    with pytest.raises(whence.StaleModelError, match="in batch 11, example 11 "):
+        again.attribute(fit.test)
+
+
+def test_choices_out_of_range_are_refused(tmp_path: Path) -> None:
+    fit = many("core")
+    batches = fit.tracer.problem.batches
+    assert isinstance(batches, SketchedBatches)
+    assert batches.largest is not None
+    for wrong, where in ((-1, "seen.largest is missing, or not positions"), (6, "expected columns 0 to 5")):
+        batches.largest[3, 0] = wrong
+        fit.tracer.save(tmp_path / "fit.whence")
+        with pytest.raises(whence.CorruptArtifactError, match=where):
+            whence.load(tmp_path / "fit.whence", fit.model, fit.batches, progress=False)
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+def test_processes_on_unlike_code_paths_fit_together(said: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    other = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+    with ThreadPoolExecutor(2) as both:
+        tasks = [both.submit(run, tmp_path, env, "share", str(rank)) for rank, env in enumerate(({}, other))]
+    for rank, task in enumerate(tasks):
+        task.result()
+        for case, found in json.loads((tmp_path / f"rank {rank}.json").read_text()).items():
+            for name, value in found.items():
+                wanted = np.asarray(said[1]["fit"][case][name])
+                bound = near(case) * np.abs(wanted).max()
+                np.testing.assert_allclose(value, wanted, rtol=0, atol=bound, err_msg=f"{rank}, {case}: {name}")
