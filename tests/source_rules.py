@@ -19,11 +19,11 @@ LAYERS = (
     ("tracer", "predictor", "api", "loading", "options", "fitting", "starting", "together"),
     ("persist", "report"),  # these below the tracer, which offers them as methods
     ("tracing",),
-    ("estimators", "results", "summaries", "probabilities", "outputs", "tables"),
+    ("estimators", "results", "probabilities", "outputs"),
     ("curvature",),
     ("tangents",),
     ("likelihoods",),
-    ("errors", "display", "progress", "memory", "ridge", "processes", "_version"),
+    ("errors", "display", "ordering", "progress", "memory", "ridge", "processes", "_version"),
 )
 HEIGHT = {unit: -depth for depth, layer in enumerate(LAYERS) for unit in layer}
 

@@ -9,40 +9,27 @@ from textwrap import wrap
 
 WIDTH = 80
 """Columns of a terminal that tables keep to."""
-
 NARROW = 24
 """The least width that text is wrapped to."""
-
 SHOWN = 10
 """Rows that are shown of a longer table."""
 
-# Colours of the sources that read on white and on black alike.
+# Colours that read on white and on black alike.
 DOTS = {"noise": "#3a8fc4", "scarcity": "#d9772b", "both": "#b0609a", "plain": "#8a9097"}
 BAR = "rgba(58,143,196,.28)"
 LINE = "1px solid rgba(128,128,128,.35)"
 CELL = "padding:2px 8px;border:none;background:none"
 
-LARGE, HUGE = 999.5, 1e9
-"""Amounts between these are written in full."""
-
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        name: stands above it.
-        cells: one text a row.
-        left: whether words start at the left; numbers end at the right.
-        bars: a number between 0 and 1 for each row, drawn as a bar behind the cell in a notebook.
-        dots: a tone for each row ("noise", "scarcity", "both", "plain"), drawn as a dot before the cell in a notebook.
-    """
+    """A column of a table: a name above one cell for each row."""
 
     name: str
     cells: tuple[str, ...]
-    left: bool = False
-    bars: tuple[float, ...] = ()
-    dots: tuple[str, ...] = ()
+    left: bool = False  # words start at the left; numbers end at the right
+    bars: tuple[float, ...] = ()  # between 0 and 1 for each row, drawn behind the cell in a notebook
+    dots: tuple[str, ...] = ()  # a key of DOTS for each row, drawn before the cell in a notebook
 
 
 @dataclass(frozen=True)
@@ -65,14 +52,21 @@ class Table:
         """
         lines = wrap(self.title, WIDTH)
         widths = [max(map(len, (column.name, *column.cells))) for column in self.columns]
-        named = any(column.name for column in self.columns)
-        for row in range(-1 if named else 0, len(self.columns[0].cells) if self.columns else -1):
-            cells = [column.name if row < 0 else column.cells[row] for column in self.columns]
-            lines += self._row(cells, widths)
-        notes = [part for line in self.note.splitlines() for part in wrap(line, WIDTH)]
-        return "\n".join([*lines, *notes])
+        for cells in (self._names, *self._rows):
+            lines += self._lines(cells, widths) if cells else []
+        return "\n".join([*lines, *(part for line in self.note.splitlines() for part in wrap(line, WIDTH))])
 
-    def _row(self, cells: list[str], widths: list[int]) -> list[str]:
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """What stands above the columns; nothing where none has a name."""
+        names = tuple(column.name for column in self.columns)
+        return names if any(names) else ()
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        return list(zip(*(column.cells for column in self.columns), strict=True))
+
+    def _lines(self, cells: tuple[str, ...], widths: list[int]) -> list[str]:
         padded = [
             cell.ljust(width) if column.left else cell.rjust(width)
             for cell, width, column in zip(cells, widths, self.columns, strict=True)
@@ -91,19 +85,12 @@ class Table:
             >>> "<b>" in Table("<b>").html()
             False
         """
-        head = "".join(_cell("th", column, column.name) for column in self.columns)
-        rows = "".join(
-            f"<tr>{''.join(_cell('td', column, column.cells[row], row) for column in self.columns)}</tr>"
-            for row in range(len(self.columns[0].cells) if self.columns else 0)
-        )
-        named = any(column.name for column in self.columns)
-        body = (f"<thead><tr>{head}</tr></thead>" if named else "") + (f"<tbody>{rows}</tbody>" if rows else "")
+        names = "".join(map(_cell, self.columns)) if self._names else ""
+        rows = ("".join(_cell(column, row) for column in self.columns) for row in range(len(self._rows)))
+        body = (f"<thead><tr>{names}</tr></thead>" if names else "") + "".join(f"<tr>{row}</tr>" for row in rows)
         table = f'<table style="border-collapse:collapse;margin:4px 0">{body}</table>' if body else ""
-        note = (
-            f'<div style="opacity:.75;font-size:90%;white-space:pre-line">{escape(self.note)}</div>'
-            if self.note
-            else ""
-        )
+        style = "opacity:.75;font-size:90%;white-space:pre-line"
+        note = f'<div style="{style}">{escape(self.note)}</div>' if self.note else ""
         return f'<div style="font-size:90%"><div>{escape(self.title)}</div>{table}{note}</div>'
 
 
@@ -123,13 +110,13 @@ class Shown:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A few digits, as short as may be; large amounts in full, for they are read as amounts.
+    """A few digits; amounts from a thousand to a billion in full.
 
     Examples:
         >>> number(0.00123456), number(1234.5), number(5e5), number(1.0), number(0.0), number(2e12)
         ('0.00123', '1,234', '500,000', '1', '0', '2e+12')
     """
-    return f"{value:,.0f}" if LARGE <= abs(value) < HUGE else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
 def numbers(values: Iterable[float]) -> tuple[str, ...]:
@@ -182,15 +169,15 @@ def cut(line: str, width: int = WIDTH) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
-def _cell(tag: str, column: Column, text: str, row: int | None = None) -> str:
+def _cell(column: Column, row: int | None = None) -> str:
+    """A cell of a column, or its name."""
     style = f"{CELL};text-align:{'left' if column.left else 'right'}"
-    dot = ""
     if row is None:
-        style += f";border-bottom:{LINE}"
-    else:
-        if column.bars:
-            share = 100 * min(max(column.bars[row], 0.0), 1.0)
-            style += f";background:linear-gradient(90deg,{BAR} {share:.0f}%,transparent {share:.0f}%)"
-        if column.dots:
-            dot = f'<span aria-hidden="true" style="color:{DOTS[column.dots[row]]}">&#9679;</span> '
-    return f'<{tag} style="{style}">{dot}{escape(text)}</{tag}>'
+        return f'<th style="{style};border-bottom:{LINE}">{escape(column.name)}</th>'
+    dot = ""
+    if column.bars:
+        share = 100 * min(max(column.bars[row], 0.0), 1.0)
+        style += f";background:linear-gradient(90deg,{BAR} {share:.0f}%,transparent {share:.0f}%)"
+    if column.dots:
+        dot = f'<span aria-hidden="true" style="color:{DOTS[column.dots[row]]}">&#9679;</span> '
+    return f'<td style="{style}">{dot}{escape(column.cells[row])}</td>'

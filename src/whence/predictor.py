@@ -14,8 +14,7 @@ from .display import Shown, Table, count
 from .errors import InputError, ShapeError
 from .estimators import LeftOut, Weighing, finish
 from .outputs import AT_ONCE, Look, Seen, blank, join, look_at
-from .results import Diagnostics, Uncertainty
-from .summaries import findings
+from .results import Diagnostics, Uncertainty, findings_table
 from .tangents.batches import Inputs, check_finite
 from .tangents.linearization import Linearization
 from .tangents.views import View
@@ -208,4 +207,4 @@ class Predictor(Shown):
         )
 
     def _table(self) -> Table:
-        return findings(self.diagnostics, repr(self))
+        return findings_table(self.diagnostics, repr(self))

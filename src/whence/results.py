@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .display import Shown, Table, count, number
+from .display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
 from .errors import InputError
 from .likelihoods import Likelihood
 from .outputs import AT_ONCE, Chosen
 from .probabilities import by_row, delta_method, likelihood_of, margin_variances, margins
-from .summaries import findings, predictions
-from .tables import columns_of
 
 if TYPE_CHECKING:
     import pandas
@@ -213,7 +211,11 @@ class Uncertainty(Shown):
         return self.mean - reach, self.mean + reach
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a prediction: means, variances of each output, traces and the ratio."""
+        """One row a prediction: means, variances of each output, traces and the ratio.
+
+        With positions, one row for each of them, and its place in front. Where only some outputs were looked at,
+        columns "output" say which; of random sketches there are traces and their standard errors.
+        """
         try:
             import pandas  # an extra: only tables need it
         except ModuleNotFoundError as error:
@@ -221,8 +223,7 @@ class Uncertainty(Shown):
                 "expected pandas for a table. Install it: pip install 'whence[report]'."
             ) from error
 
-        columns = columns_of(self)
-        return pandas.DataFrame({name: column.reshape(-1).cpu().numpy() for name, column in columns.items()})
+        return pandas.DataFrame({name: column.reshape(-1).cpu().numpy() for name, column in _columns(self).items()})
 
     def __repr__(self) -> str:
         """Sizes and medians."""
@@ -238,7 +239,87 @@ class Uncertainty(Shown):
         )
 
     def _table(self) -> Table:
-        return predictions(self)
+        *shape, k = self.mean.shape
+        positions = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
+        sketches = self.chosen is not None and self.chosen.sketches
+        title = f"{count(shape[0], 'prediction')}{positions}, {'random sketches of ' * sketches}{count(k, 'output')}"
+        total = math.prod(shape)
+        if not total:
+            return Table(title)
+        rows, more = rows_shown(total, "to_frame()")
+        each = math.prod(shape[1:])
+        numbering = places(rows)
+        if len(shape) > 1:
+            numbering = Column("no., position", tuple(f"{row // each}, {row % each}" for row in range(rows)))
+        ho, hec3, ratio = (values.reshape(-1)[:rows] for values in (self.trace("ho"), self.trace("hec3"), self.ratio))
+        bars = (hec3 / hec3.nan_to_num(0.0).max()).nan_to_num(0.0)
+        columns = (
+            numbering,
+            *([] if sketches else _answers(self, rows)),
+            Column("Ho", numbers(ho.tolist())),
+            Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())),
+            Column("HeC3/Ho", tuple(f"{value:.2f}" for value in ratio.tolist())),
+        )
+        note = f"Variances of the prediction itself{', summed over outputs' if k > 1 else ''}."
+        return Table(title, columns, f"{note}\n{more}".strip())
+
+
+def _columns(u: Uncertainty) -> dict[str, Tensor]:
+    """The columns of `Uncertainty.to_frame`."""
+    shape = u.mean.shape[:-1]
+    columns: dict[str, Tensor] = {}
+    if len(shape) > 1:
+        axes = [torch.arange(size, device=u.mean.device) for size in (shape[0], shape[1:].numel())]
+        columns["prediction"], columns["position"] = torch.meshgrid(*axes, indexing="ij")
+    sketches = u.chosen is not None and u.chosen.sketches
+    if u.chosen is not None and u.chosen.index is not None:
+        columns |= _by_output("output", u.chosen.index, shape)
+    if not sketches:
+        columns |= _by_output("mean", u.mean, shape)
+    if u.likelihood is not None and u.likelihood.has_classes and not sketches:
+        columns |= _by_output("probability", u.probabilities, shape)
+        if u.chosen is None:
+            columns |= _by_output("margin", u.margin, shape)
+    for name in u.estimators:
+        columns[name] = u.trace(name)
+        if sketches:
+            columns[f"{name}_error"] = u.trace_error(name)
+        elif u.mean.shape[-1] > 1:
+            columns |= _by_output(name, u.variance(name), shape)
+    columns["ratio"] = u.ratio
+    return columns
+
+
+def _by_output(name: str, values: Tensor, shape: torch.Size) -> dict[str, Tensor]:
+    """(m, ...) or (m, ..., 1) values as one column, (m, ..., k) values as a column for each output."""
+    if values.shape == shape or values.shape[-1] == 1:
+        return {name: values.reshape(shape)}
+    return {f"{name}_{output}": column for output, column in enumerate(values.unbind(-1))}
+
+
+def _answers(u: Uncertainty, rows: int) -> list[Column]:
+    """What is predicted, for a table: a class with its probability, or numbers with bounds."""
+
+    def several(values: Tensor) -> tuple[str, ...]:
+        return tuple(listing(numbers(row), 3) for row in values.reshape(-1, values.shape[-1])[:rows].tolist())
+
+    k, likelihood = u.mean.shape[-1], u.likelihood
+    columns = []
+    if u.chosen is not None and u.chosen.index is not None:
+        index = u.chosen.index.expand(*u.mean.shape).reshape(-1, k)[:rows].tolist()
+        columns.append(Column("output", tuple(listing(row, 3) for row in index), left=True))
+    elif likelihood is not None and likelihood.has_classes and likelihood.couples_outputs and k > 1:
+        best = u.probabilities.reshape(-1, k)[:rows].max(dim=1)
+        probabilities = tuple(f"{value:.3f}" for value in best.values.tolist())
+        return [Column("class", tuple(map(str, best.indices.tolist()))), Column("probability", probabilities)]
+    if likelihood is not None and likelihood.has_classes:
+        return [*columns, Column("probability", several(u.probabilities), left=k > 1)]
+    columns.append(Column("mean", several(u.mean), left=k > 1))
+    if k == 1:
+        low, high = (bound.reshape(-1)[:rows].tolist() for bound in u.interval(0.95))
+        bounds = zip(numbers(low), numbers(high), strict=True)
+        columns.append(Column("95% interval", tuple(f"{a} to {b}" for a, b in bounds)))
+    return columns
 
 
 @dataclass(frozen=True)
@@ -285,7 +366,7 @@ class Diagnostics(Shown):
         return f"Diagnostics({count(len(self.findings), 'finding')})"
 
     def _table(self) -> Table:
-        return findings(self, "What was approximated, guarded or repaired")
+        return findings_table(self, "What was approximated, guarded or repaired")
 
     def __str__(self) -> str:
         """One line a finding."""
@@ -294,3 +375,14 @@ class Diagnostics(Shown):
             value = finding.value if isinstance(finding.value, str) else f"{finding.value:.6g}"
             lines.append(f"{finding.name}: {value} ({finding.words})" if finding.words else f"{finding.name}: {value}")
         return "\n".join(lines)
+
+
+def findings_table(diagnostics: Diagnostics, title: str) -> Table:
+    """Name, value and meaning of each finding; a value that is text and has no sentence stands in its place."""
+    rows = []
+    for finding in diagnostics:
+        value = finding.value if isinstance(finding.value, str) else number(finding.value)
+        only_text = isinstance(finding.value, str) and not finding.words
+        rows.append((finding.name, "", value) if only_text else (finding.name, value, finding.words))
+    names, values, texts = zip(*rows, strict=True) if rows else ((), (), ())
+    return Table(title, (Column("", names, left=True), Column("", values), Column("", texts, left=True)))

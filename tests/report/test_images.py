@@ -11,33 +11,34 @@ import torch
 from PIL import Image
 
 from whence import ShapeError
-from whence.report.exhibits import encode_images
-from whence.report.images import png
-from whence.report.thumbnails import pictures, thumbnail
+from whence.report.inputs import channels_first, thumbnail, thumbnails
+
+
+def decoded(uri: str) -> torch.Tensor:
+    """Pixels by matplotlib's reader, between 0 and 1."""
+    return torch.from_numpy(matplotlib.image.imread(io.BytesIO(base64.b64decode(uri.split(",")[1])), format="png"))
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 7, 3), (1, 1)])
-def test_png_is_what_another_decoder_reads(shape: tuple[int, ...], generator: torch.Generator) -> None:
+def test_small_images_are_kept_to_the_pixel(shape: tuple[int, ...], generator: torch.Generator) -> None:
     pixels = torch.randint(256, shape, generator=generator)
-    read = matplotlib.image.imread(io.BytesIO(png(pixels / 255)), format="png")
-    assert (torch.from_numpy(read) * 255).round().long().equal(pixels)
+    assert (decoded(thumbnail(channels_first((pixels / 255)[None])[0])) * 255).round().long().equal(pixels)
 
 
-def test_png_cuts_off_what_is_out_of_range() -> None:
-    pixels = torch.tensor([[-1.0, 2.0, float("nan")]])
-    read = matplotlib.image.imread(io.BytesIO(png(pixels)), format="png")
-    assert read.tolist() == [[0.0, 1.0, 0.0]]
+def test_what_is_out_of_range_is_cut_off() -> None:
+    pixels = torch.tensor([[[-1.0, 2.0, float("nan")]]])
+    assert decoded(thumbnail(pixels)).tolist() == [[0.0, 1.0, 0.0]]
 
 
-@pytest.mark.parametrize("shape", [(4,), (3, 8, 8), (0, 4), (2, 3, 4, 5)])
-def test_png_refuses_other_shapes(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeError, match="expected an image of shape"):
-        png(torch.zeros(shape))
+@pytest.mark.parametrize("shape", [(4,), (1, 2, 8, 8), (1, 0, 4), (2, 3, 4, 5, 6)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match="expected images of shape"):
+        channels_first(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("shape", [(2, 20, 30), (2, 1, 20, 30), (2, 3, 20, 30), (2, 20, 30, 3)])
 def test_pictures_of_every_layout_become_thumbnails(shape: tuple[int, ...], generator: torch.Generator) -> None:
-    uri = thumbnail(pictures(torch.rand(*shape, generator=generator))[0], side=10)
+    uri = thumbnail(channels_first(torch.rand(*shape, generator=generator))[0], side=10)
     kind, text = uri.removeprefix("data:image/").split(";base64,")
     read = Image.open(io.BytesIO(base64.b64decode(text)), formats=[kind])
     assert read.size == (10, 7)
@@ -45,14 +46,11 @@ def test_pictures_of_every_layout_become_thumbnails(shape: tuple[int, ...], gene
 
 def test_bytes_and_numbers_give_the_same_picture(generator: torch.Generator) -> None:
     values = torch.randint(256, (1, 8, 8), generator=generator)
-    assert thumbnail(pictures(values.byte())[0]) == thumbnail(pictures(values / 255)[0])
+    assert thumbnail(channels_first(values.byte())[0]) == thumbnail(channels_first(values / 255)[0])
 
 
 def test_numbers_outside_are_stretched_for_all_alike() -> None:
     """Pictures from -1 to 1, as many networks want them, are neither cut off nor each on a scale of its own."""
-    left, right = encode_images({0: torch.full((8, 8), -1.0)}, {0: torch.full((8, 8), 1.0), 1: torch.zeros(8, 8)})
-    read = [
-        float(matplotlib.image.imread(io.BytesIO(base64.b64decode(uri.split(",")[1]))).mean())
-        for uri in (left[0], right[0], right[1])
-    ]
+    left, right = thumbnails({0: torch.full((8, 8), -1.0)}, {0: torch.full((8, 8), 1.0), 1: torch.zeros(8, 8)})
+    read = [float(decoded(uri).mean()) for uri in (left[0], right[0], right[1])]
     assert read == pytest.approx([0.0, 1.0, 0.5], abs=0.01)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import whence
-from report_examples import EVIL, Example, kinds, pictures, rows, texts
+from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts
 from whence.report import Facts, Row, Section, Table, Words
 from whence.tracing.verdicts import VERDICTS
 
@@ -134,7 +134,8 @@ def test_every_kind_of_task(name: str, tmp_path: Path) -> None:
     with_targets = example.write(tmp_path / "with.html")
     without = example.tracer.report(tmp_path / "without.html", example.x)
     data = data_of(with_targets)
-    kind = {"numbers": "numbers", "a number": "numbers", "several answers": "answers"}.get(name, "classes")
+    kinds = {"numbers": "regression", "a number": "regression", "several answers": "multilabel"}
+    kind = kinds.get(name, "classification")
     assert (data["kind"], data["m"]) == (kind, 25)
     assert "Quality" in read(with_targets).words
     assert "came without targets" in read(without).words
@@ -226,6 +227,19 @@ def test_inputs_speak_for_themselves(tmp_path: Path) -> None:
     example = rows()
     data = data_of(example.tracer.report(tmp_path / "report.html", example.x))
     assert (data["form"], data["columns"]) == ("row", ["x0", "x1", "x2"])
+
+
+def test_inputs_that_are_not_shown(tmp_path: Path) -> None:
+    """Rows of the test inputs alone, and inputs that are neither images nor short rows."""
+    example = rows()
+    data = data_of(example.write(tmp_path / "report.html", table=example.options["table"][0]))
+    assert len(data["test"]) == len(example.x)
+    assert all(shown[4] is None for shown in data["train"].values())
+    x = draw(30, 80, seed=2)
+    tracer = fitted(nn.Linear(80, 1).double(), x, x[:, :1])
+    path = tracer.report(tmp_path / "report.html", x[:5])
+    assert (data_of(path)["form"], data_of(path)["test"]) == ("none", {})
+    assert "All 5 predictions were traced to training examples." in read(path).words
 
 
 @pytest.mark.parametrize(

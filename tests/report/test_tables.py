@@ -8,67 +8,71 @@ import pytest
 import torch
 
 from whence import InputError, ShapeError
-from whence.report.actions import Action
-from whence.report.cards import together
-from whence.report.exhibits import encode_texts
-from whence.report.tables import Usual, columns_of, join
+from whence.report.inputs import text_pieces
+from whence.report.page import jinja_environment
+from whence.report.tables import UsualValues, frame_of, rows_as_text
+from whence.report.traced import Action
 
 
 def test_frames_dicts_and_arrays_read_the_same() -> None:
     values = torch.tensor([[1.5, 2.0], [3.0, float("nan")]], dtype=torch.float64)
     frame = pd.DataFrame({"x0": [1.5, 3.0], "x1": [2.0, np.nan]})
     for given in (values, values.numpy(), frame, {"x0": values[:, 0], "x1": values[:, 1].tolist()}):
-        table = columns_of(given)
-        assert table.names == ("x0", "x1")
-        assert [table.row(number) for number in range(len(table))] == [["1.5", "2"], ["3", "missing"]]
+        table = frame_of(given)
+        assert list(table.columns) == ["x0", "x1"]
+        assert rows_as_text(table, range(2)) == [("1.5", "2"), ("3", "missing")]
 
 
 def test_words_and_answers_are_shown_as_such() -> None:
     frame = pd.DataFrame({"town": ["Ulm", None], "paid": [True, False], "count": [3, 4]})
-    table = columns_of(frame)
-    assert table.row(0) == ["Ulm", "yes", "3"]
-    assert table.row(1)[0] == "missing"
-    assert join([table, table]).row(3)[1:] == ["no", "4"]
+    assert rows_as_text(frame_of(frame), [1, 0]) == [("missing", "no", "4"), ("Ulm", "yes", "3")]
+    nullable = frame.convert_dtypes().astype({"town": "category"})
+    assert rows_as_text(frame_of(nullable), [1, 0]) == [("missing", "no", "4"), ("Ulm", "yes", "3")]
+
+
+def test_rows_count_from_zero_whatever_the_index_and_the_names() -> None:
+    frame = pd.DataFrame([[1, 2], [3, 4]], index=[7, 7], columns=["a", "a"])
+    assert rows_as_text(frame_of(frame), [1]) == [("3", "4")]
+    assert rows_as_text(frame_of({"a": frame.iloc[:, 0], 5: [8, 9]}), [1]) == [("3", "9")]
+    assert UsualValues.of(frame_of(frame)).unusual(frame_of(frame), 0) == []
 
 
 def test_amounts_are_written_in_full_and_years_as_years() -> None:
-    table = columns_of(pd.DataFrame({"price": [512_345.5, 5e5], "built": [1978.0, 2024.0], "rate": [1e-6, 1e12]}))
-    assert [table.row(0), table.row(1)] == [["512,346", "1978", "1e-06"], ["500,000", "2024", "1e+12"]]
+    table = frame_of(pd.DataFrame({"price": [512_345.5, 5e5], "built": [1978.0, 2024.0], "rate": [1e-6, 1e12]}))
+    assert rows_as_text(table, range(2)) == [("512,346", "1978", "1e-06"), ("500,000", "2024", "1e+12")]
 
 
 def test_unusual_values_are_named_rarest_first() -> None:
-    train = columns_of({"age": np.arange(100.0), "town": ["Ulm"] * 99 + ["Bonn"], "flag": [0, 1] * 50})
-    test = columns_of({"age": [98.0, 50.0], "town": ["Rome", "Bonn"], "flag": [7, 1]})
-    usual = Usual.of(train)
-    assert usual.odd(test, 0) == [(1, "never seen in training"), (0, "among the highest 2.0\xa0%")]
-    assert usual.odd(test, 1) == [(1, "in 1.0\xa0% of the training rows")]
+    train = frame_of({"age": np.arange(100.0), "town": ["Ulm"] * 99 + ["Bonn"], "flag": [0, 1] * 50})
+    test = frame_of({"age": [98.0, 50.0], "town": ["Rome", "Bonn"], "flag": [7, 1]})
+    usual = UsualValues.of(train)
+    assert usual.unusual(test, 0) == [(1, "never seen in training"), (0, "among the highest 2.0\xa0%")]
+    assert usual.unusual(test, 1) == [(1, "in 1.0\xa0% of the training rows")]
 
 
 def test_dates_are_shown_as_such_and_have_an_order() -> None:
     days = np.datetime64("2020-01-01") + np.arange(100)
-    usual = Usual.of(columns_of({"built": days}))
+    usual = UsualValues.of(frame_of({"built": days}))
     given = {"built": pd.to_datetime(["2020-02-01 00:00", "2031-05-30 18:45", None])}
-    for table in (columns_of(given), columns_of(pd.DataFrame(given))):
-        assert table.row(0) == ["2020-02-01"]
-        assert table.row(1)[0].startswith("2031-05-30 18:45")
-        assert table.row(2) == ["missing"]
-        assert [usual.odd(table, row) for row in range(3)] == [[], [(0, "larger than every training value")], []]
+    for table in (frame_of(given), frame_of(pd.DataFrame(given))):
+        assert rows_as_text(table, range(3)) == [("2020-02-01",), ("2031-05-30 18:45:00",), ("missing",)]
+        assert [usual.unusual(table, row) for row in range(3)] == [[], [(0, "larger than every training value")], []]
 
 
 def test_small_sums_are_told_once() -> None:
     few = [Action("region", 0, 0.0001), Action("region", 1, 0.0002), Action("label", 2, 0.1), Action("label", 3, 0.1)]
-    assert together(few) == "The 2 labels together: up to 20\xa0%, the 2 regions together: less than 0.1\xa0%."
+    total_benefit = jinja_environment().get_template("cards.html.j2").module.total_benefit
+    assert total_benefit(few) == "The 2 labels together: up to 20\xa0%, the 2 regions together: less than 0.1\xa0%."
 
 
 def test_says_what_is_no_table() -> None:
     with pytest.raises(ShapeError, match="expected a table as a data frame, a dict of columns or an array"):
-        columns_of(torch.zeros(3))
+        frame_of(torch.zeros(3))
     with pytest.raises(InputError, match="expected columns of one length, got 2, 3"):
-        columns_of({"a": [1, 2], "b": [1, 2, 3]})
+        frame_of({"a": [1, 2], "b": [1, 2, 3]})
 
 
 def test_long_texts_are_cut() -> None:
-    found = encode_texts({0: "x" * 5000, 1: [("y" * 400, 1.0), ("z" * 400, 0.5)], 2: []})
-    assert len(found[0][0][0]) < 700
-    assert [piece[0][0] for piece in found[1]] == ["y", " "]
-    assert found[2] == [["", 0.0]]
+    assert len(text_pieces("x" * 5000)[0][0]) < 700
+    assert [text[0] for text, _ in text_pieces([("y" * 400, 1.0), ("z" * 400, 0.5)])] == ["y", " "]
+    assert text_pieces([]) == [("", 0.0)]

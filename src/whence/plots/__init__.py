@@ -14,12 +14,9 @@ Examples:
     >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
 """
 
-from .images import gallery
-from .lines import bands, ridge_path, risk_coverage
-from .maps import source_map
-from .ranks import by_source, by_verdict, rank_scatter
-from .regions import decision_regions
-from .training import leverage_residual
+from .curves import bands, ridge_path, risk_coverage
+from .images import decision_regions, gallery
+from .scatter import by_source, by_verdict, leverage_residual, rank_scatter, source_map
 
 __all__ = [
     "bands",

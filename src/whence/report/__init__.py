@@ -3,9 +3,8 @@
 `Tracer.report` writes it. Sections of your own are made of the plain data in here: words, tables, facts.
 """
 
-from .content import Content
-from .fitted import Reportable
-from .page import Facts, Group, Row, Section, Table, Tone, Words
-from .write import write
+from .data import Reportable
+from .page import write
+from .sections import Facts, Group, Row, Section, Table, Tone, Words
 
-__all__ = ["Content", "Facts", "Group", "Reportable", "Row", "Section", "Table", "Tone", "Words", "write"]
+__all__ = ["Facts", "Group", "Reportable", "Row", "Section", "Table", "Tone", "Words", "write"]

@@ -1,97 +1,219 @@
-"""Everything a report says, as plain data."""
+"""Everything a report says: computed from a fit and test inputs, read by the templates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from .curves import Chart
-from .health import Check
-from .items import Item, Shown
-from .page import Facts, Section, Table
+import torch
+from torch import Tensor
 
+from whence.errors import InputError, ShapeError
+from whence.ordering import largest_first
+from whence.results import Diagnostics
+from whence.tracing.fitted import check_count, check_level, check_ungrouped
+from whence.tracing.trust import Trust
+
+from .charts import Chart, charts
+from .checks import Check, checks
+from .data import DataSource, Reportable, training_targets
+from .inputs import InputView, ShownInputs
+from .sections import Section
+from .task import Predictions, TrainingLabels
+from .traced import Action, Traced, actions, trace
+
+TITLE = "How uncertain are these predictions, and why?"
 TONES = ("plain", "noise", "scarcity", "both")
 """Of the verdicts, in the order of `whence.tracing.verdicts.VERDICTS`."""
+SUSPECTS = 24
+"""Training examples whose labels are shown as doubtful."""
+GALLERY = 24
+"""Predictions that are shown of each verdict."""
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A count at the top."""
+class Report:
+    """A whole report."""
 
-    count: int
-    words: str
-    tone: str
-
-
-@dataclass(frozen=True)
-class Card:
-    """An input with a title and lines below it; `prediction` is the number of the prediction it shows, or -1."""
-
+    fitted: Reportable
     title: str
-    lines: tuple[str, ...]
-    tone: str
-    item: Item | None
-    prediction: int = -1
-    badge: str = ""
+    about: tuple[str, ...]  # paragraphs below the title
+    sections: tuple[Section, ...]  # of whoever asked for the report
+    predictions: Predictions
+    traced: Traced
+    training: TrainingLabels
+    actions: list[Action]
+    suspects: list[int]  # training examples whose labels to doubt, the most doubtful first
+    inputs: ShownInputs
+    test_ids: tuple[str, ...] | None  # names of the predictions, where given
+    train_ids: tuple[str, ...] | None  # names of the training examples, where given
+    charts: list[Chart]
+    checks: list[Check]
+
+    @classmethod
+    def of(
+        cls,
+        fitted: Reportable,
+        test: Any,
+        train: Any,
+        names: Sequence[str] | None,
+        views: tuple[Any, Any, Any],
+        *,
+        ids: Any = None,
+        title: str = TITLE,
+        about: Sequence[str] = (),
+        sections: Sequence[Section] = (),
+        trust: Trust | Diagnostics | None = None,
+        level: float = 0.95,
+        traced: int = 500,
+    ) -> Report:
+        """Compute a report.
+
+        `whence.Tracer.report` says what the arguments are; views are its images, texts and table.
+        """
+        check_level(level)
+        check_count(traced, "traced")
+        check_ungrouped(fitted)
+        _check_outputs(fitted)
+        batches = fitted.problem.batches
+        test_data = DataSource.of(test, batches.positional, "test")
+        if train is None:
+            next(batches.read(None))  # a fit that was loaded without its data says so here
+            train = batches.loader
+        train_data = DataSource.of(train, batches.positional, "train")
+        training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
+        predictions, first_batch = _predict(fitted, test_data, training)
+        sizes = len(predictions), len(training)
+        pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str)
+        test_ids, train_ids = ids if pair else (ids, None)
+        test_ids = _as_ids(test_ids, sizes[0], "prediction")
+        train_ids = _as_ids(train_ids, sizes[1], "training example")
+        view = InputView.of(*views, first_batch)
+        found = trace(fitted, test_data, predictions.uncertainty, float(level), traced)
+        todo = actions(fitted, found, training.contradicted)
+        suspects = training.order[:SUSPECTS].tolist()
+        needed = [action.at for action in todo if action.kind == "label"] + suspects
+        return cls(
+            fitted=fitted,
+            title=title,
+            about=(about,) if isinstance(about, str) else tuple(about),
+            sections=tuple(sections),
+            predictions=predictions,
+            traced=found,
+            training=training,
+            actions=todo,
+            suspects=suspects,
+            inputs=view.show(test_data, train_data, sizes, found, needed),
+            test_ids=test_ids,
+            train_ids=train_ids,
+            charts=charts(predictions),
+            checks=list(checks(fitted, found, trust)),
+        )
+
+    def prediction_id(self, prediction: int) -> str:
+        """What a prediction is called."""
+        return f"prediction {prediction:,}" if self.test_ids is None else self.test_ids[prediction]
+
+    def example_id(self, example: int) -> str:
+        """What a training example is called."""
+        return f"training example {example:,}" if self.train_ids is None else self.train_ids[example]
+
+    def nearest(self, prediction: int) -> str:
+        """The training examples nearest to a traced prediction."""
+        place = int((self.traced.chosen == prediction).nonzero()[0])
+        examples = self.traced.near.examples[place, :3].tolist()
+        return ", ".join(f"{one:,}" if self.train_ids is None else self.train_ids[one] for one in examples)
+
+    @cached_property
+    def verdicts(self) -> Tensor:
+        """(m,) verdicts as numbers: 0 for confident, 1 for noisy labels, 2 for scarce data, 3 for both."""
+        return self.traced.explanation.noisy.long() + 2 * self.traced.explanation.scarce.long()
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many predictions have each verdict."""
+        counts: list[int] = torch.bincount(self.verdicts, minlength=4).tolist()
+        return counts
+
+    def tone(self, prediction: int) -> str:
+        """The tone of a prediction's verdict."""
+        return TONES[int(self.verdicts[prediction])]
+
+    @cached_property
+    def galleries(self) -> dict[int, list[int]]:
+        """The most uncertain traced predictions of each verdict: noisy ones by HeC3/Ho, scarce by Ho, both by HeC3."""
+        explanation, chosen = self.traced.explanation, self.traced.chosen
+        galleries = {}
+        for verdict, score in ((1, explanation.ratio), (2, explanation.ho), (3, explanation.hec3)):
+            some = chosen[self.verdicts[chosen] == verdict]
+            if len(some):
+                galleries[verdict] = some[largest_first(score[some])[:GALLERY]].tolist()
+        return galleries
+
+    @property
+    def expected_by_chance(self) -> float:
+        """How many predictions would be called uncertain if they were like the training examples."""
+        level = self.traced.explanation.level
+        return len(self.predictions) * (1.0 - level**2)
+
+    @cached_property
+    def classes(self) -> list[tuple[str, list[int], float]]:
+        """For each class its name, how many predictions have each verdict, and the share of wrong ones.
+
+        Classes are the targets, or the answers where no target is known; the most uncertain class comes first.
+        """
+        predictions = self.predictions
+        if predictions.task.kind != "classification":
+            return []
+        known = predictions.known is not None
+        classes = predictions.targets if known else predictions.answers
+        assert classes is not None
+        rows = []
+        for place, name in enumerate(predictions.task.names):
+            here = classes == place
+            if bool(here.any()):
+                wrong = float((~predictions.right[here]).double().mean()) if known else float("nan")
+                rows.append((name, torch.bincount(self.verdicts[here], minlength=4).tolist(), wrong))
+        return sorted(rows, key=lambda row: row[1][0] / sum(row[1]))
 
 
-@dataclass(frozen=True)
-class Gallery:
-    """Cards under a heading."""
-
-    title: str
-    intro: str
-    tone: str
-    cards: tuple[Card, ...]
-
-
-@dataclass(frozen=True)
-class Suspects:
-    """Training examples whose labels to doubt, and their positions in the training set."""
-
-    cards: tuple[Card, ...]
-    index: tuple[int, ...]
+def _check_outputs(fitted: Reportable) -> None:
+    """Raise where an example has no single answer, or not all of its outputs are known."""
+    problem = fitted.problem
+    if problem.dense:
+        raise InputError(
+            "expected a network that answers once for each example, got one that answers at several positions, of "
+            "which no report can be made yet. Use `predict` and `explain`, or fit a model that returns one position."
+        )
+    if problem.sketch is not None:
+        raise InputError(
+            f"expected a fit that looks at all {problem.width} outputs, got one that looks at {problem.k} mixtures of "
+            'them. For a report call whence.fit with outputs="all".'
+        )
 
 
-@dataclass(frozen=True)
-class Content:
-    """A whole report.
+def _as_ids(ids: Sequence[Any] | None, total: int, what: str) -> tuple[str, ...] | None:
+    if ids is not None and len(ids) != total:
+        raise ShapeError(f"expected {total} ids, one for each {what}, got {len(ids)}.")
+    return None if ids is None else tuple(map(str, ids))
 
-    Attributes:
-        title: of the page.
-        about: paragraphs below it, by whoever asked for the report.
-        answer: how many predictions are uncertain, and why.
-        tiles: the same as counts.
-        actions: what would help most.
-        together: what the actions come to.
-        classes: how many are uncertain class by class, where there are classes.
-        galleries: the most uncertain by source.
-        suspects: training examples to doubt.
-        charts: calibration and risk-coverage, where targets are known.
-        checks: whether to trust all this.
-        facts: how it was computed.
-        sections: of whoever asked for the report.
-        shown: inputs.
-        data: what the script needs.
-        bound: what was left out, in words.
-        footer: who made it.
-    """
 
-    title: str
-    about: tuple[str, ...]
-    answer: tuple[str, ...]
-    tiles: tuple[Tile, ...]
-    actions: tuple[Card, ...]
-    together: str
-    classes: Table | None
-    galleries: tuple[Gallery, ...]
-    suspects: Suspects
-    charts: tuple[Chart, ...]
-    checks: Sequence[Check]
-    facts: Facts
-    sections: tuple[Section, ...]
-    shown: Shown
-    data: dict[str, Any]
-    bound: str
-    footer: str
+def _predict(fitted: Reportable, source: DataSource, training: TrainingLabels) -> tuple[Predictions, Any]:
+    """All predictions, with the targets that came along, and the first batch of inputs."""
+    targets: list[Tensor | None] = []
+    first: list[Any] = []
+
+    def inputs() -> Any:
+        for _, batch, found in source.read():
+            targets.append(found)
+            first[:] = first or [batch]
+            yield batch
+
+    uncertainty = fitted.predict(inputs())
+    known = [found.cpu() for found in targets if found is not None]
+    if known and len(known) != len(targets):
+        raise InputError("expected targets with all test batches or with none, got them with some only.")
+    joined = torch.cat(known) if known else None
+    return Predictions.of(uncertainty, training.task, fitted.sigma.diagonal(), joined), first[0]

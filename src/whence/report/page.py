@@ -1,82 +1,160 @@
-"""Parts of a report that anyone can add, as plain data. Every `str` in here is text and is shown as such."""
+"""A report as one HTML file: templates, style and script, and the data that the script reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+import base64
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-Tone = Literal["noise", "scarcity", "plain"]
+import torch
+from torch import Tensor
 
+from whence._version import __version__
+from whence.errors import InputError
 
-@dataclass(frozen=True)
-class Group:
-    """Some of the predictions, under one name. The tone sets colour and shape: noise, scarcity, or neither."""
+from .charts import ticks
+from .checks import value_text
+from .content import TONES, Report
+from .data import Reportable
+from .task import UNKNOWN
+from .text import number, percent
+from .traced import LargestShares
 
-    name: str
-    tone: Tone = "plain"
+if TYPE_CHECKING:
+    import jinja2
 
-
-def in_order(groups: Iterable[Group]) -> list[Group]:
-    """Each group once, those that stand for noise first and plain ones last."""
-    tones = get_args(Tone)
-    return sorted(dict.fromkeys(groups), key=lambda group: tones.index(group.tone))
-
-
-@dataclass(frozen=True)
-class Words:
-    """Terms and what they mean."""
-
-    kind: ClassVar[str] = "words"
-    entries: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a table: a name, and as many cells as the table has columns after the first."""
-
-    name: str
-    cells: tuple[str, ...]
-    group: str = ""  # rows that follow each other with the same group stand together under it
-    strong: bool = False
+SCRIPTS = ("data", "elements", "detail", "scatter", "filters", "table", "start")
+"""Files of the page's one script, in order."""
+MOST_OUTPUTS = 8
+"""Numbers of one prediction that are shown."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of text and numbers; `caption` says what is in it, `note` how to read it."""
-
-    kind: ClassVar[str] = "table"
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    note: str = ""
-
-    def grouped(self) -> list[tuple[str, list[Row]]]:
-        """Rows that stand together, in order."""
-        bodies: list[tuple[str, list[Row]]] = []
-        for row in self.rows:
-            if not bodies or bodies[-1][0] != row.group:
-                bodies.append((row.group, []))
-            bodies[-1][1].append(row)
-        return bodies
+def write(fitted: Reportable, path: str | Path, *args: Any, **options: Any) -> Path:
+    """Write a report of a fit and return where it is; see `Report.of` for the other arguments."""
+    environment = jinja_environment()
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise InputError(f"expected a folder that exists, got {target.parent} in {target}. Make it first.")
+    html = render(environment, Report.of(fitted, *args, **options))
+    # A lone surrogate (half a character, from broken text) cannot be encoded; it is shown by its number.
+    target.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
+    return target
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Names, values and a sentence about each."""
+def jinja_environment() -> jinja2.Environment:
+    """Templates in which all text is escaped."""
+    try:
+        import jinja2  # an extra: only reports need it
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("expected jinja2 for a report. Install it: pip install 'whence[report]'.") from error
 
-    kind: ClassVar[str] = "facts"
-    rows: tuple[tuple[str, str, str], ...]
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("whence.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters.update(number=number, percent=percent, thousands="{:,}".format, ticks=ticks, value=value_text)
+    environment.globals.update(version=__version__, tones=TONES)
+    return environment
 
 
-Block = Words | Table | Facts
+def render(environment: jinja2.Environment, report: Report) -> str:
+    """The HTML of a report, complete in itself.
+
+    All text is escaped, and the JSON of the script holds no character that HTML would read (jinja's `tojson`). A
+    content security policy is the second wall: the page allows itself its own style and its own script, named by their
+    hashes, and no request.
+    """
+    safe = environment.filters["safe"]
+    style, parts = _file("style.css"), "\n".join(_file(f"{name}.js") for name in SCRIPTS)
+    script = f'(() => {{\n"use strict";\n{parts}}})();\n'
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        style=safe(style),
+        style_hash=_hash(style),
+        script=safe(script),
+        script_hash=_hash(script),
+        data=script_data(report),
+    )
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading, paragraphs, and blocks below them."""
+def script_data(report: Report) -> dict[str, Any]:
+    """Numbers of all predictions as packed arrays, examples behind the traced ones, and the inputs that are shown."""
+    predictions, traced, training, inputs = report.predictions, report.traced, report.training, report.inputs
+    behind = {*traced.check.examples.flatten().tolist(), *traced.near.examples.flatten().tolist(), *inputs.train}
+    return {
+        "m": len(predictions),
+        "kind": predictions.task.kind,
+        "names": predictions.task.names,
+        "form": inputs.form,
+        "columns": inputs.columns,
+        "ids": report.test_ids,
+        "level": traced.explanation.level,
+        "arrays": _arrays(report),
+        "traced": traced.chosen.tolist(),
+        "check": _pairs(traced.check),
+        "near": _pairs(traced.near),
+        "test": {prediction: shown.data for prediction, shown in inputs.test.items()},
+        "train": {
+            example: [
+                training.label_text(example),
+                training.others_text(example),
+                training.doubt_text(example),
+                int(training.contradicted[example]),
+                inputs.train[example].data if example in inputs.train else None,
+                report.example_id(example),
+            ]
+            for example in sorted(behind)
+        },
+    }
 
-    title: str
-    paragraphs: tuple[str, ...] = ()
-    blocks: tuple[Block, ...] = ()
-    tone: Tone = "plain"
+
+def _arrays(report: Report) -> dict[str, str]:
+    """Numbers of all predictions: variances, verdicts, answers and targets, by the kind of task."""
+    predictions, explanation = report.predictions, report.traced.explanation
+    arrays = {
+        "ho": _pack(explanation.ho),
+        "hec3": _pack(explanation.hec3),
+        "noise": _pack(explanation.noise),
+        "noiseP": _pack(explanation.noise_p),
+        "scarcityP": _pack(explanation.scarcity_p),
+        "verdict": _pack(report.verdicts, "u1"),
+    }
+    targets = predictions.targets
+    if predictions.known is not None:
+        arrays["right"] = _pack(torch.where(predictions.known, predictions.right.long(), 2), "u1")
+    if predictions.task.kind == "regression":
+        columns = {"mean": predictions.answers, "half": predictions.half_width, "wide": predictions.new_half_width}
+        columns |= {} if targets is None else {"truth": targets}
+        return arrays | {name: _pack(values[:, :MOST_OUTPUTS]) for name, values in columns.items()}
+    kind = "u1" if predictions.task.kind == "multilabel" else "<i4"
+    arrays["confidence"] = _pack(predictions.confidence.clamp(0.0, 1.0))
+    arrays["half"] = _pack(predictions.probability_half_width(report.traced.uncertainty))
+    arrays["answer"] = _pack(predictions.answers, kind)
+    if targets is not None:
+        arrays["truth"] = _pack(torch.where(targets == UNKNOWN, 2, targets) if kind == "u1" else targets, kind)
+    return arrays
+
+
+def _pairs(shares: LargestShares) -> list[list[tuple[int, float]]]:
+    """For each traced prediction pairs of a training example and its share."""
+    rows = zip(shares.examples.tolist(), shares.share.tolist(), strict=True)
+    return [[(example, round(share, 4)) for example, share in zip(*row, strict=True)] for row in rows]
+
+
+def _pack(values: Tensor, kind: str = "<f4") -> str:
+    return base64.b64encode(values.detach().cpu().contiguous().numpy().astype(kind).tobytes()).decode("ascii")
+
+
+def _file(name: str) -> str:
+    return files("whence.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"

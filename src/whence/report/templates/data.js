@@ -1,4 +1,4 @@
-// The data of the page. Arrays of numbers come packed, all else as plain JSON.
+// The data of the page. Arrays of numbers are packed, all else is plain JSON.
 const data = JSON.parse(document.getElementById("data").textContent);
 
 const unpack = (text, Kind) => {
@@ -12,8 +12,8 @@ const floats = (name) => (has(name) ? unpack(data.arrays[name], Float32Array) : 
 const ints = (name) => (has(name) ? unpack(data.arrays[name], Int32Array) : null);
 const octets = (name) => (has(name) ? unpack(data.arrays[name], Uint8Array) : null);
 
-const numbers = data.kind === "numbers";
-const answers = data.kind === "answers";
+const numbers = data.kind === "regression";
+const answers = data.kind === "multilabel";
 const points = {
   ho: floats("ho"), hec3: floats("hec3"), noise: floats("noise"), noiseP: floats("noiseP"),
   scarcityP: floats("scarcityP"), verdict: octets("verdict"), right: octets("right"),
@@ -45,21 +45,21 @@ const short = (value, digits = 3) => {
 };
 const percent = (share) => (share <= 0 ? "0\u00a0%" : share < 0.001 ? "under 0.1\u00a0%" : `${+(100 * share).toPrecision(share < 0.1 ? 2 : 3)}\u00a0%`);
 const count = (value) => value.toLocaleString("en");
-const nameOf = (i) => (data.ids ? data.ids[i] : `prediction ${count(i)}`);
+const idOf = (i) => (data.ids ? data.ids[i] : `prediction ${count(i)}`);
 
-// What was predicted, and what is true, in words.
-const sayAnswer = (i) => {
-  if (numbers) return outputsOf(i).map(([name, , told]) => (width > 1 ? `${name} ${told}` : told)).join(", ");
-  if (answers) return yesOf(points.answer, i);
+// What was predicted, and the target, as text.
+const answerText = (i) => {
+  if (numbers) return outputsOf(i).map(([name, , text]) => (width > 1 ? `${name} ${text}` : text)).join(", ");
+  if (answers) return positiveNames(points.answer, i);
   return data.names[points.answer[i]];
 };
-const sayTruth = (i) => {
+const targetText = (i) => {
   if (!points.truth) return "";
   if (numbers) return Array.from({ length: width }, (_, k) => short(points.truth[i * width + k])).join(", ");
-  if (answers) return yesOf(points.truth, i);
+  if (answers) return positiveNames(points.truth, i);
   return points.truth[i] < 0 ? "unknown" : data.names[points.truth[i]];
 };
-const yesOf = (from, i) => {
+const positiveNames = (from, i) => {
   const yes = data.names.filter((_, k) => from[i * width + k] === 1);
   return yes.length ? yes.join(", ") : "none";
 };

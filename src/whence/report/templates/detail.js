@@ -3,7 +3,7 @@ const reasons = (i) => {
   const times = points.noise[i];
   const compared = times > 1.15 ? `${short(times, 2)} times as noisy as usual` : times < 0.85 ? "less noisy than usual" : "about as noisy as usual";
   const noise = `Labels of the training examples behind it are ${compared} (p = ${short(points.noiseP[i], 2)}).`;
-  const scarcity = `${percent(points.scarcityP[i])} of the training examples lie in places as thin as this or thinner.`;
+  const scarcity = `${percent(points.scarcityP[i])} of the training examples have as few others around them, or fewer.`;
   return [noise, scarcity];
 };
 
@@ -14,11 +14,11 @@ const ADVICE = [
   "Check the labels listed, and collect more inputs like this one.",
 ];
 
-const sayRange = (i) => {
+const rangeElement = (i) => {
   if (numbers) {
-    return make("dl", { class: "pairs" }, ...outputsOf(i).flatMap(([name, at, told]) => [
+    return make("dl", { class: "pairs" }, ...outputsOf(i).flatMap(([name, at, text]) => [
       make("dt", {}, name),
-      make("dd", {}, make("b", {}, told), ` ± ${short(points.half[at], 2)} `, make("small", {}, "95 % range of the mean")),
+      make("dd", {}, make("b", {}, text), ` ± ${short(points.half[at], 2)} `, make("small", {}, "95 % range of the mean")),
       make("dt", {}, "new observation"),
       make("dd", {}, `${short(points.mean[at] - points.wide[at])} to ${short(points.mean[at] + points.wide[at])}`),
       ...(points.truth ? [make("dt", {}, "observed"), make("dd", {}, short(points.truth[at], 4))] : []),
@@ -29,48 +29,48 @@ const sayRange = (i) => {
   const belief = points.confidence[i];
   const range = half === null ? "" : `, ${percent(Math.max(0, belief - half))} to ${percent(Math.min(1, belief + half))}`;
   return make("dl", { class: "pairs" },
-    make("dt", {}, "predicted"), make("dd", {}, make("b", {}, sayAnswer(i))),
+    make("dt", {}, "predicted"), make("dd", {}, make("b", {}, answerText(i))),
     make("dt", {}, answers ? "least sure" : "belief"),
     make("dd", {}, `${percent(belief)}`, make("small", {}, range ? `${range} (95 %)` : "")),
-    ...(points.truth ? [make("dt", {}, "truly"), make("dd", {}, sayTruth(i), " ", rightOf(i))] : []));
+    ...(points.truth ? [make("dt", {}, "truly"), make("dd", {}, targetText(i), " ", outcomeElement(i))] : []));
 };
 
-const rightOf = (i) => {
+const outcomeElement = (i) => {
   if (!points.right || points.right[i] === 2) return "";
   if (numbers) return points.right[i] ? "inside" : "outside";
   return make("span", { class: points.right[i] ? "yes" : "no" }, points.right[i] ? "✓ right" : "✗ wrong");
 };
 
-const causesOf = (pairs, title, hint) => make("div", { class: "causes" },
+const exampleList = (pairs, title, hint) => make("div", { class: "causes" },
   make("h4", {}, title), make("p", { class: "aside" }, hint),
   make("ol", { class: data.form }, ...pairs.map(([example, share]) => {
-    const [label, others, doubt, doubted, item, name] = data.train[example];
-    return make("li", { class: doubted ? "doubted" : null },
-      itemOf(item, name, 6),
-      make("span", { class: "label" }, make("b", {}, label), doubted ? ` — others say ${others}` : ""),
-      make("small", {}, `${name}, ${percent(share)}`, doubted ? `; ${doubt}` : ""));
+    const [label, others, doubt, contradicted, shown, id] = data.train[example];
+    return make("li", { class: contradicted ? "doubted" : null },
+      inputElement(shown, id, 6),
+      make("span", { class: "label" }, make("b", {}, label), contradicted ? ` — others say ${others}` : ""),
+      make("small", {}, `${id}, ${percent(share)}`, contradicted ? `; ${doubt}` : ""));
   })));
 
 const detail = (i, headingId) => {
   const verdict = points.verdict[i];
   const place = tracedAt.get(i);
-  const causes = place === undefined
-    ? [make("p", { class: "aside" }, "This prediction was not traced to training examples; its verdict is an estimate. Ask for it with tracer.explain.")]
+  const examples = place === undefined
+    ? [make("p", { class: "aside" }, "This prediction was not traced to training examples; its verdict is an estimate. tracer.explain gives the exact one.")]
     : [
-        verdict === 2 ? null : causesOf(data.check[place], "Labels to check", "Training examples that move this prediction most, by share of HeC3."),
-        verdict === 2 || verdict === 3 ? causesOf(data.near[place], "Nearest examples", "What the prediction rests on, by share of Ho.") : null,
+        verdict === 2 ? null : exampleList(data.check[place], "Labels to check", "Training examples with the largest shares of HeC3."),
+        verdict === 2 || verdict === 3 ? exampleList(data.near[place], "Nearest examples", "Training examples with the largest shares of Ho: what the prediction rests on.") : null,
       ];
   return make("article", { class: `detail ${TONES[verdict]}` },
-    make("h3", { id: headingId }, nameOf(i)),
-    make("p", { class: "verdict" }, markOf(verdict), ` ${VERDICTS[verdict]}`),
-    itemOf(data.test[i], nameOf(i)),
-    sayRange(i),
+    make("h3", { id: headingId }, idOf(i)),
+    make("p", { class: "verdict" }, markElement(verdict), ` ${VERDICTS[verdict]}`),
+    inputElement(data.test[i], idOf(i)),
+    rangeElement(i),
     make("p", {}, ...reasons(i).map((reason) => make("span", {}, `${reason} `)), make("b", {}, ADVICE[verdict])),
     make("dl", { class: "pairs small" },
       make("dt", {}, "Ho"), make("dd", {}, short(points.ho[i])),
       make("dt", {}, "HeC3"), make("dd", {}, short(points.hec3[i])),
       make("dt", {}, "HeC3/Ho"), make("dd", {}, short(ratio(i), 2))),
-    ...causes);
+    ...examples);
 };
 
 const inspect = (i) => byId("inspector").replaceChildren(detail(i, "inspector-title"));

@@ -16,7 +16,7 @@ const SHAPES = [
   ["circle", { r: 3 }], ["circle", { r: 4.8 }], ["path", { d: "M0-5.6L5.6 0L0 5.6L-5.6 0Z" }],
   ["rect", { x: -4.3, y: -4.3, width: 8.6, height: 8.6 }],
 ];
-const markOf = (verdict) => {
+const markElement = (verdict) => {
   const space = "http://www.w3.org/2000/svg";
   const picture = document.createElementNS(space, "svg");
   const attributes = { class: `mark ${TONES[verdict]}`, viewBox: "-6 -6 12 12", width: 13, height: 13, "aria-hidden": "true" };
@@ -28,18 +28,18 @@ const markOf = (verdict) => {
   return picture;
 };
 
-// The input itself: a picture, a text with marked words, or cells of a row.
-const itemOf = (item, what, most = Infinity) => {
-  if (item === null || item === undefined) return null;
-  if (data.form === "image") return make("img", { src: item, alt: `Picture of ${what}` });
+// The input itself: an image, a text with marked words, or cells of a row, unusual ones before the others.
+const inputElement = (shown, id, most = Infinity) => {
+  if (shown === null || shown === undefined) return null;
+  if (data.form === "image") return make("img", { src: shown, alt: `Picture of ${id}` });
   if (data.form === "text") {
-    const pieces = item.map(([text, weight]) => (weight ? make("mark", { class: `w${Math.ceil(weight * 4)}` }, text) : text));
+    const pieces = shown.map(([text, weight]) => (weight ? make("mark", { class: `w${Math.ceil(weight * 4)}` }, text) : text));
     return make("blockquote", { class: "text" }, ...pieces);
   }
-  const [cells, odd] = item;
-  const words = new Map(odd);
-  const order = [...words.keys(), ...cells.keys()].filter((place, at, all) => all.indexOf(place) === at);
-  return make("dl", { class: "cells" }, ...order.slice(0, most).map((place) => make("div", { class: words.has(place) ? "odd" : null },
+  const [cells, unusual] = shown;
+  const reasons = new Map(unusual);
+  const order = [...reasons.keys(), ...cells.keys()].filter((place, at, all) => all.indexOf(place) === at);
+  return make("dl", { class: "cells" }, ...order.slice(0, most).map((place) => make("div", { class: reasons.has(place) ? "odd" : null },
     make("dt", {}, data.columns[place]),
-    make("dd", {}, cells[place], words.has(place) ? make("small", {}, words.get(place)) : null))));
+    make("dd", {}, cells[place], reasons.has(place) ? make("small", {}, reasons.get(place)) : null))));
 };

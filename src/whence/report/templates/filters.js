@@ -100,7 +100,7 @@ const point = (x, y) => {
   const tip = byId("tip");
   tip.hidden = i < 0;
   if (i >= 0) {
-    tip.textContent = `${nameOf(i)}: ${sayAnswer(i)}, ${VERDICTS[points.verdict[i]]}`;
+    tip.textContent = `${idOf(i)}: ${answerText(i)}, ${VERDICTS[points.verdict[i]]}`;
     const left = toX(points.x[i]), top = toY(points.y[i]);
     tip.style.left = `${Math.min(left + 12, scene.width - 190)}px`;
     tip.style.top = `${top > 60 ? top - 44 : top + 16}px`;

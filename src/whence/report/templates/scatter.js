@@ -134,7 +134,7 @@ const choose = (i) => {
     setView(x - w, x + w, y - h, y + h);
   }
   inspect(i);
-  byId("spoken").textContent = `${nameOf(i)}: ${sayAnswer(i)}, ${VERDICTS[points.verdict[i]]}`;
+  byId("spoken").textContent = `${idOf(i)}: ${answerText(i)}, ${VERDICTS[points.verdict[i]]}`;
   draw();
 };
 

@@ -3,9 +3,9 @@ const PAGE = 25;
 const listing = { rows: [], page: 0, by: "hec3", down: true };
 
 const COLUMNS = [
-  ["prediction", "Prediction", (i) => i, (i) => nameOf(i)],
-  ["answer", "Predicted", (i) => (numbers ? points.mean[i * width] : points.answer[i * width]), sayAnswer],
-  ...(points.truth ? [["truth", numbers ? "Observed" : "Truly", (i) => points.truth[i * width], sayTruth]] : []),
+  ["prediction", "Prediction", (i) => i, idOf],
+  ["answer", "Predicted", (i) => (numbers ? points.mean[i * width] : points.answer[i * width]), answerText],
+  ...(points.truth ? [["truth", numbers ? "Observed" : "Truly", (i) => points.truth[i * width], targetText]] : []),
   ...(numbers ? [] : [["confidence", "Belief", (i) => points.confidence[i], (i) => percent(points.confidence[i])]]),
   ["ho", "Ho", (i) => points.ho[i], (i) => short(points.ho[i])],
   ["hec3", "HeC3", (i) => points.hec3[i], (i) => short(points.hec3[i])],
@@ -30,9 +30,9 @@ const drawTable = () => {
   if (!byId("table-box").open) return;
   const start = listing.page * PAGE;
   const rows = listing.rows.slice(start, start + PAGE).map((i) => make("tr", {},
-    ...COLUMNS.map(([name, , , words], column) => (column === 0
-      ? make("th", { scope: "row" }, make("button", { type: "button", class: "link", click: () => { choose(i); openWindow(i); } }, words(i)))
-      : make("td", {}, name === "verdict" ? markOf(points.verdict[i]) : null, ` ${words(i)}`)))));
+    ...COLUMNS.map(([name, , , text], column) => (column === 0
+      ? make("th", { scope: "row" }, make("button", { type: "button", class: "link", click: () => { choose(i); openWindow(i); } }, text(i)))
+      : make("td", {}, name === "verdict" ? markElement(points.verdict[i]) : null, ` ${text(i)}`)))));
   byId("points").tBodies[0].replaceChildren(...rows);
   for (const head of byId("points").tHead.rows[0].cells) {
     head.setAttribute("aria-sort", head.dataset.name === listing.by ? (listing.down ? "descending" : "ascending") : "none");

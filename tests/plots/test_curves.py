@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from plotted import line_fit, results
 from whence import InputError, RidgePath, ShapeError
 from whence.plots import bands, ridge_path, risk_coverage
-from whence.plots.lines import kept_risk
+from whence.report.charts import kept_risk
 
 
 def test_bands_are_the_intervals_in_the_order_of_the_inputs() -> None:

@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from whence import Uncertainty
-from whence.report.curves import belief_calibration, interval_calibration, risk_coverage, ticks
+from whence.report.charts import confidence_calibration, interval_calibration, kept_risk, risk_coverage, ticks
 
 
 def test_risk_coverage_by_hand() -> None:
@@ -19,6 +19,16 @@ def test_risk_coverage_by_hand() -> None:
     np.testing.assert_allclose(chart.curves[0].y, [0, 0, 1 / 3, 1 / 2])
     np.testing.assert_allclose(chart.curves[1].y, [1, 1, 2 / 3, 1 / 2])
     assert chart.top == 1.0
+
+
+def test_equal_scores_share_their_losses() -> None:
+    """Their order is chance; the curve must not depend on it."""
+    scores, losses = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0.0, 1.0, 0.0])
+    expected = [0.0, 0.25, 1 / 3]
+    for order in ([0, 1, 2], [0, 2, 1]):
+        np.testing.assert_allclose(kept_risk(scores[order].numpy(), losses[order].numpy()), expected)
+        chart = risk_coverage({"ties": ("ho", scores[order])}, losses[order], "errors")
+        np.testing.assert_allclose(chart.curves[0].y, expected)
 
 
 def test_a_better_score_lies_lower(generator: torch.Generator) -> None:
@@ -42,10 +52,10 @@ def test_ranges_hold_what_they_promise(generator: torch.Generator) -> None:
     assert all(held < promised for held, promised in zip(ho.y, ho.x, strict=True))
 
 
-def test_beliefs_by_hand() -> None:
+def test_confidence_by_hand() -> None:
     confidence = torch.tensor([0.9] * 10 + [0.6] * 10)
     right = torch.tensor([True] * 9 + [False] + [True] * 3 + [False] * 7)
-    chart = belief_calibration(confidence, right)
+    chart = confidence_calibration(confidence, right)
     assert "believes 75.0% on average and is right in 60.0%" in chart.caption
     np.testing.assert_allclose(chart.curves[0].x, [0.6] * 5 + [0.9] * 5, rtol=1e-6)
     assert sum(chart.curves[0].y) == 6.0

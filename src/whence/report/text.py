@@ -1,8 +1,9 @@
-"""Numbers in words."""
+"""Numbers and lists as text."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from whence import display
 
@@ -18,7 +19,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    r"""A share, with a space before the sign that does not break.
+    r"""A share in per cent, with a space before the sign that does not break.
 
     Examples:
         >>> percent(0.1234), percent(0.0123), percent(0.00001), percent(0.0)
@@ -29,3 +30,13 @@ def percent(share: float) -> str:
     if share < 0.001:
         return "less than 0.1\xa0%"
     return f"{100 * share:.1f}\xa0%" if share < 0.1 else f"{100 * share:.0f}\xa0%"
+
+
+def first_few(parts: Sequence[str], most: int = 4) -> str:
+    """The first few of a list.
+
+    Examples:
+        >>> first_few("abc"), first_few("abcde")
+        ('a, b, c', 'a, b, c, d, …')
+    """
+    return ", ".join(parts[:most]) + (", …" if len(parts) > most else "")

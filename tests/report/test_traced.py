@@ -7,10 +7,9 @@ import torch
 
 from report_examples import pictures, rows, texts
 from whence import Uncertainty
-from whence.report.actions import labels_to_check, regions_to_collect
-from whence.report.causes import choose, trace
-from whence.report.reading import Source
-from whence.report.training import Training, targets_of
+from whence.report.data import DataSource, training_targets
+from whence.report.task import TrainingLabels
+from whence.report.traced import choose, labels_to_check, regions_to_collect, trace
 
 
 def test_the_most_uncertain_of_each_kind_are_traced(generator: torch.Generator) -> None:
@@ -29,7 +28,7 @@ def test_excess_and_total_by_their_definitions() -> None:
     example = rows()
     tracer = example.tracer
     u = tracer.predict(example.x)
-    found = trace(tracer, Source.of(example.x, 1, "test"), u, 0.95, 1000)
+    found = trace(tracer, DataSource.of(example.x, 1, "test"), u, 0.95, 1000)
     shares = tracer.attribute(example.x, matrix=True)
     terms = {name: shares.shares(name).matrix * shares.shares(name).total[:, None] for name in ("hec3", "ho")}
     u_i = tracer.loo_residuals.square().sum(1) / tracer.sigma.trace()
@@ -42,10 +41,12 @@ def test_excess_and_total_by_their_definitions() -> None:
 def test_labels_to_check_are_contradicted_and_regions_are_scarce() -> None:
     example = pictures()
     tracer = example.tracer
-    source = Source.of(example.x, 1, "test")
+    source = DataSource.of(example.x, 1, "test")
     found = trace(tracer, source, tracer.predict(example.x), 0.95, 1000)
-    training = Training.of(tracer, targets_of(Source.of(tracer.problem.batches.loader, 1, "train"), 150), None)
-    labels = labels_to_check(found, training, 10)
+    training = TrainingLabels.of(
+        tracer, training_targets(DataSource.of(tracer.problem.batches.loader, 1, "train"), 150), None
+    )
+    labels = labels_to_check(found, training.contradicted, 10)
     assert len(labels) == 10
     assert all(bool(training.contradicted[action.at]) for action in labels)
     assert [action.benefit for action in labels] == sorted((action.benefit for action in labels), reverse=True)
@@ -60,7 +61,7 @@ def test_others_say_probabilities() -> None:
     """Between 0 and 1, and further from the label than with the example among the others."""
     example = texts()
     (x, y), *_ = list(example.tracer.problem.batches.loader)
-    training = Training.of(example.tracer, y, None)
+    training = TrainingLabels.of(example.tracer, y, None)
     believed = example.tracer.predict(x).probabilities.gather(1, y[:, None])
     without = training.others.gather(1, y[:, None])
     assert bool((training.others >= -1e-9).all())
@@ -73,7 +74,7 @@ def test_others_say_what_a_fit_without_the_example_says() -> None:
     example = rows()
     problem = example.tracer.problem
     (x, y), *_ = list(problem.batches.loader)
-    training = Training.of(example.tracer, y, None)
+    training = TrainingLabels.of(example.tracer, y, None)
     design = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
     for left in (0, 7):
         kept = torch.arange(len(x)) != left

@@ -1,4 +1,4 @@
-"""Curves: predictions in one dimension with their bands, what doubt is good for, how the ridge was chosen."""
+"""Curves: predictions in one dimension with their bands, what uncertainty is good for, how the ridge was chosen."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whence.curvature import RidgePath
-from whence.display import number as in_digits
+from whence.display import number
 from whence.errors import InputError
-from whence.report.ranking import score
+from whence.report.charts import kept_risk
 from whence.results import Uncertainty
 
-from .style import BLUE, COLOURS, DASHES, FURTHER, GREY, INK, LINE, NAMES, Numbers, axes, column, quiet
+from .style import BLUE, COLOURS, DASHES, FURTHER, GREY, INK, LINE, NAMES, Numbers, axes, column, quiet, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SETTLED = 2.0
-"""Per cent of the predictions from which on their mean error has room in the picture; that of fewer is chance."""
+FEWEST = 2.0
+"""Per cent of the predictions whose mean error sets the height of the picture; that of fewer is chance."""
 
 
 def bands(
@@ -48,40 +48,37 @@ def bands(
         >>> ax.get_legend_handles_labels()[1][-1]
         'prediction'
     """
-    at = column(x, len(uncertainty), "places x")
-    order = np.argsort(at, kind="stable")
-    mean = uncertainty.mean[:, output].detach().cpu().numpy()[order]
+    x = column(x, len(uncertainty), "places x")
+    order = np.argsort(x, kind="stable")
+    x = x[order]
+    curve = uncertainty.mean[:, output].detach().cpu().numpy()[order]
     ax = axes(ax)
-    known = [mean]
+    shown = [curve]
     if train is not None:
         inputs = column(train[0], len(train[0]), "training inputs", "training example")
-        targets = _targets(train[1], len(inputs), output)
-        known.append(targets)
+        targets = np.asarray(train[1].detach().cpu() if hasattr(train[1], "detach") else train[1])
+        targets = targets[:, output] if targets.ndim > 1 else targets
+        targets = column(targets, len(inputs), "training targets", "training example")
+        shown.append(targets)
         ax.scatter(inputs, targets, s=9, c=GREY, alpha=0.7, linewidths=0, label="training examples", zorder=2)
-    reach: list[Numbers] = []
-    for number, name in enumerate(estimators):
+    bounds: list[Numbers] = []
+    for place, name in enumerate(estimators):
         low, high = (bound[:, output].cpu().numpy()[order] for bound in uncertainty.interval(level, name))
-        reach += [low, high]
-        label, colour = f"{NAMES.get(name, name)}, {level:.0%}", COLOURS.get(name, FURTHER[number % len(FURTHER)][0])
-        if number == 0:
-            ax.fill_between(at[order], low, high, color=colour, alpha=0.25, linewidth=0, label=label, zorder=1)
-            continue
-        style = {"color": colour, "linewidth": 1.3, "linestyle": DASHES.get(name, (0, (5, 2))), "zorder": 3}
-        ax.plot(at[order], low, label=label, **style)
-        ax.plot(at[order], high, **style)
-    ax.plot(at[order], mean, color=INK, linewidth=1.8, label="prediction", zorder=4)
-    ax.set(xlabel="input", ylabel="output", xlim=(at.min(), at.max()))
-    ax.set_ylim(*_limits(known, reach))
-    quiet(ax)
-    handles, labels = ax.get_legend_handles_labels()
-    order_of_legend = sorted(range(len(labels)), key=lambda place: (labels[place] != "prediction", -place))
-    ax.legend(
-        [handles[place] for place in order_of_legend],
-        [labels[place] for place in order_of_legend],
-        frameon=False,
-        fontsize="small",
-    )
-    return ax
+        bounds += [low, high]
+        label, colour = f"{NAMES.get(name, name)}, {level:.0%}", COLOURS.get(name, FURTHER[place % len(FURTHER)][0])
+        if place == 0:
+            ax.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0, label=label, zorder=1)
+        else:
+            style = {"color": colour, "linewidth": 1.3, "linestyle": DASHES.get(name, (0, (5, 2))), "zorder": 3}
+            ax.plot(x, low, label=label, **style)
+            ax.plot(x, high, **style)
+    ax.plot(x, curve, color=INK, linewidth=1.8, label="prediction", zorder=4)
+    ax.set(xlabel="input", ylabel="output", xlim=(x.min(), x.max()), ylim=_limits(shown, bounds))
+    labelled = list(zip(*ax.get_legend_handles_labels(), strict=True))[::-1]
+    labelled.sort(key=lambda pair: pair[1] != "prediction")
+    handles, labels = zip(*labelled, strict=True)
+    ax.legend(handles, labels, frameon=False, fontsize="small")
+    return quiet(ax)
 
 
 def risk_coverage(
@@ -109,30 +106,26 @@ def risk_coverage(
         True
     """
     m = len(uncertainty)
-    wrong = column(errors, m, "errors")
-    scores = {NAMES.get(name, name): (score(uncertainty, name).cpu().numpy(), name) for name in by}
-    scores |= {name: (column(values, m, f"scores {name!r}"), name) for name, values in (others or {}).items()}
+    errors = column(errors, m, "errors")
+    scores = {name: score(uncertainty, name).cpu().numpy() for name in by}
+    scores |= {name: column(values, m, f"scores {name!r}") for name, values in (others or {}).items()}
     ax = axes(ax)
     coverage = 100 * np.arange(1, m + 1) / m
-    top = float(wrong.mean())
-    for number, (label, (values, name)) in enumerate(scores.items()):
-        risk = kept_risk(values, wrong)
-        top = max(top, float(risk[coverage >= SETTLED].max()))
-        spare = FURTHER[(number - len(by)) % len(FURTHER)]
-        colour, style = COLOURS.get(name, spare[0]), DASHES.get(name, spare[1])
-        ax.plot(
-            coverage, risk, color=colour, linestyle=style, linewidth=1.8, label=f"{label} ({in_digits(risk.mean())})"
-        )
-    best = kept_risk(wrong, wrong)
-    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({in_digits(best.mean())})")
-    ax.axhline(
-        wrong.mean(), color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({in_digits(wrong.mean())})"
-    )
+    chance = float(errors.mean())
+    top = chance
+    for place, (name, values) in enumerate(scores.items()):
+        risk = kept_risk(values, errors)
+        top = max(top, float(risk[coverage >= FEWEST].max()))
+        colour, dashes = FURTHER[(place - len(by)) % len(FURTHER)]
+        style = {"color": COLOURS.get(name, colour), "linestyle": DASHES.get(name, dashes), "linewidth": 1.8}
+        ax.plot(coverage, risk, label=f"{NAMES.get(name, name)} ({number(risk.mean())})", **style)
+    best = kept_risk(errors, errors)
+    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({number(best.mean())})")
+    ax.axhline(chance, color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({number(chance)})")
     ax.set(xlim=(0, 100), xlabel="predictions kept, %", ylabel="mean error of those kept")
     ax.set_ylim(min(0.0, float(best.min())), 1.08 * top if top > 0 else None)
-    quiet(ax)
     ax.legend(frameon=False, fontsize="small", title="set aside by (area)", title_fontsize="small", alignment="left")
-    return ax
+    return quiet(ax)
 
 
 def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
@@ -156,10 +149,9 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
     best = int(errors.argmin())
     ax.axvline(path.best, color=BLUE, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     ax.plot(ridges[best : best + 1], errors[best : best + 1], "o", color=BLUE, markersize=8, zorder=3)
-    words = ", at the end of the grid" if best in (0, len(ridges) - 1) else ""
     right = best > len(ridges) / 2
     ax.annotate(
-        f"λ = {path.best:.3g}{words}",
+        f"λ = {path.best:.3g}{', at the end of the grid' if best in (0, len(ridges) - 1) else ''}",
         (path.best, 1.0),
         xycoords=("data", "axes fraction"),
         xytext=(-6 if right else 6, -4),
@@ -171,34 +163,12 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
     ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error")
     if errors.min() > 0 and errors.max() / errors.min() > 20:
         ax.set_yscale("log")
-    quiet(ax)
-    return ax
+    return quiet(ax)
 
 
-def kept_risk(scores: Numbers, errors: Numbers) -> Numbers:
-    """(m,) mean error of the j + 1 predictions with the lowest scores; equal scores share their errors.
-
-    Examples:
-        >>> kept_risk(np.array([3.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0])).tolist()
-        [0.5, 0.5, 2.0]
-    """
-    order = np.argsort(scores, kind="stable")
-    _, block = np.unique(scores[order], return_inverse=True)
-    shared = np.bincount(block, errors[order]) / np.bincount(block)
-    risk: Numbers = np.cumsum(shared[block]) / np.arange(1, len(scores) + 1)
-    return risk
-
-
-def _targets(values: Any, count: int, output: int) -> Numbers:
-    found = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=np.float64)
-    return column(found[:, output] if found.ndim > 1 else found, count, "training targets", "training example")
-
-
-def _limits(known: Sequence[Numbers], reach: Sequence[Numbers]) -> tuple[float, float]:
+def _limits(shown: Sequence[Numbers], bounds: Sequence[Numbers]) -> tuple[float, float]:
     """Room for curve and dots, and for bounds as far as they do not flatten both."""
-    low, high = min(float(part.min()) for part in known), max(float(part.max()) for part in known)
+    low, high = min(part.min() for part in shown), max(part.max() for part in shown)
+    lowest, highest = min([low, *(part.min() for part in bounds)]), max([high, *(part.max() for part in bounds)])
     room = max(high - low, 1e-12)
-    least, most = (
-        (min(float(part.min()) for part in reach), max(float(part.max()) for part in reach)) if reach else (low, high)
-    )
-    return max(low - 0.6 * room, min(least, low) - 0.05 * room), min(high + 0.6 * room, max(most, high) + 0.05 * room)
+    return max(low - 0.6 * room, lowest - 0.05 * room), min(high + 0.6 * room, highest + 0.05 * room)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from plotted import class_fit
 from whence import InputError, ShapeError, Uncertainty
 from whence.plots import decision_regions
-from whence.plots.regions import decisions
+from whence.plots.images import decisions
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

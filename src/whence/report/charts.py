@@ -1,0 +1,163 @@
+"""Calibration and risk-coverage curves, where test targets are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whence.results import Uncertainty
+
+from .task import Predictions
+from .text import number
+
+STEPS = 60
+BINS = 10
+
+
+class Curve(NamedTuple):
+    """A line in the unit square, or above it: its name, how it is drawn, and its points."""
+
+    name: str
+    style: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Some curves with their axes; the horizontal one goes from 0 to 1."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...]
+    caption: str
+    top: float = 1.0  # of the vertical axis
+    diagonal: bool = True  # a line from corner to corner shows what would be perfect
+
+    @property
+    def listed(self) -> list[int]:
+        """Points that stand for the curves in a table: at most about twenty."""
+        count = len(self.curves[0].x)
+        step = -(-count // 20)
+        return [place for place in range(count) if place % step == 0 or place == count - 1]
+
+
+def charts(predictions: Predictions) -> list[Chart]:
+    """Calibration and risk-coverage, where some targets are known."""
+    known = predictions.known
+    if known is None or predictions.targets is None:
+        return []
+    u = predictions.uncertainty
+    scores = {"HeC3": ("hec3", u.hec3.sum(1).cpu()[known]), "Ho": ("ho", u.ho.sum(1).cpu()[known])}
+    if predictions.task.kind == "regression":
+        targets = predictions.targets[known]
+        variances = {name: u.variance(name).cpu().double()[known] for name in ("ho", "hec3")}
+        some = Uncertainty(predictions.answers[known], {}, variances)
+        errors = (targets - some.mean).square().mean(1)
+        calibration = interval_calibration(some, targets, predictions.noise.double())
+        return [calibration, risk_coverage(scores, errors, "mean squared error")]
+    scores["belief alone"] = ("belief", -predictions.confidence[known])
+    right = predictions.right[known]
+    calibration = confidence_calibration(predictions.confidence[known].clamp(0.0, 1.0), right)
+    return [calibration, risk_coverage(scores, (~right).double(), "share of wrong answers")]
+
+
+def risk_coverage(
+    scores: dict[str, tuple[str, Tensor]],  # for each name its style and (m,) scores, higher for less sure
+    losses: Tensor,  # (m,) 0 or 1, or squared errors
+    risk: str,  # what the mean loss is called
+) -> Chart:
+    """Mean loss of the predictions that are kept, when the most uncertain ones are handed to a person."""
+    m = len(losses)
+    counts = np.unique(np.linspace(max(1, m // STEPS), m, STEPS).round().astype(int))
+    coverage = tuple((counts / m).tolist())
+    curves = [
+        Curve(name, style, coverage, tuple(kept_risk(score.numpy(), losses.numpy())[counts - 1].tolist()))
+        for name, (style, score) in scores.items()
+    ]
+    means = ", ".join(f"{curve.name} {number(float(np.mean(curve.y)))}" for curve in curves)
+    return Chart(
+        "What leaving out the most uncertain gains",
+        "share of predictions kept, the surest first",
+        risk,
+        tuple(curves),
+        f"At the right all predictions are kept: {risk} {number(float(losses.double().mean()))}. Towards the left the "
+        f"most uncertain are left to a person. Lower is better; means over the curves: {means}.",
+        top=max(max(curve.y) for curve in curves) or 1.0,
+        diagonal=False,
+    )
+
+
+def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]:
+    """(m,) mean error of the j + 1 predictions with the lowest scores; equal scores share their errors.
+
+    Examples:
+        >>> kept_risk(np.array([3.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0])).tolist()
+        [0.5, 0.5, 2.0]
+    """
+    order = np.argsort(scores, kind="stable")
+    _, block = np.unique(scores[order], return_inverse=True)
+    shared = np.bincount(block, errors[order]) / np.bincount(block)
+    risk: NDArray[np.float64] = np.cumsum(shared[block]) / np.arange(1, len(scores) + 1)
+    return risk
+
+
+def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tensor) -> Chart:
+    """How often ranges for a new observation hold it, against how often they promise to, with (k,) noise variances."""
+    levels = np.array([0.02, 0.05, *np.arange(0.1, 0.95, 0.05), 0.95, 0.99])
+    quantiles = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels], device="cpu")
+    error = (targets - uncertainty.mean.cpu()).abs()
+    curves = []
+    for name, estimator in (("HeC3 + noise", "hec3"), ("Ho + noise", "ho")):
+        deviation = (uncertainty.variance(estimator).cpu() + noise.cpu()).sqrt()
+        scaled = error / deviation.clamp_min(torch.finfo(deviation.dtype).tiny)
+        held = [float((scaled <= quantile).double().mean()) for quantile in quantiles]
+        curves.append(Curve(name, estimator, tuple(levels.tolist()), tuple(held)))
+    at = int(np.abs(levels - 0.95).argmin())
+    return Chart(
+        "Are the ranges as wide as they should be?",
+        "share promised",
+        "share held",
+        tuple(curves),
+        f"Ranges that promise 95 % hold {curves[0].y[at]:.1%} of the observed values. On the line promises are kept; "
+        "below it the ranges are too narrow, above it too wide.",
+    )
+
+
+def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
+    """How often answers are right, against (m,) how sure the network is of them."""
+    order = confidence.argsort(stable=True)
+    bins = [part for part in order.tensor_split(BINS) if len(part)]
+    x = tuple(float(confidence[part].double().mean()) for part in bins)
+    y = tuple(float(right[part].double().mean()) for part in bins)
+    error = sum(len(part) * abs(a - b) for part, a, b in zip(bins, x, y, strict=True)) / len(order)
+    return Chart(
+        "Is the network as often right as it believes?",
+        "belief in the answer",
+        "share of right answers",
+        (Curve("network", "hec3", x, y),),
+        f"Each point is a tenth of the predictions. The network believes {float(confidence.double().mean()):.1%} on "
+        f"average and is right in {float(right.double().mean()):.1%}; the mean distance from the line is {error:.1%}. "
+        "Below the line it is too sure of itself.",
+    )
+
+
+def ticks(top: float, most: int = 5) -> Sequence[float]:
+    """Round numbers from zero to the top of an axis.
+
+    Examples:
+        >>> ticks(1.0)
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    raw = top / most
+    size = 10.0 ** np.floor(np.log10(raw))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)
+    return [round(float(step * place), 12) for place in range(int(top / step + 1e-9) + 1)]

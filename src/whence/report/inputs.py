@@ -1,0 +1,311 @@
+"""The inputs that a page shows, as a person sees them: images, texts, or rows of a table."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from whence.errors import InputError, ShapeError
+from whence.tangents.batches import batch_size
+
+from .data import DataSource
+from .tables import UsualValues, frame_of, rows_as_text
+from .traced import Traced
+
+Form = Literal["image", "text", "row", "none"]
+IMAGES = 1500
+"""Images in one page, of test and training inputs together."""
+TEXTS = 2_000
+"""Training texts in one page."""
+CELLS = 150_000
+"""Cells of test rows in one page."""
+WIDEST_ROW = 64
+"""Numbers an input may have to be shown as a row of a table without being asked for."""
+LONGEST_TEXT = 600
+"""Characters of a text that are shown."""
+LEAST_WEIGHT = 0.3
+"""Words of a smaller weight, relative to the largest in a text, are not marked."""
+SIDE = 64
+"""The longer side of a thumbnail, in pixels."""
+WORD = re.compile(r"\w+", re.UNICODE)
+
+MarkedText = list[tuple[str, float]]
+"""Pieces of a text, each with a weight between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class ShownInput:
+    """One input: an image (a data URI), pieces of a text with weights, or cells of a row and which are unusual."""
+
+    image: str = ""
+    text: tuple[tuple[str, float], ...] = ()
+    cells: tuple[str, ...] = ()
+    unusual: tuple[tuple[int, str], ...] = ()  # columns, with the reason
+
+    @property
+    def data(self) -> Any:
+        """For the script of the page: a string, a list of pieces, or cells and which are unusual."""
+        return self.image or self.text or (self.cells, self.unusual)
+
+
+@dataclass(frozen=True)
+class ShownInputs:
+    """All inputs that are shown."""
+
+    form: Form
+    columns: tuple[str, ...] = ()  # names, for rows of a table
+    test: Mapping[int, ShownInput] = field(default_factory=dict)  # by number of the prediction
+    train: Mapping[int, ShownInput] = field(default_factory=dict)  # by position in the training set
+
+
+@dataclass(frozen=True)
+class InputView:
+    """How to show inputs: by a function that makes images, texts or a table from a batch of them, or as given."""
+
+    form: Form
+    make: Callable[[Any], Any] | None = None
+    test: Any = None  # images, texts or a table of the test inputs
+    train: Any = None  # the same of the training inputs
+
+    @classmethod
+    def of(cls, images: Any, texts: Any, table: Any, first_batch: Any) -> InputView:
+        """From the arguments of a report; without any, from what a batch of inputs looks like."""
+        given: list[tuple[Form, Any]] = [("image", images), ("text", texts), ("row", table)]
+        given = [(form, value) for form, value in given if value is not None]
+        if len(given) > 1:
+            raise InputError("expected one of images, texts and table, got several. Choose how inputs are to be shown.")
+        if not given:
+            form = _guess_form(first_batch)
+            return cls(form, make=None if form == "none" else lambda inputs: inputs)
+        form, value = given[0]
+        if callable(value):
+            return cls(form, make=value)
+        if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], str):
+            return cls(form, test=value[0], train=value[1])
+        return cls(form, test=value)
+
+    def show(
+        self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: Traced, first: list[int]
+    ) -> ShownInputs:
+        """The traced test inputs, the training examples `first`, and as many of those behind the traced as fit in."""
+        m, n = sizes
+        behind = Counter([*traced.check.examples.flatten().tolist(), *traced.near.examples[:, :3].flatten().tolist()])
+        examples = list(dict.fromkeys([*first, *(example for example, _ in behind.most_common())]))
+        chosen = traced.chosen.tolist()
+        if self.form == "none":
+            return ShownInputs("none")
+        if self.form == "row":
+            return self._rows(test, train, sizes, chosen, examples)
+        room = max(IMAGES - len(chosen), 0) if self.form == "image" else TEXTS
+        tests = self._of_examples(self.test, test, chosen, m, "test")
+        trains = self._of_examples(self.train, train, sorted(examples[:room]), n, "training")
+        if self.form == "image":
+            images = thumbnails(tests, trains)
+            return ShownInputs("image", (), *({i: ShownInput(image=uri) for i, uri in part.items()} for part in images))
+        train_texts = {i: text_pieces(text) for i, text in trains.items()}
+        texts = mark_shared_words({i: text_pieces(text) for i, text in tests.items()}, train_texts, traced)
+        parts = ({i: ShownInput(text=tuple(pieces)) for i, pieces in part.items()} for part in (texts, train_texts))
+        return ShownInputs("text", (), *parts)
+
+    def _of_examples(
+        self, given: Any, source: DataSource, wanted: Sequence[int], total: int, which: str
+    ) -> dict[int, Any]:
+        """Images or texts of some examples; of training examples none, where only those of the test were given."""
+        if given is not None:
+            if len(given) != total:
+                raise ShapeError(f"expected {total} {self.form}s, one for each {which} input, got {len(given)}.")
+            return {i: given[i] for i in wanted}
+        if self.make is None:
+            return {}
+        found, chosen = {}, set(wanted)
+        for start, inputs, _ in source.read():
+            here = [i for i in range(start, start + batch_size(inputs, "this batch")) if i in chosen]
+            if here:
+                made = self.make(inputs)
+                found.update(
+                    {i: made[i - start].clone() if isinstance(made, Tensor) else made[i - start] for i in here}
+                )
+        return found
+
+    def _rows(
+        self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: list[int], examples: list[int]
+    ) -> ShownInputs:
+        rows = self._table(self.test, test, sizes[0], "test")
+        train_rows = self._table(self.train, train, sizes[1], "train")
+        assert rows is not None
+        most = CELLS // max(len(rows.columns), 1)
+        chosen = list(range(sizes[0])) if sizes[0] <= most else traced[:most]
+        tests = {i: ShownInput(cells=cells) for i, cells in zip(chosen, rows_as_text(rows, chosen), strict=True)}
+        trains = {}
+        if train_rows is not None:
+            usual = UsualValues.of(train_rows)
+            for i in set(traced) & set(chosen):
+                tests[i] = ShownInput(cells=tests[i].cells, unusual=tuple(usual.unusual(rows, i)))
+            shown = examples[:most]
+            cells_of = zip(shown, rows_as_text(train_rows, shown), strict=True)
+            trains = {i: ShownInput(cells=cells) for i, cells in cells_of}
+        return ShownInputs("row", tuple(rows.columns), tests, trains)
+
+    def _table(self, given: Any, source: DataSource, total: int, which: str) -> Any:
+        """The whole table as a data frame; `None` for training inputs where only that of the test inputs was given."""
+        if given is None:
+            if self.make is None:
+                return None
+            import pandas  # an extra: only tables need it
+
+            frames = [frame_of(self.make(inputs)) for _, inputs, _ in source.read()]
+            frame = pandas.concat(frames, ignore_index=True)
+        else:
+            frame = frame_of(given)
+        if len(frame) != total:
+            raise ShapeError(f"expected {total} rows in the table, one for each {which} input, got {len(frame)}.")
+        return frame
+
+
+def _guess_form(first: Any) -> Form:
+    """Inputs that look like images are shown as such, short rows of numbers as rows of a table."""
+    if isinstance(first, Tensor) and first.is_floating_point():
+        if first.ndim == 4 and first.shape[1] in (1, 3) and min(first.shape[2:]) >= 8:
+            return "image"
+        if first.ndim == 2 and first.shape[1] <= WIDEST_ROW:
+            return "row"
+    return "none"
+
+
+def channels_first(images: Any) -> Tensor:
+    """(n, 1 or 3, h, w) from grey (n, h, w), or (n, c, h, w) or (n, h, w, c) with 1 or 3 channels.
+
+    Bytes become numbers between 0 and 1; other numbers stay as they are.
+
+    Examples:
+        >>> channels_first(torch.zeros(5, 8, 8)).shape, channels_first(torch.zeros(5, 8, 9, 3)).shape
+        (torch.Size([5, 1, 8, 8]), torch.Size([5, 3, 8, 9]))
+    """
+    found = torch.as_tensor(images, device="cpu").detach()
+    found = found.float() / (255.0 if found.dtype == torch.uint8 else 1.0)
+    if found.numel() and found.ndim == 3:
+        return found.unsqueeze(1)
+    if found.numel() and found.ndim == 4 and found.shape[1] in (1, 3):
+        return found
+    if found.numel() and found.ndim == 4 and found.shape[3] in (1, 3):
+        return found.permute(0, 3, 1, 2)
+    raise ShapeError(
+        "expected images of shape (n, height, width), (n, channels, height, width) or (n, height, width, channels) "
+        f"with 1 or 3 channels, got {tuple(found.shape)}."
+    )
+
+
+def thumbnail(image: Tensor, side: int = SIDE) -> str:
+    """An image (c, h, w) with numbers between 0 and 1 as a data URI: PNG, or WebP where that is smaller.
+
+    Examples:
+        >>> thumbnail(torch.zeros(1, 200, 100))[:22]
+        'data:image/png;base64,'
+    """
+    from PIL import Image  # an extra: only reports need it
+
+    h, w = image.shape[1:]
+    if max(h, w) > side:
+        size = (max(1, round(h * side / max(h, w))), max(1, round(w * side / max(h, w))))
+        image = F.interpolate(image.unsqueeze(0), size=size, mode="area").squeeze(0)
+    pixels = (image.double().nan_to_num(0.0).clamp(0.0, 1.0) * 255).round().byte()
+    picture = Image.fromarray(pixels.squeeze(0).numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).numpy())
+    file, smaller = io.BytesIO(), io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    kind = "png"
+    if len(file.getvalue()) > 1000:
+        picture.convert("RGB").save(smaller, "WEBP", quality=72, method=4)
+        if len(smaller.getvalue()) < len(file.getvalue()):
+            file, kind = smaller, "webp"
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
+    """Thumbnails of several collections of images, all on one scale from black to white.
+
+    The scale goes from 0 to 1, or, where numbers lie outside, from the smallest to the largest.
+    """
+    parts = [
+        {i: channels_first(torch.as_tensor(one, device="cpu")[None])[0] for i, one in part.items()}
+        for part in collections
+    ]
+    every = [image for part in parts for image in part.values()]
+    low = min((float(image.min()) for image in every), default=0.0)
+    high = max((float(image.max()) for image in every), default=1.0)
+    if low >= 0.0 and high <= 1.0:
+        low, high = 0.0, 1.0
+    return [{i: thumbnail((image - low) / max(high - low, 1e-12)) for i, image in part.items()} for part in parts]
+
+
+def text_pieces(text: Any) -> MarkedText:
+    """A text, or its tokens with their weights, as pieces with a weight between 0 and 1 each.
+
+    Examples:
+        >>> text_pieces("good film"), text_pieces([("good", 2.0), (" film", -1.0)])
+        ([('good film', 0.0)], [('good', 1.0), (' film', 0.5)])
+    """
+    if isinstance(text, str):
+        return [(text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " …", 0.0)]
+    if not isinstance(text, Iterable):
+        raise InputError(f"expected a text, or pairs of a token and its weight, got {type(text).__name__}.")
+    pairs = [(str(token), float(weight)) for token, weight in text]
+    largest = max((abs(weight) for _, weight in pairs), default=0.0) or 1.0
+    pieces, length = [], 0
+    for token, weight in pairs:
+        length += len(token)
+        if length > LONGEST_TEXT:
+            pieces.append((" …", 0.0))
+            break
+        pieces.append((token, round(abs(weight) / largest, 3)))
+    return pieces or [("", 0.0)]
+
+
+def mark_shared_words(
+    texts: Mapping[int, MarkedText], train_texts: Mapping[int, MarkedText], traced: Traced
+) -> dict[int, MarkedText]:
+    """Mark the words that a text shares with the training texts behind its uncertainty, rare words more.
+
+    Texts that came with weights of their own keep them.
+    """
+    words = {
+        i: {word.lower() for text, _ in pieces for word in WORD.findall(text)} for i, pieces in train_texts.items()
+    }
+    frequency = Counter(word for some in words.values() for word in some)
+    marked = {}
+    for place, prediction in enumerate(traced.chosen.tolist()):
+        pieces = texts.get(prediction, [])
+        if len(pieces) == 1 and not pieces[0][1]:
+            weights: Counter[str] = Counter()
+            for example, share in zip(
+                traced.check.examples[place].tolist(), traced.check.share[place].tolist(), strict=True
+            ):
+                for word in words.get(example, ()):
+                    weights[word] += share * math.log((1 + len(words)) / frequency[word])
+            pieces = _mark(pieces[0][0], weights)
+        marked[prediction] = pieces
+    return marked
+
+
+def _mark(text: str, weights: Mapping[str, float]) -> MarkedText:
+    """A text cut around its weighty words, each with its weight over the largest."""
+    largest = max((weights.get(word.lower(), 0.0) for word in WORD.findall(text)), default=0.0)
+    pieces: MarkedText = []
+    end = 0
+    for match in WORD.finditer(text):
+        weight = weights.get(match.group().lower(), 0.0) / largest if largest > 0 else 0.0
+        if weight >= LEAST_WEIGHT:
+            if match.start() > end:
+                pieces.append((text[end : match.start()], 0.0))
+            pieces.append((match.group(), round(weight, 2)))
+            end = match.end()
+    return [*pieces, (text[end:], 0.0)] if end < len(text) or not pieces else pieces

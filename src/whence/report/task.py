@@ -1,0 +1,299 @@
+"""What the outputs of a network mean: predictions and training labels in the terms of the task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from whence.errors import ShapeError
+from whence.likelihoods import Likelihood
+from whence.results import Uncertainty
+from whence.tracing.training import doubts, residuals_without
+
+from .data import Reportable
+from .text import first_few, number, percent
+
+Kind = Literal["classification", "multilabel", "regression"]
+UNKNOWN = -1
+"""The class of an example whose label is not known."""
+QUANTILE = NormalDist().inv_cdf(0.975)
+"""Half the width of a 95 % range, in standard deviations."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """How to read outputs and targets: one class an example, several yes-or-no labels, or numbers."""
+
+    kind: Kind
+    names: tuple[str, ...]  # of the classes, or of the outputs
+    likelihood: Likelihood
+    outputs: int
+    low: float = 0.0  # the target of the other classes, where classes were learned with squared error
+    high: float = 1.0  # the target of the class itself
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, k: int, targets: Tensor, names: Sequence[str] | None) -> Task:
+        """From the likelihood; for squared error also from the training targets: only two values mean two classes.
+
+        Examples:
+            >>> from whence import Gaussian
+            >>> Task.of(Gaussian(), 1, torch.tensor([[1.0], [-1.0], [1.0]]), ["cat", "dog"]).kind
+            'classification'
+            >>> Task.of(Gaussian(), 1, torch.tensor([[1.0], [2.5], [1.3]]), None).names
+            ('prediction',)
+        """
+        low, high = 0.0, 1.0
+        kind: Kind = "multilabel" if likelihood.name == "bernoulli" and k > 1 else "classification"
+        if not likelihood.has_classes:
+            codes = _class_codes(targets, k) if likelihood.name == "gaussian" else None
+            if codes is None:
+                kind = "regression"
+            else:
+                low, high = codes
+        if names is None:
+            names = _default_names(kind, k, None if likelihood.has_classes else (low, high))
+        else:
+            count = 2 if kind == "classification" and k == 1 else k
+            if isinstance(names, str) or len(names) != count:
+                got = f"the text {names!r}" if isinstance(names, str) else str(len(names))
+                what = "classes" if kind == "classification" else "outputs"
+                raise ShapeError(f"expected {count} names, one for each of the {what}, got {got}.")
+        return cls(kind, tuple(map(str, names)), likelihood, k, low, high)
+
+    def on_target_scale(self, outputs: Tensor) -> Tensor:
+        """(m, k) outputs on the scale of the targets: probabilities, or the outputs themselves."""
+        return self.likelihood.probabilities(outputs) if self.likelihood.has_classes else outputs
+
+    def class_probabilities(self, values: Tensor) -> Tensor:
+        """(m, c) probabilities of the classes, from values on the scale of the targets.
+
+        After squared error, the mean of a target that is `high` for the class and `low` elsewhere tells the probability
+        of the class; it may leave the range from 0 to 1.
+        """
+        scaled = (values - self.low) / (self.high - self.low)
+        one_output = self.kind == "classification" and values.shape[1] == 1
+        return torch.cat([1.0 - scaled, scaled], 1) if one_output else scaled
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """(m, c) probabilities of the classes, from outputs."""
+        return self.class_probabilities(self.on_target_scale(outputs))
+
+    def decide(self, probabilities: Tensor) -> Tensor:
+        """(m,) the most probable class; for multilabel tasks (m, k) of 0 and 1."""
+        return (probabilities > 0.5).long() if self.kind == "multilabel" else probabilities.argmax(1)
+
+    def read_targets(self, targets: Tensor) -> Tensor:
+        """Targets as (m,) classes, (m, k) labels of 0 and 1, or (m, k) numbers; -1 and NaN where not known."""
+        if self.kind == "regression":
+            return _rows(targets).double()
+        if self.kind == "multilabel":
+            rows = _rows(targets).double()
+            return torch.where(rows.isnan(), UNKNOWN, (rows > 0.5).long())
+        if targets.ndim > 1 and targets.shape[1] > 1:
+            return torch.where(targets.isnan().any(1), UNKNOWN, targets.argmax(1))
+        flat = targets.reshape(len(targets)).double()
+        if self.outputs == 1:
+            return torch.where(flat.isnan(), UNKNOWN, (flat > (self.low + self.high) / 2).long())
+        known = (flat >= 0) & (flat < len(self.names))
+        return torch.where(known, flat, UNKNOWN).long()
+
+    def text(self, value: Tensor) -> str:
+        """A class, some labels or some numbers, as text."""
+        if self.kind == "classification":
+            return "unknown" if int(value) == UNKNOWN else self.names[int(value)]
+        if self.kind == "multilabel":
+            return first_few([name for name, on in zip(self.names, value.tolist(), strict=True) if on == 1]) or "none"
+        numbers = [number(one) for one in value.tolist()]
+        if len(numbers) == 1:
+            return numbers[0]
+        return first_few([f"{name} {one}" for name, one in zip(self.names, numbers, strict=True)])
+
+
+@dataclass(frozen=True)
+class TrainingLabels:
+    """The labels of the training examples, and what the network would say of each without it."""
+
+    task: Task
+    labels: Tensor  # as `Task.read_targets` has them
+    others: Tensor  # (n, k) the prediction for each example without it, on the scale of the targets
+    suspicion: Tensor  # (n,) size of the studentized residual; for classes 1 - p of the label without the example
+    order: Tensor  # (n,) examples, the most doubtful label first
+
+    @classmethod
+    def of(cls, fitted: Reportable, targets: Tensor, names: Sequence[str] | None) -> TrainingLabels:
+        """From a fit and its training targets."""
+        problem = fitted.problem
+        task = Task.of(problem.likelihood, problem.k, targets, names)
+        others = task.on_target_scale(problem.outputs)
+        observed = others + problem.unweighted(problem.residuals)
+        if problem.likelihood.has_classes:
+            others = observed - problem.unweighted(residuals_without(fitted))
+        elif problem.likelihood.name == "gaussian":
+            others = observed - fitted.loo_residuals
+        # Residuals of other losses are not on the scale of the targets: the prediction with the example has to do.
+        doubted = doubts(fitted)
+        return cls(task, task.read_targets(targets), others.cpu(), doubted.score.cpu(), doubted.order.cpu())
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return len(self.labels)
+
+    @cached_property
+    def other_probabilities(self) -> Tensor:
+        """(n, c) probabilities of the classes without the example."""
+        return self.task.class_probabilities(self.others)
+
+    @cached_property
+    def contradicted(self) -> Tensor:
+        """(n,) whether the others say something else than the label; for numbers, more than two deviations off."""
+        if self.task.kind == "regression":
+            return self.suspicion > 2.0
+        differs = self.task.decide(self.other_probabilities) != self.labels
+        return differs & (self.labels != UNKNOWN) if differs.ndim == 1 else differs.any(1)
+
+    def label_text(self, example: int) -> str:
+        """The label of an example."""
+        return self.task.text(self.labels[example])
+
+    def others_text(self, example: int) -> str:
+        """What the other examples say in its place."""
+        if self.task.kind == "regression":
+            return self.task.text(self.others[example])
+        return self.task.text(self.task.decide(self.other_probabilities[example : example + 1])[0])
+
+    def doubt_text(self, example: int) -> str:
+        """How badly its label fits what the others say."""
+        label, probabilities = self.labels[example], self.other_probabilities[example : example + 1]
+        if self.task.kind == "classification" and int(label) != UNKNOWN:
+            return f"others give its label {percent(float(probabilities[0, label].clamp(0.0, 1.0)))}"
+        if self.task.kind == "multilabel":
+            wrong = self.task.decide(probabilities)[0] != label
+            return f"others differ in {int(wrong.sum())} of {len(wrong)} answers"
+        return f"{number(float(self.suspicion[example]), 2)} standard deviations off"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """All m predictions, with their targets where there are any."""
+
+    uncertainty: Uncertainty
+    task: Task
+    noise: Tensor  # (k,) variance of a new observation around the prediction, for regression
+    targets: Tensor | None  # as `Task.read_targets` has them
+
+    @classmethod
+    def of(cls, uncertainty: Uncertainty, task: Task, noise: Tensor, targets: Tensor | None) -> Predictions:
+        """With targets in any form that the likelihood takes."""
+        if targets is not None:
+            targets = task.read_targets(targets)
+            shape = uncertainty.mean.shape[:1] if task.kind == "classification" else uncertainty.mean.shape
+            if targets.shape != shape:
+                raise ShapeError(f"expected test targets of shape {tuple(shape)}, got {tuple(targets.shape)}.")
+        return cls(uncertainty, task, noise.cpu(), targets)
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.uncertainty)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """(m, c) probabilities of each class, or of each label."""
+        return self.task.probabilities(self.uncertainty.mean.cpu().double())
+
+    @cached_property
+    def answers(self) -> Tensor:
+        """(m,) classes, (m, k) labels of 0 and 1, or (m, k) numbers."""
+        if self.task.kind == "regression":
+            return self.uncertainty.mean.cpu().double()
+        return self.task.decide(self.probabilities)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """(m,) probability of the answer; of several labels, of the least sure. After squared error it may exceed 1."""
+        if self.task.kind == "multilabel":
+            return torch.maximum(self.probabilities, 1.0 - self.probabilities).amin(1)
+        return self.probabilities.amax(1)
+
+    @cached_property
+    def half_width(self) -> Tensor:
+        """(m, k) half the 95 % range of the mean by HeC3."""
+        return QUANTILE * self.uncertainty.hec3.cpu().double().sqrt()
+
+    @cached_property
+    def new_half_width(self) -> Tensor:
+        """(m, k) half the 95 % range of a new observation: HeC3 and noise."""
+        return QUANTILE * (self.uncertainty.hec3.cpu().double() + self.noise).sqrt()
+
+    @cached_property
+    def known(self) -> Tensor | None:
+        """(m,) whether the target is known; `None` if none is."""
+        if self.targets is None:
+            return None
+        missing = self.targets.isnan() if self.task.kind == "regression" else self.targets == UNKNOWN
+        known = ~(missing if missing.ndim == 1 else missing.any(1))
+        return known if bool(known.any()) else None
+
+    @cached_property
+    def right(self) -> Tensor:
+        """(m,) whether the answer is right; for regression, whether the observed value lies in its 95 % range."""
+        assert self.targets is not None
+        if self.task.kind == "regression":
+            return ((self.targets - self.answers).abs() <= self.new_half_width).all(1)
+        same = self.answers == self.targets
+        return same if same.ndim == 1 else same.all(1)
+
+    def text(self, prediction: int) -> str:
+        """What was predicted."""
+        text = self.task.text(self.answers[prediction])
+        if self.task.kind == "regression" and self.task.outputs == 1:
+            return f"{text} ± {number(float(self.half_width[prediction]), 2)}"
+        return text
+
+    def probability_half_width(self, again: Uncertainty) -> Tensor:
+        """(t,) half the 95 % range of the probability of the answer, to first order, for predictions made again.
+
+        NaN where the outputs are too many for their covariances to be computed for this alone.
+        """
+        if not self.task.likelihood.has_classes:
+            variance = again.hec3 / (self.task.high - self.task.low) ** 2
+        elif "hec3" in again.covariances:
+            variance = torch.diagonal(again.probability_covariance("hec3"), dim1=1, dim2=2)
+        else:
+            return torch.full((len(again),), float("nan"), device="cpu")
+        probabilities = self.task.probabilities(again.mean.cpu().double())
+        if self.task.kind == "multilabel":
+            column = torch.maximum(probabilities, 1.0 - probabilities).argmin(1)
+        else:
+            column = self.task.decide(probabilities).clamp_max(variance.shape[1] - 1)  # both classes share one output
+        deviation = variance.cpu().double().clamp_min(0.0).sqrt()
+        return QUANTILE * deviation.gather(1, column.unsqueeze(1)).squeeze(1)
+
+
+def _rows(targets: Tensor) -> Tensor:
+    return targets.unsqueeze(1) if targets.ndim == 1 else targets
+
+
+def _class_codes(targets: Tensor, k: int) -> tuple[float, float] | None:
+    """The two target values of classes that were learned with squared error; none where targets are quantities."""
+    values = targets.unique()
+    if len(values) != 2:
+        return None
+    low, high = values.tolist()
+    one_class_each = k == 1 or bool(((_rows(targets) == high).sum(1) == 1).all())
+    return (low, high) if one_class_each else None
+
+
+def _default_names(kind: Kind, k: int, codes: tuple[float, float] | None) -> Sequence[str]:
+    if kind == "regression":
+        return ["prediction"] if k == 1 else [f"output {output}" for output in range(k)]
+    if kind == "multilabel":
+        return list(map(str, range(k)))
+    if k > 1:
+        return [f"class {one}" for one in range(k)]
+    return ["no", "yes"] if codes is None else [f"{code:+g}" for code in codes]

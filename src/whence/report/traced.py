@@ -1,0 +1,216 @@
+"""Tracing predictions to training examples: which predictions, what is behind them, and what would help most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whence.errors import LoaderError
+from whence.ordering import largest, largest_first
+from whence.results import Uncertainty
+from whence.tracing import Calibration, Explanation
+from whence.tracing.asking import borrowed_model, each
+from whence.tracing.suggestions import label_first
+from whence.tracing.terms import Terms, terms_of
+from whence.tracing.verdicts import judge
+
+from .data import DataSource, Reportable
+
+MOST_OUTPUTS = 50
+"""Covariances between more outputs are not computed only for the ranges of probabilities."""
+EXAMPLES = 6
+"""Training examples that are named for each traced prediction and estimator."""
+ACTIONS = 10
+LEAST_ACTIONS = 3
+"""Of each kind, where there are as many: their benefits are measured on two scales."""
+POOL = 1000
+"""Outputs of scarce predictions among which regions are chosen."""
+
+
+class LargestShares(NamedTuple):
+    """The training examples behind t predictions, largest share first."""
+
+    share: Tensor  # (t, c) of the variance
+    examples: Tensor  # (t, c) positions in the training set
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What tracing t of m predictions to n training examples found."""
+
+    chosen: Tensor  # (t,) the predictions that were traced, ascending
+    inputs: DataSource  # of these
+    uncertainty: Uncertainty  # of these, with covariances
+    explanation: Explanation  # of all m; for those not traced, the effective number of examples is estimated
+    check: LargestShares  # of HeC3
+    near: LargestShares  # of Ho
+    excess: Tensor  # (n,) what each training example adds to HeC3 of the traced predictions beyond usual noise
+    total: float  # HeC3 of the traced predictions, summed
+    agreement: float | None  # share of the traced whose verdict the estimate gives too; `None` if all were traced
+    gap: float  # median over the traced of |sum over training examples / HeC3 - 1|
+
+
+def choose(uncertainty: Uncertainty, count: int) -> Tensor:
+    """(t,) which predictions to trace, ascending: a quarter each by Ho, HeC3 and ratio, the rest evenly by rank.
+
+    Examples:
+        >>> values = {name: torch.rand(50, 1, 1) for name in ("ho", "hec3")}
+        >>> len(choose(Uncertainty(torch.zeros(50, 1), values), 20))
+        20
+    """
+    m = len(uncertainty)
+    if m <= count:
+        return torch.arange(m, device="cpu")
+    scores = (uncertainty.ho.sum(1), uncertainty.hec3.sum(1), uncertainty.ratio)
+    orders = [largest_first(score.cpu()) for score in scores]
+    highest = torch.cat([order[: count // 4] for order in orders]).unique()
+    rest = orders[0][~torch.isin(orders[0], highest)]
+    evenly = torch.linspace(0, len(rest) - 1, count - len(highest), device="cpu").round().long()
+    chosen: Tensor = torch.cat([highest, rest[evenly]]).sort().values
+    return chosen
+
+
+def trace(fitted: Reportable, source: DataSource, uncertainty: Uncertainty, level: float, count: int) -> Traced:
+    """Trace at most `count` predictions, and give a verdict on all of them."""
+    usual = Calibration.of(fitted)
+    chosen = choose(uncertainty, count)
+    inputs = source.select(chosen.tolist())
+    batches = each(
+        fitted, inputs.batches, lambda batch, _: [_sums(terms, usual.mean) for _, terms in terms_of(fitted, batch)]
+    )
+    check, near, hec3, effective, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
+    again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
+    _check_same_predictions(again, uncertainty, chosen)
+
+    scale = fitted.noise_scale
+    leverage = uncertainty.laplace.sum(1).cpu() / (scale if scale > 0 else 1.0)
+    exact = torch.cat(effective).cpu()
+    estimate = _interpolated(leverage[chosen], exact, leverage)
+    explanation = _verdicts(usual, level, leverage, uncertainty, estimate.index_copy(0, chosen, exact))
+    agreement = None
+    if len(chosen) < len(uncertainty):
+        estimated = _verdicts(usual, level, leverage, uncertainty, estimate)
+        agreement = float((estimated.noisy == explanation.noisy)[chosen].double().mean())
+
+    total = again.hec3.sum(1).cpu()
+    ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
+    return Traced(
+        chosen=chosen,
+        inputs=inputs,
+        uncertainty=again,
+        explanation=explanation,
+        check=_joined(check),
+        near=_joined(near),
+        excess=torch.stack(excess).sum(0).cpu(),
+        total=float(total.sum()),
+        agreement=agreement,
+        gap=float(torch.where(total > 0, ratio - 1.0, 0.0).abs().median()),
+    )
+
+
+def _joined(parts: Sequence[LargestShares]) -> LargestShares:
+    return LargestShares(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _sums(terms: Terms, usual: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor, Tensor]:
+    """Of each prediction: largest shares of HeC3 and Ho, HeC3, effective number. Of each training example: excess."""
+    tiny = torch.finfo(terms.ho.dtype).tiny
+    most = min(EXAMPLES, terms.ho.shape[1])
+    hec3, ho = (values / values.sum(1, keepdim=True).clamp_min(tiny) for values in (terms.hec3, terms.ho))
+    check, near = (LargestShares(*(part.cpu() for part in largest(shares, most))) for shares in (hec3, ho))
+    squares = ho.square().sum(1)
+    effective = torch.where(squares > 0, 1.0 / squares.clamp_min(tiny), 1.0)
+    return check, near, terms.hec3.sum(1), effective, terms.hec3.sum(0) - usual * terms.ho.sum(0)
+
+
+def _verdicts(
+    usual: Calibration, level: float, leverage: Tensor, uncertainty: Uncertainty, effective: Tensor
+) -> Explanation:
+    """Verdicts on all predictions, from the effective number of examples of each."""
+    variances = uncertainty.ho.sum(1).cpu(), uncertainty.hec3.sum(1).cpu(), uncertainty.ratio.cpu()
+    not_listed = torch.empty(
+        len(uncertainty), 0, dtype=torch.long, device="cpu"
+    )  # the examples behind each are in `Traced`
+    calibration = replace(usual, leverages=usual.leverages.cpu())
+    return judge(calibration, level, leverage, variances, effective, (not_listed, not_listed))
+
+
+def _interpolated(known: Tensor, values: Tensor, wanted: Tensor, window: int = 15) -> Tensor:
+    """Values as a function of leverage: running medians of those known, and straight lines between them."""
+    order = known.argsort(stable=True)
+    x, y = known[order].double().numpy(), values[order].double().numpy()
+    padded = np.pad(y, window // 2, mode="edge")
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
+    return torch.from_numpy(np.interp(wanted.double().numpy(), x, medians)).to(values.dtype)
+
+
+def _check_same_predictions(again: Uncertainty, before: Uncertainty, chosen: Tensor) -> None:
+    first, second = before.mean.cpu()[chosen].double(), again.mean.cpu().double()
+    if not torch.allclose(first, second, rtol=1e-3, atol=1e-3 * float(first.abs().max())):
+        raise LoaderError(
+            "expected the same test inputs in every pass, got other predictions for the same places the second time. "
+            "Use shuffle=False and switch random augmentation off, or pass the inputs as one tensor."
+        )
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to do: check the label of a training example, or collect inputs in the region of a prediction."""
+
+    kind: Literal["label", "region"]
+    at: int  # the training example, or the prediction
+    benefit: float  # share of the variance of the traced predictions that it may take away
+    stands_for: int = 0  # for a region, how many scarce predictions are nearer to it than to the other regions
+    among: int = 0  # for a region, of how many
+
+
+def actions(fitted: Reportable, traced: Traced, contradicted: Tensor) -> list[Action]:
+    """The best of both kinds, by benefit."""
+    labels, regions = labels_to_check(traced, contradicted, ACTIONS), regions_to_collect(fitted, traced, ACTIONS)
+    kept = labels[:LEAST_ACTIONS] + regions[:LEAST_ACTIONS]
+    rest = sorted(labels[LEAST_ACTIONS:] + regions[LEAST_ACTIONS:], key=lambda action: -action.benefit)
+    return sorted(kept + rest[: ACTIONS - len(kept)], key=lambda action: -action.benefit)
+
+
+def labels_to_check(traced: Traced, contradicted: Tensor, most: int) -> list[Action]:
+    """Labels that the other examples contradict, by what they add to HeC3 beyond usual noise."""
+    if traced.total <= 0:
+        return []
+    excess = torch.where(contradicted, traced.excess, 0.0)
+    best = largest_first(excess)[:most].tolist()
+    return [Action("label", at, float(excess[at]) / traced.total) for at in best if excess[at] > 0]
+
+
+def regions_to_collect(fitted: Reportable, traced: Traced, most: int) -> list[Action]:
+    """Scarce predictions whose labels would take away most of the variance, one after the other."""
+    scarce = traced.chosen[traced.explanation.scarce[traced.chosen]]
+    if not len(scarce):
+        return []
+    order = largest_first(traced.explanation.ho[scarce])
+    pool = scarce[order[: max(1, POOL // fitted.problem.k)]].sort().values
+    chosen = traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist())
+    batches = each(fitted, chosen.batches, lambda inputs, _: inputs)
+    with borrowed_model(fitted):
+        found = label_first(fitted, batches, None, most)
+        products = torch.cat([fitted.bread.products(batch, batches) for batch in batches])  # (p, k, p, k)
+    picks = found.index.tolist()
+    nearest = _similarity(products)[:, picks].argmax(1)
+    members = torch.bincount(nearest.cpu(), minlength=len(picks)).tolist()
+    total = float(traced.uncertainty.laplace.sum())
+    return [
+        Action("region", int(pool[pick]), score / total if total > 0 else 0.0, stands_for, len(pool))
+        for pick, score, stands_for in zip(picks, found.score.tolist(), members, strict=True)
+        if score > 0
+    ]
+
+
+def _similarity(products: Tensor) -> Tensor:
+    """(p, p) how strongly predictions vary together: the norm of their covariance over those of their variances."""
+    norms = products.square().sum((1, 3)).sqrt()
+    own = norms.diagonal().clamp_min(torch.finfo(norms.dtype).tiny).sqrt()
+    return norms / (own.unsqueeze(0) * own.unsqueeze(1))
