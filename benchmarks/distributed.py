@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.kronecker.factors import LARGEST_SIDE
+from whence.curvature.kronecker import LARGEST_SIDE
 
 from .distributed_cost import Crew, Layer, Task, eigen_sizes, memory, operations, passing, traffic, transformer
 from .memory import METHOD, extra_bytes
@@ -81,7 +81,7 @@ class Counted:
         return counted
 
 
-def one(width: int, rank: int, crew: Crew, store: str, device: torch.device) -> dict[str, Any]:
+def one(width: int, rank: int, process_group: Crew, store: str, device: torch.device) -> dict[str, Any]:
     """What one process takes for its part of a fit."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -89,16 +89,18 @@ def one(width: int, rank: int, crew: Crew, store: str, device: torch.device) -> 
     few = Tokens(16).eval().to(device)
     whence.fit(few, batches(16, 0, 1, device), structure="ekfac", progress=False, distributed=False)  # warm up
     counted = Counted()
-    processes = crew.data * crew.layers
+    processes = process_group.data * process_group.layers
     if processes > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
-    mine = batches(width, rank // crew.layers, crew.data, device)
+    mine = batches(width, rank // process_group.layers, process_group.data, device)
     structure, room = whence.EKFAC(tolerance=0.0), 2**34 if device.type == "cpu" else None
     spent: list[float] = []
 
     def fit() -> None:
         start, clock = time.process_time(), time.perf_counter()
-        whence.fit(network, mine, structure=structure, ridge=1.0, progress=False, shard=crew.layers, max_memory=room)
+        whence.fit(
+            network, mine, structure=structure, ridge=1.0, progress=False, shard=process_group.layers, max_memory=room
+        )
         if device.type == "cuda":
             torch.cuda.synchronize()
         spent.extend([time.process_time() - start, time.perf_counter() - clock])
@@ -112,12 +114,12 @@ def one(width: int, rank: int, crew: Crew, store: str, device: torch.device) -> 
     return {"seconds": spent[0], "bytes": extra, "traffic": counted.bytes}
 
 
-def run(width: int, crew: Crew, device: str) -> list[dict[str, Any]]:
+def run(width: int, process_group: Crew, device: str) -> list[dict[str, Any]]:
     """All processes of one fit."""
-    processes = crew.data * crew.layers
+    processes = process_group.data * process_group.layers
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-W", "ignore", "-m", "benchmarks.distributed", "--one", str(width)]
-        words += ["--data", str(crew.data), "--layers", str(crew.layers)]
+        words += ["--data", str(process_group.data), "--layers", str(process_group.layers)]
         words += ["--store", f"{folder}/store", "--device", device]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         started = [
@@ -153,12 +155,12 @@ def _seconds(work: Any, device: torch.device, times: int = 5) -> float:
     return min(found)
 
 
-def predicted(what: Task, crew: Crew, speed: dict[str, float], batch: int, device: str) -> dict[str, float]:
+def predicted(what: Task, process_group: Crew, speed: dict[str, float], batch: int, device: str) -> dict[str, float]:
     """Seconds, bytes and traffic by the model."""
-    eigen = speed["eigen"] * sum(float(side) ** 3 for side in eigen_sizes(what, crew))
-    seconds = sum(operations(what, crew).values()) / speed["products"] / EFFICIENCY + eigen
-    held = memory(what, crew) + passing(what, crew, batch, device)
-    return {"seconds": seconds, "bytes": held, "traffic": sum(traffic(what, crew).values())}
+    eigen = speed["eigen"] * sum(float(side) ** 3 for side in eigen_sizes(what, process_group))
+    seconds = sum(operations(what, process_group).values()) / speed["products"] / EFFICIENCY + eigen
+    held = memory(what, process_group) + passing(what, process_group, batch, device)
+    return {"seconds": seconds, "bytes": held, "traffic": sum(traffic(what, process_group).values())}
 
 
 def measure(widths: list[int], device: str) -> list[dict[str, Any]]:
@@ -167,11 +169,16 @@ def measure(widths: list[int], device: str) -> list[dict[str, Any]]:
     several = [Crew(1, 1), Crew(2, 1), Crew(4, 1), Crew(1, 2), Crew(1, 4), Crew(2, 2)]
     for width in widths:
         speed = rates(width, torch.device(device))
-        for crew in several if device == "cpu" else several[:1]:
-            found = run(width, crew, device)
+        for process_group in several if device == "cpu" else several[:1]:
+            found = run(width, process_group, device)
             worst = {name: max(one[name] for one in found) for name in found[0]}
-            told = predicted(task(width), crew, speed, BATCH, device)
-            row = {"width": width, "weights": task(width).weights, "data": crew.data, "layers": crew.layers}
+            told = predicted(task(width), process_group, speed, BATCH, device)
+            row = {
+                "width": width,
+                "weights": task(width).weights,
+                "data": process_group.data,
+                "layers": process_group.layers,
+            }
             rows.append({**row, **_pairs(worst, told)})
             say(rows[-1])
     return rows
@@ -184,19 +191,19 @@ def _pairs(found: dict[str, float], told: dict[str, float]) -> dict[str, Any]:
 def large(products: float, eigen: float, bandwidth: float) -> list[dict[str, Any]]:
     """What seven billion weights would take on machines of such a speed."""
     rows = []
-    for crew in (Crew(8, 1), Crew(1, 8), Crew(1, 32), Crew(8, 32)):
-        told = predicted(LARGE, crew, {"products": products, "eigen": eigen}, 8, "cuda")
+    for process_group in (Crew(8, 1), Crew(1, 8), Crew(1, 32), Crew(8, 32)):
+        told = predicted(LARGE, process_group, {"products": products, "eigen": eigen}, 8, "cuda")
         seconds = {"computing": told["seconds"], "sending": 2.0 * told["traffic"] / bandwidth}
         rows.append(
             {
-                "data": crew.data,
-                "layers": crew.layers,
+                "data": process_group.data,
+                "layers": process_group.layers,
                 "network_bytes": float(LARGE.weights * LARGE.weight_bytes),
-                "held_bytes": memory(LARGE, crew),
-                "passing_bytes": passing(LARGE, crew, 8, "cuda"),
+                "held_bytes": memory(LARGE, process_group),
+                "passing_bytes": passing(LARGE, process_group, 8, "cuda"),
                 "seconds": seconds,
-                "operations": operations(LARGE, crew),
-                "traffic": traffic(LARGE, crew),
+                "operations": operations(LARGE, process_group),
+                "traffic": traffic(LARGE, process_group),
             }
         )
     return rows

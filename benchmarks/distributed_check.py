@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import whence
 from whence import api
-from whence.processes import Processes, opened
+from whence.runtime.processes import Processes, opened
 
 from .record import save, say, surroundings
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whence.curvature.kronecker.factors import LARGEST_SIDE
-from whence.curvature.kronecker.needs import SUMS, WHOLE
-from whence.curvature.kronecker.room import PIECE_BYTES
-from whence.processes import shared_out
+from whence.curvature.ekfac import SUMS, WHOLE
+from whence.curvature.kronecker import LARGEST_SIDE
+from whence.curvature.stream import PIECE_BYTES
+from whence.runtime.processes import shared_out
 
 PIECES = 3.5
 """A piece, and what is made of it."""
@@ -77,24 +77,24 @@ class Crew:
     layers: int = 1
 
 
-def owned(task: Task, crew: Crew) -> list[list[Layer]]:
+def owned(task: Task, process_group: Crew) -> list[list[Layer]]:
     """Which layers each of those who share them has."""
-    owners = shared_out([layer.weights * (layer.o + layer.i) for layer in task.layers], crew.layers)
+    owners = shared_out([layer.weights * (layer.o + layer.i) for layer in task.layers], process_group.layers)
     pairs = list(zip(task.layers, owners, strict=True))
-    return [[layer for layer, owner in pairs if owner == rank] for rank in range(crew.layers)]
+    return [[layer for layer, owner in pairs if owner == rank] for rank in range(process_group.layers)]
 
 
-def passing(task: Task, crew: Crew, batch: int, device: str) -> float:
+def passing(task: Task, process_group: Crew, batch: int, device: str) -> float:
     """Bytes of the layers' inputs and output gradients of one piece of a batch, and of what is made of them."""
-    widths = [sum(layer.i + task.looks * layer.o for layer in layers) for layers in owned(task, crew)]
+    widths = [sum(layer.i + task.looks * layer.o for layer in layers) for layers in owned(task, process_group)]
     each = 4.0 * task.positions * max(widths)
     return PIECES * max(each, min(batch * each, float(PIECE_BYTES[device])))
 
 
-def memory(task: Task, crew: Crew) -> float:
+def memory(task: Task, process_group: Crew) -> float:
     """Bytes that the fullest process holds beside the network, the data and the pieces of batches that pass."""
     found = []
-    for layers in owned(task, crew):
+    for layers in owned(task, process_group):
         factors = sum(layer.factors for layer in layers)
         largest = max(side**2 for layer in layers for side in layer.sides)
         weights = sum(layer.weights for layer in layers)
@@ -105,14 +105,14 @@ def memory(task: Task, crew: Crew) -> float:
     return max(found)
 
 
-def traffic(task: Task, crew: Crew) -> dict[str, float]:
+def traffic(task: Task, process_group: Crew) -> dict[str, float]:
     """Bytes that the busiest process hands over to be added up or sent, by what they are."""
     n, c = task.examples, task.looks
-    hats = 8.0 * n * (c * c + c)
-    found = {"leverages of layers": hats / crew.data} if crew.layers > 1 else {}
-    if crew.data == 1:
+    leverage_blocks = 8.0 * n * (c * c + c)
+    found = {"leverages of layers": leverage_blocks / process_group.data} if process_group.layers > 1 else {}
+    if process_group.data == 1:
         return found
-    most = owned(task, crew)
+    most = owned(task, process_group)
     factors = max(sum(layer.factors for layer in layers) for layers in most)
     weights = max(sum(layer.weights for layer in layers) for layers in most)
     sums = (3 if task.squared and c > 1 else 2) + ESTIMATORS + 1
@@ -121,26 +121,28 @@ def traffic(task: Task, crew: Crew) -> dict[str, float]:
         "factors": 8.0 * factors,
         "eigenvectors": float(task.working * factors),
         "sums": 8.0 * sums * weights,
-        "leverages": hats,
+        "leverages": leverage_blocks,
         "outputs": 8.0 * n * (1 + 2 * c + (0 if task.squared else c * c)),
     }
 
 
-def operations(task: Task, crew: Crew) -> dict[str, float]:
+def operations(task: Task, process_group: Crew) -> dict[str, float]:
     """Multiplications and additions of the busiest process, by what they are for."""
     t, c, n = task.positions, task.looks, task.examples
     network = 2.0 * t * task.weights * (4 + 3 * c) * n  # four times forward, three times back
-    parts = [n * sum(_curvature(layer, t, c) for layer in layers) for layers in owned(task, crew)]
-    return {"network": network / crew.data, "curvature": max(parts) / crew.data}
+    parts = [n * sum(_curvature(layer, t, c) for layer in layers) for layers in owned(task, process_group)]
+    return {"network": network / process_group.data, "curvature": max(parts) / process_group.data}
 
 
-def eigen_sizes(task: Task, crew: Crew) -> list[int]:
+def eigen_sizes(task: Task, process_group: Crew) -> list[int]:
     """Sides of the factors that the busiest process decomposes."""
     found: list[list[int]] = []
-    for layers in owned(task, crew):
-        owners = shared_out([float(sum(side**3 for side in layer.sides)) for layer in layers], crew.data)
+    for layers in owned(task, process_group):
+        owners = shared_out([float(sum(side**3 for side in layer.sides)) for layer in layers], process_group.data)
         pairs = list(zip(layers, owners, strict=True))
-        found += [[s for layer, owner in pairs if owner == rank for s in layer.sides] for rank in range(crew.data)]
+        found += [
+            [s for layer, owner in pairs if owner == rank for s in layer.sides] for rank in range(process_group.data)
+        ]
     return max(found, key=lambda sides: sum(side**3 for side in sides))
 
 

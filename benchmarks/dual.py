@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whence.tangents.capture import Capture
+from whence.jacobian.capture import Capture
 
 COLUMNS = 8192
 """Parameters whose products are summed at once, in float64."""

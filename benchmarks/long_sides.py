@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.kronecker.long_sides import side_bytes
+from whence.curvature.long_sides import side_bytes
 
 from .memory import METHOD, extra_bytes
 from .record import save, say, surroundings

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whence.tangents.capture import Capture
-from whence.tangents.forms import Dense, Kronecker
+from whence.jacobian.capture import Capture
+from whence.jacobian.gradients import Dense, Kronecker
 
 from .memory import METHOD, extra_bytes
 from .models import MODELS, Model

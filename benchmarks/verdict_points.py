@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 import whence
-from whence.tracing import Calibration, Explanation
-from whence.tracing.asking import borrowed_model, inputs_of
-from whence.tracing.calibration import counted
-from whence.tracing.leaning import Leaning, around_examples
-from whence.tracing.surroundings import above_average, evenly, ratios
-from whence.tracing.terms import terms_of
-from whence.tracing.verdicts import judge
+from whence.influence import Calibration, Explanation
+from whence.influence.attribution import terms_of
+from whence.influence.calibration import Leaning, above_average, around_examples, counted, evenly, ratios
+from whence.influence.fitted import inputs_of, using_model
+from whence.influence.verdicts import judge
 
 SAMPLE = 500
 """Training examples, each left out, that say what is usual."""
@@ -68,7 +66,7 @@ def points_of(tracer: whence.Tracer, tests: list[Tensor], sample: int = SAMPLE) 
         sample: how many training examples to leave out.
     """
     usual = Calibration.of(tracer, sample)
-    with borrowed_model(tracer):
+    with using_model(tracer):
         leaning = Leaning.of(tracer)
         assert leaning is not None
         index = evenly(counted(tracer).nonzero().squeeze(1), sample)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import oracles
-from whence.tangents.forms import Block
+from whence.jacobian.gradients import Block
 
 Array = np.ndarray
 

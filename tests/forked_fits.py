@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import whence
-from whence.processes import LETTING_GO, opened
+from whence.runtime.processes import LETTING_GO, opened
 
 SHARDS = {"even": {2: [12, 12], 4: [6, 6, 6, 6]}, "uneven": {2: [17, 7], 4: [9, 0, 13, 2]}, "first empty": {2: [0, 24]}}
 LIMIT = 60.0
@@ -194,9 +194,9 @@ def partings(folder: Path, rounds: int = 20) -> dict[str, Any]:
 
     def work(rank: int) -> Any:
         for _ in range(rounds):
-            with (crew := opened(LIMIT)).working():
-                crew.gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
-            del crew
+            with (process_group := opened(LIMIT)).working():
+                process_group.gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
+            del process_group
         return rounds
 
     return {"rounds": rounds, "said": forked(3, folder, work)}

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import whence
 from forked_fits import batches_of, cut, forked, gap
-from whence.tangents.wrapped import whole_copy
+from whence.jacobian.network import whole_copy
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -43,7 +43,7 @@ def long_sides(folder: Path) -> dict[str, Any]:
         loader = batches_of((x, y), where)
         tracer = whence.fit(model, loader, structure=structure, ridge=0.5, progress=False, **options)
         found = tracer.predict(asked, covariance=True)
-        shares = tracer.attribute(asked).hec3.share if tracer.problem.passes.crew.alone else asked
+        shares = tracer.attribute(asked).hec3.share if tracer.problem.passes.process_group.alone else asked
         parts = {name: found.covariance(name) for name in found.estimators}
         return {**parts, "leverage": tracer.leverage, "share": shares}
 

@@ -16,14 +16,17 @@ LAYERS = (
     ("plots", "tabular", "sklearn", "integrations"),
     ("whence",),
     ("estimation",),
-    ("tracer", "predictor", "api", "loading", "options", "fitting", "starting", "together"),
-    ("persist", "report"),  # these below the tracer, which offers them as methods
-    ("tracing",),
-    ("estimators", "results", "probabilities", "outputs"),
+    ("api", "fitting", "tracer"),
+    ("io", "report"),  # these below the tracer, which offers them as methods
+    ("trust",),
+    ("influence",),
+    ("estimators", "results"),
     ("curvature",),
-    ("tangents",),
+    ("jacobian",),
+    ("data",),
     ("likelihoods",),
-    ("errors", "display", "ordering", "progress", "memory", "ridge", "processes", "_version"),
+    ("runtime", "linalg"),
+    ("errors", "display", "_version"),
 )
 HEIGHT = {unit: -depth for depth, layer in enumerate(LAYERS) for unit in layer}
 

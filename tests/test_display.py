@@ -13,7 +13,7 @@ from torch import nn
 import whence
 from whence import display
 from whence.display import WIDTH, Column, Shown, Table, cut
-from whence.tracing import Calibration
+from whence.influence import Calibration
 
 EVIL = "<script>alert('x')</script>&\"<img src=x onerror=y>"
 ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td", "span"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import whence
-from whence.memory import Budget, few_at_once, free_memory, readable
+from whence.runtime.memory import Budget, few_at_once, free_memory, readable
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from whence.ordering import largest, largest_first
+from whence.linalg import largest, largest_first
 from whence.plots.scatter import ranks
 
 

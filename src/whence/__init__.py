@@ -1,9 +1,9 @@
 """`whence`: how sure is a trained network, and whence comes its doubt?"""
 
-from ._version import __version__
-from .api import fit
-from .curvature import EKFAC, KFAC, Core, Diagonal, Exact, RidgePath, Sketch, Structure
-from .errors import (
+from whence._version import __version__
+from whence.api import fit, gather, load, ridge_from_weight_decay
+from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, RidgePath, Sketch, Structure
+from whence.errors import (
     CorruptArtifactError,
     FormatError,
     InputError,
@@ -19,16 +19,13 @@ from .errors import (
     UnsupportedLayerError,
     WhenceError,
 )
-from .estimation import Estimate, estimate
-from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, one_hot
-from .loading import load
-from .results import Diagnostics, Finding, Uncertainty
-from .ridge import ridge_from_weight_decay
-from .together import gather
-from .tracer import Tracer
-from .tracing import Attribution, Check, Explanation, GroupShares, Shares, Suggestion, Trust, WhatIf
-from .tracing.sources import Sources
-from .tracing.split import Split
+from whence.estimation import Estimate, estimate
+from whence.influence import Attribution, Explanation, GroupShares, Shares, Suggestion, WhatIf
+from whence.influence.split import Sources, Split
+from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, one_hot
+from whence.results import Diagnostics, Finding, Uncertainty
+from whence.tracer import Tracer
+from whence.trust import Check, Trust
 
 __all__ = [
     "EKFAC",

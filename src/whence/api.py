@@ -1,24 +1,86 @@
-"""The way in: strings become objects here, and nowhere deeper."""
+"""From the weight decay of an optimiser to the ridge on the sum scale."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
-from .errors import InputError
-from .fitting import Asked, run
-from .likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from .options import check_apart, check_choices, check_columns, check_groups, check_ridge, check_sizes, named
-from .processes import Distributed, opened
-from .starting import EVERY, check_checkpoint, check_sharing, divided, labels_of
-from .tangents.passes import Passes
-from .tangents.select import Choice
-from .tracer import Tracer
+from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
+from whence.errors import InputError
+from whence.fitting import (
+    EVERY,
+    FitOptions,
+    check_apart,
+    check_checkpoint,
+    check_choices,
+    check_columns,
+    check_groups,
+    check_ridge,
+    check_sharing,
+    check_sizes,
+    divided,
+    labels_of,
+    named,
+    run,
+)
+from whence.io import Given, restore
+from whence.jacobian.network import Choice, bare
+from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from whence.results import Chosen, Seen, Uncertainty, join
+from whence.runtime.execution import Passes
+from whence.runtime.processes import Distributed, Processes, opened
+from whence.tracer import Tracer
+
+Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
+
+
+def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, loss: Loss = "mse") -> float:
+    """The ridge lambda that a weight decay amounts to.
+
+    PyTorch's `weight_decay` adds weight_decay / 2 * ||w||^2 to the mean loss; `whence` counts sums, as the paper does.
+    AdamW decouples the decay from the loss, so there this is a starting point, not an identity.
+
+    Args:
+        weight_decay: of the optimiser.
+        n: how many the mean loss runs over: training examples, or their tokens or pixels that count (for
+            `CrossEntropyLoss` those whose label is not -100); the sum of their weights where it is a weighted mean.
+        outputs: number k of outputs, for the losses that are means over them too: "mse" and "binary_cross_entropy".
+        loss: "mse" for `MSELoss()`, the mean over n k numbers; "sum_of_squares" for the mean over examples of the sum
+            over outputs; "cross_entropy" for `CrossEntropyLoss()`, the mean over examples whatever the number of
+            classes (objective: sum of cross-entropies plus lambda / 2 ||w||^2); "binary_cross_entropy" for
+            `BCEWithLogitsLoss()`, the mean over n k logits (the same objective).
+
+    Examples:
+        >>> ridge_from_weight_decay(0.01, 1000, outputs=10)
+        50.0
+        >>> ridge_from_weight_decay(0.01, 1000, loss="cross_entropy")
+        10.0
+        >>> ridge_from_weight_decay(0.01, 1000, outputs=8, loss="binary_cross_entropy")
+        80.0
+    """
+    if weight_decay < 0 or n < 1 or outputs < 1:
+        raise InputError(f"expected weight_decay >= 0, n >= 1 and outputs >= 1, got {weight_decay}, {n} and {outputs}.")
+    if loss == "mse":
+        return n * outputs * weight_decay / 2
+    if loss == "sum_of_squares":
+        return n * weight_decay / 2
+    if loss == "binary_cross_entropy":
+        return n * outputs * weight_decay
+    if loss == "cross_entropy":
+        if outputs != 1:
+            raise InputError(
+                f'expected loss="cross_entropy" without outputs, got outputs={outputs}. CrossEntropyLoss is a mean '
+                "over n examples whatever the number of classes: leave outputs out. BCEWithLogitsLoss is a mean over n "
+                'k logits: loss="binary_cross_entropy" with outputs=k.'
+            )
+        return n * weight_decay
+    raise InputError(f'expected loss "mse", "sum_of_squares", "cross_entropy" or "binary_cross_entropy", got {loss!r}.')
+
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
 STRUCTURES: dict[str, type[Structure]] = {kind.name: kind for kind in (Exact, EKFAC, Core, Sketch, KFAC, Diagonal)}
@@ -122,7 +184,7 @@ def fit(
         check_groups(groups, loo, chosen)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
-        asked = Asked(
+        asked = FitOptions(
             likelihood=loss,
             structure=chosen,
             parameters=parameters,
@@ -144,3 +206,120 @@ def fit(
         check_sharing(chosen, data, layers)
         folder = check_checkpoint(checkpoint, every, chosen)
         return run(asked, model, train_loader, Passes(data, layers=layers), folder, every, progress)
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    train_loader: Iterable[Any] | None = None,
+    *,
+    likelihood: Likelihood | None = None,
+    dtype: torch.dtype | None = None,
+    max_memory: float | None = None,
+    progress: bool = True,
+) -> Tracer:
+    """Load a fit that `Tracer.save` wrote.
+
+    The file holds neither the model nor the training data. It is checked before it is believed: its checksum, its
+    format, the model's architecture and every weight, the shape of every tensor. Nothing in it is ever run.
+
+    Args:
+        path: of the file.
+        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device. In a wider
+            dtype it may be, too.
+        train_loader: the training data of the fit, in the same batches. Without them everything works that needs none:
+            `predict` (but for `Exact` on its dual and matrix-free roads), residuals, leverages, `training_frame()`,
+            `suggest`. `attribute`, `explain` and `what_if` ask for them.
+        likelihood: the one that was fitted with, where it is not one of whence's own.
+        dtype: of the algebra; as it was when not given.
+        max_memory: bytes that may be taken; as it was when not given, or 80 % of what is free, if that is less.
+        progress: show a progress line with the time left on anything over a second.
+
+    Examples:
+        >>> import tempfile, torch, whence
+        >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+        >>> tracer = whence.fit(net, [(x, 2 * x + 1)], ridge=0.1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tracer.save(f"{folder}/line.whence")
+        ...     again = whence.load(f"{folder}/line.whence", net)
+        >>> bool((again.predict(x).hec3 == tracer.predict(x).hec3).all())
+        True
+    """
+    check_sizes(None, max_memory)
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        raise InputError(
+            f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
+            "whence's own."
+        )
+    given = Given(bare(model), train_loader, likelihood, max_memory, progress)
+    return Tracer(**restore(Path(path), given, dtype))
+
+
+def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> Uncertainty:
+    """The predictions of all processes, one after the other in the order of ranks; every process gets them all.
+
+    Every process calls it, with what `Tracer.predict` said about its share of the inputs. Covariances come along where
+    they were asked for, with `predict(x, covariance=True)`, or computed at once.
+
+    Args:
+        found: predictions of this process; `None` where it had no inputs.
+        distributed: as for `whence.fit`.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+        >>> tracer = whence.fit(net, [(x, 2 * x + 1)], ridge=0.1)
+        >>> len(gather(tracer.predict(x[:3])))  # one process
+        3
+    """
+    process_group = opened(distributed)
+    with process_group.working():
+        if process_group.alone:
+            if found is None:
+                raise InputError("expected predictions of at least one process, got none.")
+            return found
+        return _gathered(found, process_group)
+
+
+def _gathered(found: Uncertainty | None, process_group: Processes) -> Uncertainty:
+    what = "the predictions"
+    mine = None if found is None else {name: one.cpu() for name, one in _tensors(found).items()}
+    words = None
+    if found is not None and mine is not None:
+        sketches = None if found.chosen is None else found.chosen.sketches
+        words = (list(mine), sketches, found.likelihood)
+    told = process_group.tell(what, words)
+    parts = []
+    for rank, said in enumerate(told):
+        if said is None:
+            continue
+        own = list(mine.values()) if mine is not None and rank == process_group.rank else None
+        sent = process_group.send(own, rank, what, torch.device("cpu"))
+        moved = [one if found is None else one.to(found.mean.device) for one in sent]
+        parts.append(_seen(dict(zip(said[0], moved, strict=True)), said[1]))
+    if not parts:
+        raise InputError("expected predictions of at least one process, got none.")
+    likelihood: Likelihood | None = next(said[2] for said in told if said is not None)
+    whole = join(parts)
+    return Uncertainty(whole.mean, whole.covariances, whole.variances, None, likelihood, whole.chosen)
+
+
+def _tensors(found: Uncertainty) -> dict[str, Tensor]:
+    """Everything there is, by name."""
+    chosen = found.chosen
+    listed: dict[str, Tensor | None] = {"mean": found.mean}
+    if chosen is not None:
+        listed |= {"index": chosen.index, "probabilities": chosen.probabilities}
+    listed |= {f"covariance {name}": one for name, one in found.covariances.items()}
+    listed |= {f"variance {name}": one for name, one in found.variances.items()}
+    return {name: one for name, one in listed.items() if one is not None}
+
+
+def _seen(tensors: dict[str, Tensor], sketches: bool | None) -> Seen:
+    def named(kind: str) -> dict[str, Tensor]:
+        return {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
+
+    chosen = None if sketches is None else Chosen(tensors.get("index"), tensors.get("probabilities"), sketches)
+    return Seen(tensors["mean"], chosen, named("covariance "), named("variance "))

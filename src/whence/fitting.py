@@ -1,43 +1,300 @@
-"""A fit, from checked options to a tracer: the first look at model and data, passes over the data, diagnostics."""
+"""The options of a fit, checked at the door."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from .curvature import Bread, Groups, NewtonStep, Structure
-from .curvature.loo_losses import fit_at_best
-from .errors import TooLargeError
-from .estimators import LeftOut, Policy, Weighing
-from .likelihoods import Likelihood
-from .memory import is_full
-from .options import check_positions
-from .progress import Progress
-from .results import Diagnostics, Finding
-from .starting import begin, digest_of, end
-from .tangents.batches import Batches, differ
-from .tangents.borrow import borrowed, check_model, fingerprint
-from .tangents.forward import Network, first_line
-from .tangents.gathering import linearize
-from .tangents.language import follow_own_loss
-from .tangents.lessening import LEAST, lessened
-from .tangents.linearization import Linearization
-from .tangents.passes import Passes
-from .tangents.select import Choice, Selection, select
-from .tangents.switches import rounded_products
-from .tangents.wrapped import bare
-from .tracer import Tracer
-from .tracing.parts import assemble
-from .tracing.trust import at_once
+from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
+from whence.curvature.base import NO_GROUPS
+from whence.curvature.ridge_search import fit_at_best
+from whence.data.batches import Batches, differ
+from whence.data.targets import all_prints, roll_call
+from whence.errors import InputError, LoaderError, TooLargeError
+from whence.estimators import LeftOut, Policy, Weighing, assemble
+from whence.io.checkpoint import described, open_checkpoint
+from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
+from whence.jacobian.network import Choice, Network, Selection, bare, first_line, follow_own_loss, select
+from whence.likelihoods import Likelihood
+from whence.results import Diagnostics, Finding
+from whence.runtime.execution import Passes
+from whence.runtime.memory import Budget, is_full
+from whence.runtime.model_state import check_model, checksum, fingerprint, preserved, rounded_products
+from whence.runtime.processes import ALONE, Processes
+from whence.runtime.progress import Progress
+from whence.tracer import Tracer
+from whence.trust import trust_of_fit
+
+
+def check_ridge(ridge: float | str) -> float | None:
+    """The ridge as a number, or `None` for "loo"."""
+    if isinstance(ridge, str) and ridge == "loo":
+        return None
+    try:
+        value = float(ridge) if not isinstance(ridge, str) else None
+    except (TypeError, ValueError):
+        value = None
+    if value is None:
+        raise InputError(
+            f'expected ridge to be a number or "loo", got {ridge!r}. It is lambda in sum of squared errors + lambda '
+            "||w||^2; see whence.ridge_from_weight_decay."
+        )
+    if not math.isfinite(value) or value < 0:
+        raise InputError(
+            f"expected ridge >= 0 and finite, got {ridge}. It is lambda in sum of squared errors + lambda ||w||^2; "
+            "see whence.ridge_from_weight_decay."
+        )
+    return value
+
+
+def check_apart(loss: Likelihood, loo: str) -> None:
+    """Raise when outputs are to be left out one by one that cannot be."""
+    if loo == "output" and loss.couples_outputs:
+        raise InputError(
+            f'expected loo="example" with likelihood {loss.name!r}, whose outputs depend on each other, got "output". '
+            "A single class cannot be left out."
+        )
+
+
+def check_groups(groups: Any, loo: str, structure: Structure) -> None:
+    """Raise when whole groups are to be left out and cannot be."""
+    if groups is None:
+        return
+    if loo != "example":
+        raise InputError(f'expected loo="example" with groups, which are left out as a whole, got "{loo}".')
+    if not structure.takes_groups:
+        raise InputError(NO_GROUPS.format(repr(structure)))
+
+
+def check_positions(problem: Linearization, loo: str) -> None:
+    """Raise when positions are to be left out and there are none."""
+    if loo != "example" and problem.sketch is not None:
+        raise InputError(
+            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
+            f'{loo!r}. Fit with outputs="all" to leave out single {loo}s.'
+        )
+    if loo == "position" and problem.units is None:
+        raise InputError(
+            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
+            f'of {problem.k} outputs an example. Use loo="example".'
+        )
+
+
+def check_columns(outputs: Any) -> int | None:
+    """How many columns of the loss's Hessian are looked at: 0 to decide by the number of outputs, `None` for all."""
+    if isinstance(outputs, str) and outputs in ("auto", "all"):
+        return 0 if outputs == "auto" else None
+    if isinstance(outputs, bool) or not isinstance(outputs, Integral) or int(outputs) < 1:
+        raise InputError(
+            'expected outputs to be "auto", "all", or the number of columns of each example\'s Hessian to look at, at '
+            f"least 1, got {outputs!r}. Single outputs are chosen in predict(x, outputs=[...])."
+        )
+    return int(outputs)
+
+
+def check_sizes(chunk_size: Any, max_memory: Any) -> None:
+    """Raise unless sizes are sizes."""
+    if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
+        raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
+    if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
+        raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {max_memory!r}.")
+
+
+def check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
+    """Raise unless each option is one of those allowed."""
+    for name, (given, allowed) in choices.items():
+        if given not in allowed:
+            raise InputError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {given!r}.")
+
+
+HINTS = {
+    **dict.fromkeys(
+        ("classification", "crossentropy", "crossentropyloss", "softmax"), ' Cross-entropy is "categorical".'
+    ),
+    **dict.fromkeys(("bce", "binary", "bcewithlogitsloss", "sigmoid"), ' Binary cross-entropy is "bernoulli".'),
+    **dict.fromkeys(("regression", "mse", "mseloss", "squarederror", "normal"), ' Squared error is "gaussian".'),
+    **dict.fromkeys(("full", "dense"), ' Without approximation it is "exact".'),
+    **dict.fromkeys(("kron", "kronecker"), ' Kronecker factors are "kfac".'),
+    "diag": ' The diagonal is "diagonal".',
+}
+"""What people call things elsewhere, and what they are called here."""
+
+
+def named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
+    """An object of a kind, given itself or by its name."""
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, str) and given in known:
+        return known[given]()
+    hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "")
+    raise InputError(
+        f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.{hint}"
+    )
+
+
+EVERY = 60.0
+"""Seconds between two looks at the sums of a pass, unless told otherwise."""
+
+
+def divided(shard: Any, process_group: Processes) -> tuple[Processes, Processes]:
+    """Those who share the data with this process, and those who share the layers."""
+    if isinstance(shard, str) and shard in ("data", "layers"):
+        return (process_group, ALONE) if shard == "data" else (ALONE, process_group)
+    if type(shard) is not int or shard < 1:
+        raise InputError(f'expected shard to be "data", "layers" or a number of processes, got {shard!r}.')
+    if process_group.size % shard:
+        raise InputError(
+            f"expected shard to be the number of processes that share the layers, of which {process_group.size} make "
+            f"several whole groups, got {shard}."
+        )
+    return (
+        (process_group, ALONE)
+        if shard == 1
+        else process_group.split(shard)
+        if shard < process_group.size
+        else (ALONE, process_group)
+    )
+
+
+def check_sharing(structure: Structure, data: Processes, layers: Processes) -> None:
+    """Raise where processes cannot share a fit in this way."""
+    if not layers.alone and not structure.by_layers:
+        raise InputError(
+            f"expected structure 'ekfac', 'kfac' or 'diagonal', whose layers are apart, where layers are shared, got "
+            f"{structure!r}. Use shard='data'."
+        )
+    if not data.alone and not structure.in_parts:
+        raise InputError(_whole("one process, or distributed=False,", structure))
+
+
+def check_checkpoint(checkpoint: Any, every: Any, structure: Structure) -> Path | None:
+    """The folder of the checkpoint, if there is to be one; an error where that makes no sense.
+
+    Args:
+        checkpoint: as given.
+        every: as given.
+        structure: of the curvature.
+    """
+    if not isinstance(every, Real) or not 0 <= float(every) < math.inf:
+        raise InputError(f"expected every as a number of seconds, not below zero, got {every!r}.")
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        raise InputError(f"expected checkpoint to be the name of a folder, got {checkpoint!r}.")
+    if not structure.in_parts:
+        raise InputError(_whole("no checkpoint", structure))
+    return Path(checkpoint)
+
+
+def _whole(instead: str, structure: Structure) -> str:
+    return (
+        f"expected {instead} with {structure!r}, whose passes over the data are not all sums over examples. Use "
+        "Exact(road='primal'), 'core', 'sketch', 'ekfac', 'kfac' or 'diagonal'."
+    )
+
+
+def begin(
+    batches: Batches,
+    model: nn.Module,
+    max_memory: float | None,
+    folder: Path | None,
+    every: float,
+    options: Mapping[str, Any],
+) -> Budget:
+    """Learn which process has which examples, and whether some of the work is done already.
+
+    Args:
+        batches: the training data.
+        model: the network.
+        max_memory: bytes that each process may take; what is free, where that is not told.
+        folder: of the checkpoint, if there is to be one.
+        every: seconds between two looks at the sums of a pass.
+        options: everything that the result depends on, beside model and data.
+
+    Returns:
+        The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
+    """
+    passes = batches.passes
+    process_group = passes.process_group
+    limit = Budget(batches.device, max_memory).limit
+    passes.thrifty = max_memory is not None
+    if not passes.shared and folder is None:
+        return Budget(batches.device, limit)
+    told = {name: described(option) for name, option in options.items()}
+    for some in (process_group, passes.layers):
+        _check_alike(some, {**told, "checkpoint": folder is not None}, fingerprint(model))
+    marks = roll_call(batches)
+    if len(set(passes.layers.tell("the data", (checksum(marks), passes.offset, passes.here)))) > 1:
+        raise LoaderError(
+            "expected processes that share the layers to read the same data, all of them, got different data. Use "
+            "shard='data' where each has its own."
+        )
+    if max_memory is None and batches.device.type == "cpu":  # what was found free is for all on this machine
+        limit = limit // max(process_group.neighbours, passes.layers.neighbours)
+    for some in (process_group, passes.layers):
+        limit = min(some.tell("the memory", limit))
+    if folder is not None:
+        passes.kept = True
+        if process_group.rank == 0:
+            rest = (model, marks, limit, batches.progress, passes.layers)
+            passes.keeper, limit = open_checkpoint(folder, float(every), told, *rest)
+        limit = process_group.tell("the checkpoint", limit)[0]
+    return Budget(batches.device, limit)
+
+
+def _check_alike(process_group: Processes, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
+    """Raise unless all processes fit the same network with the same options."""
+    first, *others = process_group.tell("the options", (options, weights))
+    for rank, (given, marks) in enumerate(others, start=1):
+        for what, mine, theirs in (("option", first[0], given), ("weights of", first[1], marks)):
+            name = next((one for one in mine.keys() | theirs.keys() if mine.get(one) != theirs.get(one)), None)
+            if name is not None:
+                raise InputError(
+                    f"expected the same {what} {name} in all processes, got another in rank {rank} than in rank 0. "
+                    "Give all of them the same options, and the same trained weights."
+                )
+
+
+def labels_of(groups: Any, process_group: Processes) -> Any:
+    """Labels of all training examples, where each process has those of its own."""
+    if groups is None or process_group.alone:
+        return groups
+    return [label for told in process_group.tell("the groups", _listed(groups)) for label in told]
+
+
+def digest_of(groups: Any) -> str | None:
+    """A short word for labels."""
+    if groups is None:
+        return None
+    return hashlib.sha256(repr(_listed(groups)).encode()).hexdigest()
+
+
+def _listed(groups: Any) -> list[Any]:
+    """Labels as a list; whether they are as many as examples is checked where these are known."""
+    if hasattr(groups, "tolist"):
+        groups = groups.tolist()
+    return list(groups) if isinstance(groups, Iterable) else [groups]
+
+
+def end(batches: Batches) -> None:
+    """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
+    if not batches.passes.process_group.alone:
+        batches.prints[:] = all_prints(batches)
+    batches.fitted()
+    batches.passes.close()
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitOptions:
     """Options of a fit, checked; see `whence.fit`.
 
     Attributes:
@@ -70,7 +327,7 @@ class Asked:
 
 
 def run(
-    asked: Asked,
+    asked: FitOptions,
     model: nn.Module,
     loader: Iterable[Any],
     passes: Passes,
@@ -92,9 +349,9 @@ def run(
     model = bare(model)
     check_model(model)
     marks = fingerprint(model)
-    with borrowed(model):
+    with preserved(model):
         network = Network(model)
-        bar = Progress(progress and passes.crew.rank == passes.layers.rank == 0)
+        bar = Progress(progress and passes.process_group.rank == passes.layers.rank == 0)
         batches = Batches(loader, network.device, bar, passes=passes, fitting=True)
         selection = _first_look(network, batches, asked.likelihood, asked.parameters)
         budget = begin(batches, model, asked.max_memory, folder, every, asked.facts(selection))
@@ -115,9 +372,9 @@ def run(
         return _told(tracer, bar)
 
 
-def _within_memory(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Tracer:
+def _within_memory(asked: FitOptions, problem: Linearization, marks: dict[str, int]) -> Tracer:
     """Fit, and plan with less memory for as long as the device runs out of it; then with smaller chunks alone."""
-    before, full, least = problem, "", LEAST
+    before, full, least = problem, "", LEAST_MEMORY
     while True:
         try:
             return _fitted(asked, problem, marks)
@@ -133,7 +390,7 @@ def _within_memory(asked: Asked, problem: Linearization, marks: dict[str, int]) 
             before = replace(before, chunk_size=problem.chunk_size)
             least = before.budget.limit
         problem.passes.restart()
-        problem = lessened(before, full, least)  # what did not fit is gone by now, with the error that held it
+        problem = with_less_memory(before, full, least)  # what did not fit is gone by now, with the error that held it
 
 
 def out_of_memory(error: Exception) -> TooLargeError:
@@ -144,7 +401,7 @@ def out_of_memory(error: Exception) -> TooLargeError:
     )
 
 
-def _fitted(asked: Asked, problem: Linearization, marks: dict[str, int]) -> Tracer:
+def _fitted(asked: FitOptions, problem: Linearization, marks: dict[str, int]) -> Tracer:
     """The curvature, and all that follows from it."""
     check_positions(problem, asked.loo)
     chosen = asked.structure
@@ -183,7 +440,7 @@ def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters
 
 def _assemble(
     problem: Linearization,
-    bread: Bread,
+    bread: FittedCurvature,
     weighing: Weighing,
     noise: str,
     marks: dict[str, int],
@@ -206,7 +463,7 @@ def _assemble(
 
 def _told(tracer: Tracer, bar: Progress) -> Tracer:
     """Add what can be said at once about how far to trust the fit, and say so where it is not fine."""
-    trust = at_once(tracer)
+    trust = trust_of_fit(tracer)
     odd = ", ".join(check.name for check in trust if check.level not in ("fine", "not checked"))
     if odd:
         bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
@@ -222,7 +479,7 @@ def _told(tracer: Tracer, bar: Progress) -> Tracer:
 
 
 def _diagnose(
-    problem: Linearization, bread: Bread, step: NewtonStep, left_out: LeftOut, weighing: Weighing
+    problem: Linearization, bread: FittedCurvature, step: NewtonStep, left_out: LeftOut, weighing: Weighing
 ) -> Diagnostics:
     numbers = problem.numbers
     scale = float(problem.residuals.square().mean().sqrt())

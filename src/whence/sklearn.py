@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import api
-from .curvature import Structure
-from .errors import InputError
-from .integrations.perceptron import Scaled, layers, train
-from .results import Uncertainty
-from .tracer import Tracer
-from .tracing import Explanation
+from whence import api
+from whence.curvature import Structure
+from whence.errors import InputError
+from whence.influence import Explanation
+from whence.integrations.perceptron import Scaled, layers, train
+from whence.results import Uncertainty
+from whence.tracer import Tracer
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

@@ -17,10 +17,10 @@ def test_seven_billion_weights() -> None:
     assert LARGE.weights == 6_607_077_376
 
 
-@pytest.mark.parametrize("crew", [Crew(1, 2), Crew(2, 3), Crew(1, 8)])
-def test_every_layer_has_one_owner(crew: Crew) -> None:
-    shares = owned(LARGE, crew)
-    assert len(shares) == crew.layers
+@pytest.mark.parametrize("process_group", [Crew(1, 2), Crew(2, 3), Crew(1, 8)])
+def test_every_layer_has_one_owner(process_group: Crew) -> None:
+    shares = owned(LARGE, process_group)
+    assert len(shares) == process_group.layers
     assert sum(layer.weights for share in shares for layer in share) == LARGE.weights
 
 
@@ -42,8 +42,8 @@ def test_measurements_are_near() -> None:
     rows = record["rows"]
     assert {(row["data"], row["layers"]) for row in rows} == {(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)}
     for row in rows:
-        crew = Crew(row["data"], row["layers"])
-        told = predicted(task(row["width"]), crew, SPEED, 4, "cpu")
+        process_group = Crew(row["data"], row["layers"])
+        told = predicted(task(row["width"]), process_group, SPEED, 4, "cpu")
         assert told["traffic"] == row["traffic"]["predicted"]
         assert row["traffic"]["measured"] == pytest.approx(told["traffic"], abs=1000)
         assert told["bytes"] == row["bytes"]["predicted"]

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.backends import mha
 
 import whence
-from whence.tangents.claims import claimed
-from whence.tangents.switches import plain_kernels, rounded_products, without_cudnn
+from whence.runtime.model_state import locked, plain_kernels, rounded_products, without_cudnn
 
 THREADS = 4
 PATIENCE = 60.0
@@ -210,12 +209,12 @@ def held_by_another(model: nn.Module, wanted: nn.Module) -> bool:
     entered, leave, reached = threading.Event(), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with claimed(model):
+        with locked(model):
             entered.set()
             leave.wait(PATIENCE)
 
     def want() -> None:
-        with claimed(wanted):
+        with locked(wanted):
             reached.set()
 
     threads = [threading.Thread(target=hold), threading.Thread(target=want)]

@@ -11,7 +11,7 @@ import oracles
 import whence
 from classification import PROBLEMS
 from doubles import fit
-from whence.curvature.conjugate import conjugate_gradients
+from whence.curvature.iterative import conjugate_gradients
 
 RIDGE, OTHER = 0.5, 0.05
 EXACT = {"primal": whence.Exact(road="primal"), "dual": whence.Exact(road="dual")}
@@ -119,7 +119,7 @@ def test_another_ridge_is_another_fit(structure: str, likelihood: str) -> None:
         for ridge in (RIDGE, OTHER)
     )
     moved = one.bread.at(OTHER, one.weighing.columns)
-    torch.testing.assert_close(moved.hats, other.bread.hats, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(moved.leverage_blocks, other.bread.leverage_blocks, rtol=1e-9, atol=1e-11)
     assert moved.degrees_of_freedom == pytest.approx(other.degrees_of_freedom, rel=1e-9)
     test = case.test_inputs if likelihood == "gaussian" else problem.x[:4]
     found, wanted = moved.sandwich(other.meats).predict(test), other.sandwich.predict(test)

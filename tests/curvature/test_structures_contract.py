@@ -155,8 +155,10 @@ def test_duplicated_data_halve_variances(structure: whence.Structure) -> None:
     before, after = covariances(one, case.test_inputs), covariances(two, case.test_inputs)
     linear = ("ho", "hec0", "laplace")
     assert_same({n: after[n] for n in linear}, {n: before[n] / 2 for n in linear})
-    hats = np.asarray(one.bread.hats)
-    np.testing.assert_allclose(two.bread.hats, np.concatenate([hats, hats]) / 2, rtol=1e-8, atol=1e-12)
+    leverage_blocks = np.asarray(one.bread.leverage_blocks)
+    np.testing.assert_allclose(
+        two.bread.leverage_blocks, np.concatenate([leverage_blocks, leverage_blocks]) / 2, rtol=1e-8, atol=1e-12
+    )
     np.testing.assert_allclose(two.sigma, one.sigma, rtol=1e-9)
     assert two.degrees_of_freedom == pytest.approx(one.degrees_of_freedom)
 

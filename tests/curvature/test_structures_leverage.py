@@ -38,12 +38,12 @@ def test_dense_algebra_has_true_leverages(structure: whence.Structure, ridge: fl
     assert tracer.diagnostics["leverage policy"] == "exact"
     assert float(tracer.leverage.min()) >= 0
     assert float(tracer.leverage.max()) < 1
-    blocks = torch.linalg.eigvalsh(tracer.bread.hats)
+    blocks = torch.linalg.eigvalsh(tracer.bread.leverage_blocks)
     assert float(blocks.max()) < 1
     assert tracer.degrees_of_freedom == pytest.approx(float(tracer.leverage.sum()))
     assert tracer.degrees_of_freedom < case.targets.numel()
     eye = torch.eye(2, dtype=torch.float64)
-    left_out = torch.linalg.solve(eye - tracer.bread.hats, tracer.residuals)
+    left_out = torch.linalg.solve(eye - tracer.bread.leverage_blocks, tracer.residuals)
     torch.testing.assert_close(tracer.loo_residuals, left_out, rtol=1e-6, atol=1e-9)
 
 
@@ -52,16 +52,16 @@ def test_diagonal_algebra_adds_one_to_q(structure: whence.Structure) -> None:
     case = networks.build("mlp")
     tracer = fit(case, structure, ridge=1e-3)
     assert tracer.diagnostics["leverage policy"] == "one_plus_q"
-    hats = tracer.bread.hats
-    q = torch.diagonal(hats, dim1=1, dim2=2)
+    leverage_blocks = tracer.bread.leverage_blocks
+    q = torch.diagonal(leverage_blocks, dim1=1, dim2=2)
     torch.testing.assert_close(tracer.leverage, q / (1 + q))
     assert float(tracer.leverage.min()) >= 0
     assert float(tracer.leverage.max()) < 1
-    left_out = tracer.residuals + (hats @ tracer.residuals.unsqueeze(2)).squeeze(2)
+    left_out = tracer.residuals + (leverage_blocks @ tracer.residuals.unsqueeze(2)).squeeze(2)
     torch.testing.assert_close(tracer.loo_residuals, left_out, rtol=1e-9, atol=1e-12)
     apart = fit(case, structure, ridge=1e-3, loo="output")
     torch.testing.assert_close(apart.loo_residuals, (1 + q) * tracer.residuals, rtol=1e-9, atol=1e-12)
-    above = int((torch.linalg.eigvalsh(hats) >= 1).any(1).sum())
+    above = int((torch.linalg.eigvalsh(leverage_blocks) >= 1).any(1).sum())
     assert tracer.diagnostics["guarded leverages"] == above
     assert apart.diagnostics["guarded leverages"] == int((q >= 1).any(1).sum())
     assert above > 0  # at this ridge an approximate curvature is short of some example's own part
@@ -71,7 +71,7 @@ def test_diagonal_algebra_adds_one_to_q(structure: whence.Structure) -> None:
 def test_clipping_as_in_the_paper(structure: whence.Structure) -> None:
     case = networks.build("mlp")
     tracer = fit(case, structure, ridge=1e-3, leverage="clip", loo="output")
-    q = torch.diagonal(tracer.bread.hats, dim1=1, dim2=2)
+    q = torch.diagonal(tracer.bread.leverage_blocks, dim1=1, dim2=2)
     clipped = q.clamp_max(1 - 1e-4)
     torch.testing.assert_close(tracer.leverage, clipped)
     torch.testing.assert_close(tracer.loo_residuals, tracer.residuals / (1 - clipped), rtol=1e-8, atol=1e-10)
@@ -79,7 +79,7 @@ def test_clipping_as_in_the_paper(structure: whence.Structure) -> None:
     assert tracer.diagnostics["guarded leverages"] == int((q >= 1 - 1e-4).any(1).sum())
     assert float(tracer.leverage.max()) == pytest.approx(1 - 1e-4)
     blocks = fit(case, structure, ridge=1e-3, leverage="clip")
-    values, vectors = torch.linalg.eigh(blocks.bread.hats)
+    values, vectors = torch.linalg.eigh(blocks.bread.leverage_blocks)
     grown = vectors @ torch.diag_embed(1 / (1 - values.clamp(0, 1 - 1e-4))) @ vectors.transpose(1, 2)
     wanted = (grown @ blocks.residuals.unsqueeze(2)).squeeze(2)
     torch.testing.assert_close(blocks.loo_residuals, wanted, rtol=1e-8, atol=1e-9)
@@ -95,7 +95,7 @@ def test_policies_are_at_anyones_choice(structure: whence.Structure) -> None:
     }
     for policy, grow in growth.items():
         tracer = fit(case, structure, ridge=50.0, leverage=policy, loo="output")
-        q = torch.diagonal(tracer.bread.hats, dim1=1, dim2=2)
+        q = torch.diagonal(tracer.bread.leverage_blocks, dim1=1, dim2=2)
         assert float(q.max()) < 1
         torch.testing.assert_close(tracer.loo_residuals, grow(q) * tracer.residuals, rtol=1e-9, atol=1e-12)
 
@@ -120,7 +120,7 @@ def test_recentring_moves_along_the_newton_step(structure: whence.Structure, nam
     relative = float(direction.norm()) / float(np.linalg.norm(weights))
     assert moved.diagnostics["Newton step"] == pytest.approx(relative, rel=1e-6)
     torch.testing.assert_close(moved.sigma, moved.residuals.T @ moved.residuals / len(change))
-    torch.testing.assert_close(moved.bread.hats, plain.bread.hats)
+    torch.testing.assert_close(moved.bread.leverage_blocks, plain.bread.leverage_blocks)
 
 
 # --- Precision of the model ------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def test_a_choice_of_parameters(structure: whence.Structure, choice: str) -> Non
     _, tangents, _ = oracles.tangents_of(case.model, case.inputs, lambda name: name in kept)
     assert tracer.diagnostics["parameters"] == tangents.shape[2]
     if structure in EXACT.values():
-        hats = oracles.leverage_blocks(tangents, 0.6)
-        np.testing.assert_allclose(tracer.bread.hats, hats, rtol=1e-8, atol=1e-10)
+        leverage_blocks = oracles.leverage_blocks(tangents, 0.6)
+        np.testing.assert_allclose(tracer.bread.leverage_blocks, leverage_blocks, rtol=1e-8, atol=1e-10)
     if isinstance(structure, whence.EKFAC | whence.Diagonal):
         # Their eigenvalues are a diagonal of the truth in some orthonormal basis.
         total = np.trace(curvature_matrices.curvature_of(tracer.bread))

@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import whence
 from many_processes import CASES, SHARDS, batches_of, data, network
-from whence.processes import ALONE, opened
+from whence.runtime.processes import ALONE, opened
 
 TESTS = Path(__file__).resolve().parents[1]
 

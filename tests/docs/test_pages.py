@@ -13,7 +13,7 @@ import torch
 
 import whence
 from pages import DOCS, PAGES, ROOT, blocks, printed, same_words
-from whence.tangents.rules import READERS
+from whence.jacobian.rules import READERS
 
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 # Pages with tests of their own, which know more of what they should print.

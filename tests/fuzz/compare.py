@@ -171,7 +171,10 @@ class Truth:
         close = 1e-14 * (values[-1] + ridge) / max(ridge, values[0], 1e-14 * values[-1], 1e-300)
         if exact:
             h = max(
-                np.linalg.eigvalsh(found.L[i] @ found.hats[i] + (found.L[i] @ found.hats[i]).T)[-1] / 2
+                np.linalg.eigvalsh(found.L[i] @ found.leverage_blocks[i] + (found.L[i] @ found.leverage_blocks[i]).T)[
+                    -1
+                ]
+                / 2
                 for i in range(n)
             )
             close *= 1 / max(1e-9, 1 - min(h, 1 - 1e-9)) ** 2

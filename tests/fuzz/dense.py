@@ -312,7 +312,7 @@ class Dense:
         return np.linalg.inv(self.curvature + self.ridge * np.eye(self.d))
 
     @cached_property
-    def hats(self) -> Array:
+    def leverage_blocks(self) -> Array:
         """Q (n, k, k) J_i F_lam^-1 J_i^T."""
         return np.einsum("nkp,pq,njq->nkj", self.J, self.inverse, self.J, optimize=True)
 
@@ -400,7 +400,7 @@ class Dense:
     @cached_property
     def leverages(self) -> Array:
         """(n, k) diagonal of L Q after the policy, for losses whose outputs are apart."""
-        h = np.einsum("nkj,njk->nk", self.L, self.hats)
+        h = np.einsum("nkj,njk->nk", self.L, self.leverage_blocks)
         if self.policy == "one_plus_q":
             return h / (1 + h)
         return h.clip(0, 1 - CLIP) if self.policy == "clip" else h
@@ -524,7 +524,7 @@ class Dense:
 
     def left_q(self) -> Array:
         """(n, k) q_i r_i with the leverage q_i of an example in the fit without it."""
-        Q = self.hats
+        Q = self.leverage_blocks
         if self.policy == "exact":
             Q = np.linalg.solve(np.eye(self.k) - Q @ self.L, Q)
         return np.einsum("nkj,nj->nk", Q, self.residuals)

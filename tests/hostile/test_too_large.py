@@ -10,7 +10,7 @@ from torch import nn
 
 import whence
 from doubles import batches, fit, inputs_and_targets, mlp
-from whence.tangents.pieces import Pieces
+from whence.runtime.execution import Chunks
 
 
 @pytest.mark.parametrize(("road", "takes"), [("auto", r"14\.9 KiB"), ("dual", r"14\.9 KiB"), ("primal", r"52\.4 KiB")])
@@ -52,7 +52,7 @@ def test_the_limit_is_the_machine_without_an_option() -> None:
 
 def test_pieces_halve_until_they_fit() -> None:
     notes: list[str] = []
-    pieces = Pieces(notes, "tangents")
+    pieces = Chunks(notes, "tangents")
 
     def work(where: slice) -> int:
         if where.stop - where.start > 2:

@@ -149,7 +149,7 @@ def test_a_recentred_fit_doubts_labels_at_its_own_predictions() -> None:
     assert problem_.hessian_roots is not None
     wanted = []
     for i in range(len(x)):
-        hat = bread.hats[i]
+        hat = bread.leverage_blocks[i]
         hessian = problem_.hessian_roots[i] @ problem_.hessian_roots[i].T
         alone = torch.linalg.solve(torch.eye(3, dtype=torch.float64) - hat @ hessian, hat)
         centred = problem_.residuals[i] - hessian @ tracer.step.change[i]

@@ -51,13 +51,17 @@ def test_leave_one_out_residuals_solve_the_block_equation(problem: Problem, stru
     u = loss_oracles.left_out(tangents, residuals, hessians, 0.4, 1.0, np.arange(N))
     np.testing.assert_allclose(tracer.loo_residuals, u, rtol=1e-7, atol=1e-8)
     inverse = np.linalg.inv(loss_oracles.curvature(tangents, hessians, 0.4))
-    hats = np.stack([h @ j @ inverse @ j.T for h, j in zip(hessians, tangents, strict=True)])
-    np.testing.assert_allclose(tracer.leverage.sum(1), np.trace(hats, axis1=1, axis2=2), rtol=1e-7, atol=1e-9)
+    leverage_blocks = np.stack([h @ j @ inverse @ j.T for h, j in zip(hessians, tangents, strict=True)])
+    np.testing.assert_allclose(
+        tracer.leverage.sum(1), np.trace(leverage_blocks, axis1=1, axis2=2), rtol=1e-7, atol=1e-9
+    )
     assert float(tracer.leverage.min()) >= 0
     assert float(tracer.leverage.max()) < 1
     if problem.likelihood == "bernoulli":
-        np.testing.assert_allclose(tracer.leverage, np.diagonal(hats, axis1=1, axis2=2), rtol=1e-7, atol=1e-9)
-    assert tracer.degrees_of_freedom == pytest.approx(np.trace(hats.sum(0)), rel=1e-8)
+        np.testing.assert_allclose(
+            tracer.leverage, np.diagonal(leverage_blocks, axis1=1, axis2=2), rtol=1e-7, atol=1e-9
+        )
+    assert tracer.degrees_of_freedom == pytest.approx(np.trace(leverage_blocks.sum(0)), rel=1e-8)
     assert tracer.degrees_of_freedom < problem.numbers
     np.testing.assert_allclose(tracer.sigma, hessians.mean(0), rtol=1e-10, atol=1e-12)
 
@@ -113,7 +117,7 @@ def test_leverages_of_classes_are_never_below_zero() -> None:
     tracer = PROBLEMS["three classes"].fit(structure="exact")
     p = tracer.problem.outputs.softmax(1)
     away = torch.eye(3, dtype=torch.float64) - p.unsqueeze(1)  # (n, c, k)
-    wanted = p * torch.einsum("nck,nkj,ncj->nc", away, tracer.bread.hats, away)
+    wanted = p * torch.einsum("nck,nkj,ncj->nc", away, tracer.bread.leverage_blocks, away)
     torch.testing.assert_close(tracer.leverage, wanted)
     v = torch.tensor([1.0, 3.0], dtype=torch.float64)
     half = torch.full((1, 2), 0.5, dtype=torch.float64)

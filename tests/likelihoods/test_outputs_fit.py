@@ -13,7 +13,7 @@ import loss_oracles
 import oracles
 import whence
 from classification import ESTIMATORS, PROBLEMS, N, categorical, inputs
-from whence.tangents.sketches import SketchedBatches, joint_basis, mixtures
+from whence.jacobian.sketches import SketchedBatches, joint_basis, mixtures
 
 TEST = inputs(5, 11)
 EXACT = [whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=99, tolerance=0)]
@@ -311,7 +311,7 @@ def test_sentences_are_traced_to_sentences(structure: str, outputs: Any) -> None
 @pytest.mark.parametrize("options", [{}, {"meat": "two_bases"}, {"basis": "gradients"}, None], ids=str)
 def test_a_very_long_side_of_a_layer_has_no_basis(options: Any, outputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more outputs than a factor may have, EKFAC is diagonal in them: by hand, for one layer."""
-    monkeypatch.setattr("whence.curvature.kronecker.factors.LARGEST_CLASSES", 5)
+    monkeypatch.setattr("whence.curvature.kronecker.LARGEST_CLASSES", 5)
     torch.manual_seed(0)
     net = nn.Linear(3, 6).double().eval()
     structure = whence.KFAC(largest_side=5) if options is None else whence.EKFAC(**options, largest_side=5)

@@ -148,7 +148,9 @@ def test_whole_weights_are_repeated_examples(structure: whence.Structure, name: 
         scale = abs(two[estimator]).max()
         np.testing.assert_allclose(one[estimator], two[estimator], rtol=1e-8, atol=1e-8 * scale, err_msg=estimator)
     assert weighted.degrees_of_freedom == pytest.approx(repeated.degrees_of_freedom)
-    np.testing.assert_allclose(weighted.bread.hats[again], repeated.bread.hats, rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(
+        weighted.bread.leverage_blocks[again], repeated.bread.leverage_blocks, rtol=1e-7, atol=1e-10
+    )
     assert weighted.diagnostics["Newton step"] == pytest.approx(repeated.diagnostics["Newton step"], rel=1e-7)
 
 

@@ -168,8 +168,8 @@ def test_leave_one_out_residuals_of_approximate_structures(structure: whence.Str
     problem = PROBLEMS["three classes"]
     tracer = problem.fit(structure=structure)
     _, hessians = problem.terms(np.asarray(tracer.problem.outputs))
-    residuals, hats = np.asarray(tracer.residuals), np.asarray(tracer.bread.hats)
-    grown = residuals + np.einsum("nij,njk,nk->ni", hessians, hats, residuals)  # (1 + q) r, as a block
+    residuals, leverage_blocks = np.asarray(tracer.residuals), np.asarray(tracer.bread.leverage_blocks)
+    grown = residuals + np.einsum("nij,njk,nk->ni", hessians, leverage_blocks, residuals)  # (1 + q) r, as a block
     np.testing.assert_allclose(tracer.loo_residuals, grown, rtol=1e-8, atol=1e-10)
 
 

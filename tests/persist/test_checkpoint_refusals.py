@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import whence
 from cut_fits import BEFORE, Faulty, Halt, answers, batches, fit, network, same
-from whence.persist.container import opened, write
+from whence.io.files import opened, write
 
 
 def other_batches(kind: str) -> list[Any]:

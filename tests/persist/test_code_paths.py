@@ -19,7 +19,7 @@ import code_paths
 import oracles
 import whence
 from fits_to_save import many
-from whence.tangents.sketches import SketchedBatches, random_signs
+from whence.jacobian.sketches import SketchedBatches, random_signs
 
 TESTS = Path(__file__).resolve().parents[1]
 PATHS: dict[str, dict[str, str]] = {

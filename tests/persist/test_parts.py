@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import whence
-from whence.persist.container import opened, write
-from whence.persist.parts import files_of, fill, path_of, remove_others
+from whence.io.checkpoint import files_of, fill, path_of, remove_others
+from whence.io.files import opened, write
 
 WHOLE = torch.arange(70, dtype=torch.float64).reshape(10, 7)
 
@@ -43,12 +43,17 @@ def test_rows_are_cut_anew(there: int, here: int, tmp_path: Path) -> None:
 
 
 def test_each_takes_its_own(tmp_path: Path) -> None:
-    save(tmp_path, {"0.inside": WHOLE, "hats": WHOLE[0]}, {"1.inside": 2 * WHOLE, "hats": WHOLE[0]}, {"hats": WHOLE[0]})
-    state = {"hats": torch.zeros(7).double(), "1.inside": torch.zeros_like(WHOLE)}
+    save(
+        tmp_path,
+        {"0.inside": WHOLE, "leverage_blocks": WHOLE[0]},
+        {"1.inside": 2 * WHOLE, "leverage_blocks": WHOLE[0]},
+        {"leverage_blocks": WHOLE[0]},
+    )
+    state = {"leverage_blocks": torch.zeros(7).double(), "1.inside": torch.zeros_like(WHOLE)}
     read(tmp_path, state)
     read(tmp_path, {})
     assert torch.equal(state["1.inside"], 2 * WHOLE)
-    assert torch.equal(state["hats"], WHOLE[0])
+    assert torch.equal(state["leverage_blocks"], WHOLE[0])
 
 
 def test_a_single_number(tmp_path: Path) -> None:

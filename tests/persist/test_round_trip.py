@@ -26,7 +26,7 @@ from fits_to_save import (
 )
 from whence.api import LIKELIHOODS
 from whence.api import STRUCTURES as KNOWN
-from whence.persist.fitted import KINDS
+from whence.io.fit import KINDS
 
 dataless = pytest.mark.parametrize("structure", [name for name in STRUCTURES if name not in READS_DATA])
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import whence
 from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts
+from whence.influence.verdicts import VERDICTS
 from whence.report import Facts, Row, Section, Table, Words
-from whence.tracing.verdicts import VERDICTS
 
 VOID = {"meta", "img", "input", "br"}
 KINDS = kinds()

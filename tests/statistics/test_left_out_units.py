@@ -115,10 +115,10 @@ def test_dense_algebra_in_a_basis(structure: Any, loo: str) -> None:
     assert tracer.meats.deletions == N * T * K // width
     tangents, tested = dense.tangents_of(model, drawn(N, T, 2)), dense.tangents_of(model, test)
     damped = dense.curvature_of(tracer.bread) + RIDGE * np.eye(tangents.shape[2])
-    hats = np.stack([one @ np.linalg.solve(damped, one.T) for one in tangents])
+    leverage_blocks = np.stack([one @ np.linalg.solve(damped, one.T) for one in tangents])
     together = np.kron(np.eye(T * K // width), np.ones((width, width)))
     residuals = np.asarray(tracer.residuals)
-    dense.close(tracer.loo_residuals, residuals + np.einsum("nij,nj->ni", hats * together, residuals), 1e-8)
+    dense.close(tracer.loo_residuals, residuals + np.einsum("nij,nj->ni", leverage_blocks * together, residuals), 1e-8)
     wanted = dense.covariances(tracer, tangents, tested, width)
     found = tracer.predict(test)
     for name in ("hec0", "hec3", "jackknife"):

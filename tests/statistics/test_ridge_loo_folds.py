@@ -72,7 +72,7 @@ def test_groups_choose_another_ridge_than_their_members() -> None:
 
 def test_pieces_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many groups at once as memory allows: the same curve from one group at a time."""
-    from whence.curvature import loo
+    from whence.curvature import primal as loo
 
     model, _, _, (x, y, groups) = linear_model(np.random.default_rng(1), 18, 2)
 

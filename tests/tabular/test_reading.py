@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from whence.errors import InputError, TooLargeError
-from whence.memory import free_memory
+from whence.runtime.memory import free_memory
 from whence.tabular.reading import read_table
 
 

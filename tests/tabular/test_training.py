@@ -9,7 +9,7 @@ from sklearn.metrics import log_loss, r2_score, roc_auc_score
 from torch import Tensor, nn
 
 import whence
-from whence.progress import Progress
+from whence.runtime.progress import Progress
 from whence.tabular.network import build, choose_width, start, weights_of
 from whence.tabular.reading import Table
 from whence.tabular.results import affordable, noise_of

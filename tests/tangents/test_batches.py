@@ -10,8 +10,8 @@ from torch import Tensor
 
 import whence
 from doubles import Changing, batches, inputs_and_targets
-from whence.progress import Progress
-from whence.tangents.batches import Batches, batch_size, check_finite, describe, split, take, to_device, without_targets
+from whence.data.batches import Batches, batch_size, check_finite, describe, split, take, to_device, without_targets
+from whence.runtime.progress import Progress
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from doubles import Counting, mlp
-from whence.tangents.borrow import borrowed, fingerprint
+from whence.runtime.model_state import fingerprint, preserved
 
 
 def test_everything_that_can_be_set_is_set_back(device: torch.device) -> None:
@@ -17,7 +17,7 @@ def test_everything_that_can_be_set_is_set_back(device: torch.device) -> None:
     weight.grad = torch.ones_like(weight)
     kept = weight.grad
     before = fingerprint(model)
-    with borrowed(model):
+    with preserved(model):
         model.train()
         model[0].weight.requires_grad_(False)
         model[0].weight.grad = None
@@ -45,7 +45,7 @@ def test_everything_that_can_be_set_is_set_back(device: torch.device) -> None:
 def test_lists_dicts_and_counters(device: torch.device) -> None:
     model = Counting(device)
     history, cache = model.history, model.cache
-    with borrowed(model):
+    with preserved(model):
         model(torch.zeros(2, 3, dtype=torch.float64, device=device))
         assert (model.times, int(model.calls), len(model.history)) == (1, 1, 1)
     assert (model.times, int(model.calls), model.last) == (0, 0, None)
@@ -58,14 +58,14 @@ def test_buffers_with_nan_and_sparse_buffers() -> None:
     model.register_buffer("mask", torch.tensor([float("nan"), float("-inf")]))
     model.register_buffer("graph", torch.eye(3).to_sparse())
     before = fingerprint(model)
-    with borrowed(model):
+    with preserved(model):
         model.mask.zero_()
     assert fingerprint(model) == before
 
 
 def test_inside_tensors_are_normal_and_without_a_graph() -> None:
     model = mlp()
-    with torch.inference_mode(), borrowed(model):
+    with torch.inference_mode(), preserved(model):
         outputs = model(torch.zeros(1, 3, dtype=torch.float64))
         assert not outputs.is_inference()
         assert not outputs.requires_grad
@@ -75,9 +75,9 @@ def test_inside_tensors_are_normal_and_without_a_graph() -> None:
 
 def test_borrowed_twice() -> None:
     model = Counting()
-    with borrowed(model):
+    with preserved(model):
         model.times = 5
-        with borrowed(model):
+        with preserved(model):
             model.times = 7
         assert model.times == 5
     assert model.times == 0
@@ -87,13 +87,13 @@ def test_the_random_state_is_the_users() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    with borrowed(mlp()):
+    with preserved(mlp()):
         torch.rand(100)
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_errors_pass_through() -> None:
-    with pytest.raises(ZeroDivisionError), borrowed(mlp()):
+    with pytest.raises(ZeroDivisionError), preserved(mlp()):
         raise ZeroDivisionError
 
 

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from capture_models import MODELS, Model, prepared
 from capture_modules import WIDTH, mix
 from capture_oracle import assert_captures, call_of, selected
-from whence.tangents.capture import Capture
-from whence.tangents.rules import READERS, derive, spread
+from whence.jacobian.capture import Capture
+from whence.jacobian.rules import READERS, derive, spread
 
 Function = Callable[..., Any]
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from capture_models import MODELS, Model, prepared, running
 from capture_modules import WIDTH, Flat, mix, small, tokens, vectors
 from capture_oracle import assert_captures, by_parameter, call_of, oracle, selected
-from whence.tangents.capture import Capture
-from whence.tangents.forms import Kronecker, Rows
+from whence.jacobian.capture import Capture
+from whence.jacobian.gradients import Kronecker, Rows
 
 # --- Forms ------------------------------------------------------------------------------------------------------------
 

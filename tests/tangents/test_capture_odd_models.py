@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from capture_models import MODELS, prepared
 from capture_modules import WIDTH, Applied, Flat, small, tokens, vectors
 from capture_oracle import assert_captures, by_parameter, oracle, selected
-from whence.tangents.capture import Capture
-from whence.tangents.forms import Dense
+from whence.jacobian.capture import Capture
+from whence.jacobian.gradients import Dense
 
 # --- What is captured -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from capture_modules import WIDTH, Flat, small, vectors
 from capture_oracle import assert_captures, selected
 from whence.errors import InputError, ShapeError, UncapturedParameterError, UnsupportedLayerError
-from whence.tangents.capture import Capture
+from whence.jacobian.capture import Capture
 
 # --- Refusals ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.tangents.eigh import SMALL, alone, eigh
+from whence.linalg import SMALL, alone, eigh
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import whence
 from doubles import Wrapped, inputs_and_targets, mlp
-from whence.tangents.forward import Network, arguments, first_line, tidy
+from whence.jacobian.network import Network, arguments, first_line, tidy
 
 TWO = torch.arange(6.0).reshape(3, 2)
 

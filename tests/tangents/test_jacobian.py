@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from capture_models import MODELS, Model, prepared
 from doubles import inputs_and_targets, mlp
 from oracles import tangents_of
-from whence.tangents.backward import gradients
-from whence.tangents.batches import tensors_of, to_device
-from whence.tangents.forward import Network
-from whence.tangents.jacobian import Jacobian
-from whence.tangents.select import Choice, select
+from whence.data.batches import tensors_of, to_device
+from whence.jacobian.jacobian import Jacobian
+from whence.jacobian.network import Choice, Network, select
+from whence.jacobian.record import gradients
 
 CPU = torch.device("cpu")
 

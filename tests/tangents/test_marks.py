@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.tangents.marks import PIECE, SPAN, mark
+from whence.runtime.model_state import PIECE, SPAN, checksum
 
 DTYPES = [
     torch.float64,
@@ -27,10 +27,12 @@ DTYPES = [
 def test_equal_tensors_have_equal_marks(dtype: torch.dtype, device: torch.device) -> None:
     values = torch.randn(5, 7).mul(3).to(torch.complex128 if dtype.is_complex else torch.float64)
     tensor = values.real.to(dtype) if not dtype.is_complex else values.to(dtype)
-    assert mark(tensor) == mark(tensor.clone()) == mark(tensor.to(device)) == mark(tensor.T.contiguous().T)
+    assert (
+        checksum(tensor) == checksum(tensor.clone()) == checksum(tensor.to(device)) == checksum(tensor.T.contiguous().T)
+    )
     changed = tensor.clone()
     changed[3, 2] = 0 if bool(changed[3, 2]) else 1
-    assert mark(changed) != mark(tensor)
+    assert checksum(changed) != checksum(tensor)
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.sampled_from([torch.float64, torch.float32, torch.int64]))
@@ -38,7 +40,7 @@ def test_exchanged_elements_are_seen(i: int, j: int, dtype: torch.dtype) -> None
     tensor = torch.arange(301).to(dtype)
     other = tensor.clone()
     other[i], other[j] = tensor[j], tensor[i]
-    assert (mark(other) == mark(tensor)) == (i == j)
+    assert (checksum(other) == checksum(tensor)) == (i == j)
 
 
 @pytest.mark.parametrize("distance", [1, 2, SPAN // 2, SPAN, 2 * SPAN, 3 * SPAN + 5])
@@ -49,27 +51,27 @@ def test_simple_numbers_far_apart(distance: int, pair: tuple[float, float]) -> N
     other = tensor.clone()
     tensor[1], tensor[1 + distance] = pair
     other[1 + distance], other[1] = pair
-    assert mark(tensor) != mark(other)
+    assert checksum(tensor) != checksum(other)
 
 
 def test_nan_and_infinity_are_like_other_numbers() -> None:
     strange = torch.tensor([float("nan"), float("inf"), -float("inf")])
-    assert mark(strange) == mark(strange.clone())
-    assert mark(strange) != mark(strange.flip(0))
+    assert checksum(strange) == checksum(strange.clone())
+    assert checksum(strange) != checksum(strange.flip(0))
 
 
 def test_large_tensors_are_seen_to_the_end() -> None:
     tensor = torch.zeros(PIECE + 10, dtype=torch.uint8)
     other = tensor.clone()
     other[-1] = 1
-    assert mark(tensor) != mark(other)
+    assert checksum(tensor) != checksum(other)
 
 
 def test_empty_and_single() -> None:
-    assert mark(torch.zeros(0)) == 0
-    assert mark(torch.tensor(3.0)) == mark(torch.tensor([3.0])) != mark(torch.tensor(4.0))
+    assert checksum(torch.zeros(0)) == 0
+    assert checksum(torch.tensor(3.0)) == checksum(torch.tensor([3.0])) != checksum(torch.tensor(4.0))
 
 
 def test_sparse_tensors() -> None:
     dense = torch.eye(3)
-    assert mark(dense.to_sparse()) == mark(dense)
+    assert checksum(dense.to_sparse()) == checksum(dense)

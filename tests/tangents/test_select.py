@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import whence
 from doubles import Wrapped, batches, fit, inputs_and_targets, mlp
 from networks import build
-from whence.tangents.forward import Network
-from whence.tangents.select import select
+from whence.jacobian.network import Network, select
 
 
 def names(model: nn.Module, choice: Any, inputs: Any = None) -> list[str]:

@@ -18,7 +18,7 @@ import oracles
 import whence
 from capture_oracle import assert_captures, selected
 from whence.errors import UncapturedParameterError
-from whence.tangents.capture import Capture
+from whence.jacobian.capture import Capture
 
 WIDTH, OUTPUTS, BATCH = 4, 2, 6
 RIDGE = 0.3

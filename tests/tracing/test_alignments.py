@@ -11,8 +11,8 @@ import networks
 import oracles
 import whence
 from doubles import fit
-from whence.curvature.kronecker.align import align
-from whence.tangents.forms import Block, Kronecker, Whole
+from whence.curvature.spectral import align
+from whence.jacobian.gradients import Block, Kronecker, Whole
 
 RIDGE = 0.5
 EXACT = {

@@ -13,8 +13,8 @@ import oracles
 import whence
 from classification import linear_softmax
 from doubles import fit
-from whence.tracing import Calibration
-from whence.tracing.calibration import leave_one_out_leverage
+from whence.influence import Calibration
+from whence.influence.calibration import leave_one_out_leverage
 from whence_paper.demo_trial import QUICK, WEIGHT_DECAY, draw_task, train
 
 RIDGE = 0.5
@@ -147,8 +147,8 @@ def test_which_way_a_doubt_leans_by_hand() -> None:
     inverse = np.linalg.inv(oracles.damped_curvature(tangents, RIDGE))
     e, u = tracer.residuals.numpy(), tracer.loo_residuals.numpy()
     eye = np.eye(e.shape[1])
-    hats = [block @ inverse @ block.T for block in tangents]
-    leverages = np.array([np.trace(np.linalg.solve(eye - hat, hat)) for hat in hats])
+    leverage_blocks = [block @ inverse @ block.T for block in tangents]
+    leverages = np.array([np.trace(np.linalg.solve(eye - hat, hat)) for hat in leverage_blocks])
     products, noise = (e * u).sum(1), float(tracer.sigma.trace())
 
     def around(block: Any, without: int | None = None) -> float:

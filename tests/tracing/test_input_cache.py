@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import curvature_matrices as dense
 import whence
-from whence.tracing import input_cache
+from whence.influence import fitted as input_cache
 
 N, K, RIDGE = 14, 3, 0.4
 

@@ -14,7 +14,7 @@ import networks
 import oracles
 import whence
 from doubles import fit
-from whence.tracing.kriging import krige, nearest
+from whence.influence.split import krige, nearest
 
 RIDGE = 0.5
 STRUCTURES = {

@@ -14,7 +14,7 @@ import oracles
 import whence
 from classification import linear_softmax
 from doubles import fit
-from whence.tracing.surroundings import above_average, evenly, ratios
+from whence.influence.calibration import above_average, evenly, ratios
 
 RIDGE = 0.5
 

@@ -12,7 +12,7 @@ import networks
 import oracles
 import whence
 from doubles import fit
-from whence.tracing.training import cooks_distance
+from whence.influence.training import cooks_distance
 
 RIDGE = 0.5
 
@@ -54,8 +54,8 @@ def test_cooks_distance_of_classes(generator: torch.Generator) -> None:
     y = torch.randint(3, (12,), generator=generator)
     model = networks.linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
     tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
-    u, hats = tracer.loo_residuals, tracer.bread.hats
-    wanted = torch.einsum("nk,nkj,nj->n", u, hats, u) / (tracer.degrees_of_freedom * tracer.noise_scale)
+    u, leverage_blocks = tracer.loo_residuals, tracer.bread.leverage_blocks
+    wanted = torch.einsum("nk,nkj,nj->n", u, leverage_blocks, u) / (tracer.degrees_of_freedom * tracer.noise_scale)
     torch.testing.assert_close(cooks_distance(tracer), wanted, rtol=1e-8, atol=1e-12)
 
 
@@ -219,6 +219,6 @@ def test_cooks_distance_where_probabilities_are_certain(generator: torch.Generat
     y = torch.randint(3, (12,), generator=generator)
     model = networks.linear(20 * torch.randn(3, 3, generator=generator, dtype=torch.float64))
     tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
-    u, hats = tracer.loo_residuals, tracer.bread.hats
-    wanted = torch.einsum("nk,nkj,nj->n", u, hats, u) / (tracer.degrees_of_freedom * tracer.noise_scale)
+    u, leverage_blocks = tracer.loo_residuals, tracer.bread.leverage_blocks
+    wanted = torch.einsum("nk,nkj,nj->n", u, leverage_blocks, u) / (tracer.degrees_of_freedom * tracer.noise_scale)
     torch.testing.assert_close(cooks_distance(tracer), wanted, rtol=1e-8, atol=1e-12)

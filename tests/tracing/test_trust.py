@@ -9,7 +9,7 @@ from torch import nn
 import networks
 from doubles import fit
 from trusted_fits import CHECKS, RIDGE, TEST, look, sine, told_at_once, trained
-from whence.tracing.trust import rules
+from whence.trust import checks as rules
 
 
 def test_nothing_is_found_where_there_is_nothing(converged: nn.Sequential) -> None:

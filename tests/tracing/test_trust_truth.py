@@ -16,8 +16,7 @@ import oracles
 import whence
 from classification import PROBLEMS, Problem
 from doubles import fit
-from whence.tracing.trust.sample import Deletion, Points, most_influential, signs
-from whence.tracing.trust.truth import Effort, Truth
+from whence.trust.assessment import Deletion, Effort, Points, Truth, most_influential, signs
 
 RIDGE = 0.5
 EFFORT = Effort(tolerance=1e-13, iterations=2000, until=float("inf"))

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: what stands after `whence`; those of this process when not given.
     """
     try:
-        from .app import app  # late, so that a missing extra is told in a sentence
+        from whence.cli.app import app  # late, so that a missing extra is told in a sentence
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing not in ("typer", "rich"):

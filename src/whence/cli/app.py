@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from whence import __version__
-
-from .demo import demo
-from .doctor import doctor
-from .fit import fit
-from .reproduce import reproduce
-from .saved import explain, predict, report
-from .table import table
+from whence.cli.demo import demo
+from whence.cli.doctor import doctor
+from whence.cli.fit import fit
+from whence.cli.reproduce import reproduce
+from whence.cli.saved import explain, predict, report
+from whence.cli.table import table
 
 EPILOG = (
     "Exit codes: 0 done; 1 a fault of whence, or a self-check failed; 2 an option, a file or a model cannot be used; "

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .leaving import LACKING, guarded, stop
+from whence.cli.leaving import LACKING, guarded, stop
 
 
 @guarded

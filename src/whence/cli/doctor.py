@@ -9,12 +9,11 @@ from importlib import metadata
 import torch
 
 from whence import __version__
-from whence.memory import free_memory, readable
-
-from .leaving import FAILED, guarded, stop
-from .options import AsJson
-from .oracle import self_check
-from .output import Output
+from whence.cli.leaving import FAILED, guarded, stop
+from whence.cli.options import AsJson
+from whence.cli.oracle import self_check
+from whence.cli.output import Output
+from whence.runtime.memory import free_memory, readable
 
 NEEDED = ("torch", "numpy", "safetensors")
 EXTRAS = {

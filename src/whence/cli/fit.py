@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 
 import whence
+from whence.cli import options as shared
+from whence.cli.demo import check_parent
+from whence.cli.leaving import guarded, stop
+from whence.cli.output import Output, figure, plain
+from whence.cli.spec_files import SpecFile
 from whence.tabular.saved import FIT, check_folder, replacing_folder
-
-from . import options as shared
-from .demo import check_parent
-from .leaving import guarded, stop
-from .output import Output, figure, plain
-from .spec_files import SpecFile
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
 SAMPLE, SECONDS = 8, 20.0

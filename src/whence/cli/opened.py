@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import whence
+from whence.cli import fit as fits
+from whence.cli.opened_table import OpenedTable
+from whence.cli.spec_files import SpecFile
+from whence.cli.table_output import advice_for
 from whence.display import number
 from whence.errors import CorruptArtifactError, InputError
-from whence.progress import Progress
+from whence.runtime.progress import Progress
 from whence.tabular import saved
 from whence.tabular.reading import read_table
 from whence.tabular.scores import Score
-
-from . import fit as fits
-from .opened_table import OpenedTable
-from .spec_files import SpecFile
-from .table_output import advice_for
 
 if TYPE_CHECKING:
     import pandas

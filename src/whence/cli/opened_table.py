@@ -9,15 +9,14 @@ import numpy
 import torch
 
 from whence import Explanation
+from whence.cli.output import figure, percent
+from whence.cli.table_output import advice_for
+from whence.cli.table_results import rows_of, shown
 from whence.errors import InputError
 from whence.tabular.reading import Table
 from whence.tabular.results import Results, trace_rows
 from whence.tabular.saved import Saved
 from whence.tabular.scores import Score
-
-from .output import figure, percent
-from .table_output import advice_for
-from .table_results import rows_of, shown
 
 if TYPE_CHECKING:
     import pandas

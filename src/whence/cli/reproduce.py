@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .leaving import LACKING, guarded, stop
-from .options import AsJson
-from .output import Output
+from whence.cli.leaving import LACKING, guarded, stop
+from whence.cli.options import AsJson
+from whence.cli.output import Output
 
 GROUP = "whence.experiments"
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from . import options as shared
-from .demo import check_parent
-from .leaving import guarded, stop
-from .opened import open_saved
-from .output import Output, figure, percent
-from .table_output import ADVICE
-from .table_results import write_csv
+from whence.cli import options as shared
+from whence.cli.demo import check_parent
+from whence.cli.leaving import guarded, stop
+from whence.cli.opened import open_saved
+from whence.cli.output import Output, figure, percent
+from whence.cli.table_output import ADVICE
+from whence.cli.table_results import write_csv
 
 SHOWN = 10
 OUTPUTS = 4

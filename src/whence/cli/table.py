@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from whence.progress import Progress
+from whence.cli import options as shared
+from whence.cli.demo import check_parent
+from whence.cli.leaving import guarded, stop
+from whence.cli.output import Output
+from whence.cli.table_output import about_data, about_results, tell_data, tell_results
+from whence.cli.table_results import suspicion, trace, write_csv, write_report
+from whence.runtime.progress import Progress
 from whence.tabular import saved
 from whence.tabular.reading import read_table
 from whence.tabular.results import Results
 from whence.tabular.study import Options, Study, prepare, study
-
-from . import options as shared
-from .demo import check_parent
-from .leaving import guarded, stop
-from .output import Output
-from .table_output import about_data, about_results, tell_data, tell_results
-from .table_results import suspicion, trace, write_csv, write_report
 
 
 @guarded

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy
 
+from whence.cli.output import Output, figure, percent
 from whence.tabular.results import Results
 from whence.tabular.study import Prepared, Study
-
-from .output import Output, figure, percent
 
 ADVICE = {
     "confident": "nothing to do",

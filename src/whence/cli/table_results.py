@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from whence.persist.atomic import replacing
+from whence.cli.options import Verdicts
+from whence.io.files import replacing
 from whence.tabular.columns import Column, Date, Number, label
 from whence.tabular.model import TableModel
 from whence.tabular.reading import Table
 from whence.tabular.results import Results, affordable, trace_rows
 from whence.tabular.study import Study
 from whence.tabular.texts import read_dates, read_numbers
-
-from .options import Verdicts
 
 if TYPE_CHECKING:
     import pandas

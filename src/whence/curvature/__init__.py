@@ -1,18 +1,19 @@
 """Curvatures: the bread of the sandwich."""
 
-from .base import Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Structure
-from .conjugate import conjugate_gradients
-from .exact import Exact
-from .groups import Groups
-from .kronecker import EKFAC, KFAC, Core, Diagonal, Sketch
+from whence.curvature.base import FittedCurvature, Groups, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Structure
+from whence.curvature.core import Core
+from whence.curvature.ekfac import EKFAC, KFAC, Diagonal
+from whence.curvature.exact import Exact
+from whence.curvature.iterative import conjugate_gradients
+from whence.curvature.sketch import Sketch
 
 __all__ = [
     "EKFAC",
     "KFAC",
-    "Bread",
     "Core",
     "Diagonal",
     "Exact",
+    "FittedCurvature",
     "Groups",
     "Meats",
     "NewtonStep",

@@ -1,24 +1,101 @@
-"""What every curvature answers: leverage blocks, degrees of freedom, a Newton step, sandwiches.
-
-A *structure* holds options and knows how to fit; a fitted structure is a *bread* (the inverse curvature); a bread and
-the training examples' weights make a *sandwich*, which turns test inputs into covariances.
-"""
+"""Training examples that belong together: documents, patients, sequences, left out as a whole."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy
+import torch
 from torch import Tensor
 
+from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count
-from whence.errors import InputError
-from whence.tangents.batches import Inputs
-from whence.tangents.linearization import Linearization
+from whence.errors import InputError, ShapeError
+from whence.jacobian.linearization import Linearization
 
-from .groups import Groups
+
+@dataclass(frozen=True)
+class Groups:
+    """Which training examples belong together.
+
+    Attributes:
+        index: (n,) number of each example's group, counted from zero.
+        total: number of groups.
+        counted: number of groups with an example of weight above zero.
+    """
+
+    index: Tensor
+    total: int
+    counted: int
+
+    @classmethod
+    def of(cls, labels: Any, problem: Linearization) -> Groups:
+        """From n labels of any kind that can be sorted: numbers or words."""
+        given = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else labels
+        try:
+            array = numpy.asarray(given)
+            names, index = numpy.unique(array, return_inverse=True)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"expected groups as labels of one kind, numbers or words, got a {type(labels).__name__} that cannot "
+                "be sorted. Number the groups, or make all labels strings."
+            ) from error
+        if array.shape != (problem.n,):
+            raise ShapeError(
+                f"expected groups of shape ({problem.n},), one label for each training example in the order of the "
+                f"data set, got {array.shape}."
+            )
+        if array.dtype.kind == "f" and not numpy.isfinite(array).all():
+            at = int(numpy.flatnonzero(~numpy.isfinite(array))[0])
+            raise InputError(
+                f"expected groups without missing labels, got {array[at]} for training example {at}. Give examples "
+                "that stand alone a label of their own."
+            )
+        number = torch.as_tensor(index.reshape(-1), device=problem.device)
+        weights = problem.sample_weights
+        counted = len(names) if weights is None else len(number[weights > 0].unique())
+        if counted < 2:
+            raise InputError(
+                f"expected at least two groups with examples that count, got {counted}. A label is for each group, "
+                "not for the whole data set."
+            )
+        return cls(number, len(names), counted)
+
+    def members(self) -> Iterator[Tensor]:
+        """Positions of the members, (groups, size) for all groups of one size after the other."""
+        return members_of(self.index)
+
+
+def members_of(index: Tensor) -> Iterator[Tensor]:
+    """The same for numbers (n,) of groups, each of which has an example."""
+    order = torch.argsort(index, stable=True)
+    sizes = torch.bincount(index)
+    starts = sizes.cumsum(0) - sizes
+    for size in sizes.unique().tolist():
+        first = starts[sizes == size]
+        yield order[first.unsqueeze(1) + torch.arange(size, device=order.device)]
+
+
+def pieces(every: Iterator[Tensor], problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
+    """Members (groups, size) of so many groups at once as memory allows.
+
+    Args:
+        every: members of all groups, those of one size together.
+        problem: whose memory budget counts.
+        numbers_each: numbers held for each output of a member, beside the square of the group's own.
+    """
+    item = problem.outputs.element_size()
+    for members in every:
+        wide = members.shape[1] * problem.k
+        need = item * wide * (numbers_each + 6.0 * wide)
+        problem.budget.require(
+            need, f"a group of {members.shape[1]} examples", "Make smaller groups, or select fewer parameters."
+        )
+        yield from members.split(max(1, int(0.1 * problem.budget.limit / need)))
+
 
 AROUND = 4
 """Ridges shown on each side of the best."""
@@ -151,19 +228,19 @@ class Sandwich(ABC):
         raise NotImplementedError(f"{type(self).__name__} gives covariances; call predict.")
 
 
-class Bread(ABC):
+class FittedCurvature(ABC):
     """A fitted curvature.
 
     Attributes:
         ridge: lambda, on the sum scale.
-        hats: (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples.
+        leverage_blocks: (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples.
         degrees_of_freedom: trace of the hat matrix, sum s / (s + lambda).
         path: the leave-one-out curve when the ridge was chosen by it.
         facts: what was approximated or repaired, in words.
     """
 
     ridge: float
-    hats: Tensor
+    leverage_blocks: Tensor
     degrees_of_freedom: float
     path: RidgePath | None
     facts: list[str]
@@ -178,7 +255,7 @@ class Bread(ABC):
     def sandwich(self, meats: Meats) -> Sandwich:
         """Put the training examples' weights between the breads."""
 
-    def joint_hats(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
+    def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (members (g, size), blocks J_g F_lam^-1 J_g^T (g, size k, size k)), as many groups as memory allows."""
         raise InputError(NO_GROUPS.format(type(self).__name__))
 
@@ -199,7 +276,7 @@ class Bread(ABC):
         """Something like F_lam^-1 v for vectors (q, d), symmetric and positive: where exact solves start from."""
         return vectors / self.ridge if self.ridge > 0 else vectors
 
-    def at(self, ridge: float, weigh: Weigh | None) -> Bread:
+    def at(self, ridge: float, weigh: Weigh | None) -> FittedCurvature:
         """The same curvature with another ridge, for less than a fit costs.
 
         Args:
@@ -240,7 +317,7 @@ class Structure(ABC):
         return False
 
     @abstractmethod
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:
         """Fit the curvature.
 
         Args:
@@ -248,3 +325,56 @@ class Structure(ABC):
             ridge: lambda on the sum scale, or `None` to choose it by leave-one-out.
             weigh: tells the weights that `sandwich` will be asked for, to structures that can make use of it.
         """
+
+
+def covariances_from_alignments(alignments: Tensor, meats: Meats) -> tuple[dict[str, Tensor], Tensor]:
+    """sum_i a_i W_i W_i^T a_i^T for every estimator, or the same over groups, and sum_i a_i u_i.
+
+    Args:
+        alignments: a (m, k, n, k) with a_i = J F_lam^-1 J_i^T.
+        meats: weights of the training examples.
+
+    Returns:
+        Covariances (m, k, k) by name, and the shift (m, k) of the full jackknife.
+    """
+    covariances = {}
+    for name, root in meats.roots.items():
+        weighted = torch.einsum("mkni,niq->mknq", alignments, root.expand(alignments.shape[2], -1, -1))
+        groups = meats.pooled(name)
+        if groups is not None:
+            m, k, _, q = weighted.shape
+            weighted = weighted.new_zeros(m, k, groups.total, q).index_add_(2, groups.index, weighted)
+        flat = weighted.flatten(2)
+        covariances[name] = flat @ flat.transpose(1, 2)
+    return covariances, torch.einsum("mkni,ni->mk", alignments, meats.total)
+
+
+class OfSums(Structure):
+    """A structure whose passes over the data are sums, and whose answers stay the same with rounded products."""
+
+    tf32: ClassVar[bool] = True
+
+    @property
+    def in_parts(self) -> bool:
+        """Yes: all passes are sums."""
+        return True
+
+
+class LayerStructure(OfSums):
+    """Layers are apart, and leverages approximate."""
+
+    policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
+
+    @property
+    def by_layers(self) -> bool:
+        """Yes: layers are apart."""
+        return True
+
+
+class OfFeatures(OfSums):
+    """A few features of every example stand for its gradient."""
+
+    @property
+    def takes_groups(self) -> bool:
+        """Yes: features of all examples are at hand."""
+        return True

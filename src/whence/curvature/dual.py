@@ -8,21 +8,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.tangents.batches import Inputs
-from whence.tangents.linearization import Linearization
-
-from .alignment import covariances_from_alignments
-from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
-from .features import Features, TrainingRows
-from .groups import Groups, pieces
-from .loo import path_from_kernel
-from .primal import singular
+from whence.curvature.base import (
+    Alignments,
+    FittedCurvature,
+    Groups,
+    Meats,
+    NewtonStep,
+    Predicted,
+    RidgePath,
+    Sandwich,
+    Weigh,
+    covariances_from_alignments,
+    pieces,
+)
+from whence.curvature.primal import Features, TrainingRows, path_from_kernel, singular
+from whence.data.batches import Inputs
+from whence.jacobian.linearization import Linearization
 
 LEAST_ROUNDING = 32
 """Pivots that are so many times the rounding of the largest are taken for nothing, or as many as there are examples."""
 
 
-class DualBread(Bread):
+class FittedDual(FittedCurvature):
     """K = J J^T over all training examples; J F_lam^-1 J^T = K (lambda + L K)^-1 with L the output Hessians.
 
     For squared error L is the identity and the factored matrix is K + lambda; else it is lambda + R^T K R with
@@ -34,7 +41,7 @@ class DualBread(Bread):
     inner_weights: Tensor
 
     def __init__(
-        self, problem: Linearization, features: Features, ridge: float | None, known: DualBread | None = None
+        self, problem: Linearization, features: Features, ridge: float | None, known: FittedDual | None = None
     ) -> None:
         """Assemble the kernel block by block, or take it from a bread that has it, factor it, read leverages off it."""
         self.problem = problem
@@ -51,7 +58,7 @@ class DualBread(Bread):
         self.factor = self._factor()
         projected = self.project(self.kernel)  # K (lambda + L K)^-1
         blocks = projected.reshape(problem.n, problem.k, problem.n, problem.k)
-        self.hats = torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+        self.leverage_blocks = torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).contiguous()
         self.degrees_of_freedom = self._freedom()
 
     def cross_kernel(self, test_rows: Tensor) -> Tensor:
@@ -83,7 +90,7 @@ class DualBread(Bread):
         """Keep the weights; the kernel does the rest."""
         return DualSandwich(self, meats)
 
-    def joint_hats(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
+    def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of K (lambda + L K)^-1."""
         problem, outputs = self.problem, torch.arange(self.problem.k, device=self.problem.device)
         for members in pieces(groups.members(), problem, 3.0 * problem.n * problem.k):
@@ -130,11 +137,11 @@ class DualBread(Bread):
             inside += curved[:, where].flatten(1) @ rows.flatten(0, 1)
         return (vectors - inside) / self.ridge
 
-    def at(self, ridge: float, weigh: Weigh | None) -> DualBread:
+    def at(self, ridge: float, weigh: Weigh | None) -> FittedDual:
         """Factor the same kernel anew."""
         need = 5.0 * self.kernel.numel() * self.kernel.element_size()
         self.problem.budget.require(need, "a second factor of the kernel", f"Fit again with ridge={ridge:g}.")
-        return DualBread(self.problem, self.features, ridge, self)
+        return FittedDual(self.problem, self.features, ridge, self)
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
         """Rows (m, k, d) of a batch, as many at once as fit: each block costs a pass over the training rows."""
@@ -229,15 +236,15 @@ class DualBread(Bread):
     def _freedom(self) -> float:
         roots = self.problem.hessian_roots
         if roots is None:
-            return float(self.hats.diagonal(dim1=1, dim2=2).sum())
-        return float((roots * (self.hats @ roots)).sum())
+            return float(self.leverage_blocks.diagonal(dim1=1, dim2=2).sum())
+        return float((roots * (self.leverage_blocks @ roots)).sum())
 
 
 @dataclass(frozen=True)
 class DualSandwich(Sandwich):
     """Variances as sums over training examples."""
 
-    bread: DualBread
+    bread: FittedDual
     meats: Meats
 
     def predict(self, inputs: Inputs) -> Predicted:

@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
+from whence.curvature.base import FittedCurvature, Structure, Weigh
+from whence.curvature.dual import FittedDual
+from whence.curvature.iterative import FittedIterative
+from whence.curvature.primal import FittedPrimal, singular
 from whence.errors import InputError, SingularCurvatureError
-from whence.memory import Budget, readable
-from whence.tangents.linearization import Linearization
-
-from .base import Bread, Structure, Weigh
-from .dual import DualBread
-from .matrix_free import MatrixFreeBread
-from .primal import PrimalBread, singular
+from whence.jacobian.linearization import Linearization
+from whence.runtime.memory import Budget, readable
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
 
@@ -57,7 +56,7 @@ class Exact(Structure):
         """All but the matrix-free road, which solves for one example after the other, each time over all data."""
         return self.road != "matrix_free"
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> Bread:
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:
         """Choose the road, check that it fits in memory, and take it."""
         numbers, size = problem.n * problem.k, problem.selection.size
         road = self.road
@@ -72,12 +71,14 @@ class Exact(Structure):
             _check_unpenalised(road, numbers, size)
         jacobian = problem.jacobian()
         if road == "matrix_free":
-            return MatrixFreeBread(problem, jacobian, ridge, self.tolerance, self.iterations)
+            return FittedIterative(problem, jacobian, ridge, self.tolerance, self.iterations)
         need = memory_needed(problem, road)
         problem.budget.require(need, f"the exact structure ({road} road)", _instead(problem))
         # what the matrices leave is for the rows
         left = replace(problem, budget=Budget(problem.device, int(problem.budget.limit - need)))
-        bread: Bread = PrimalBread(left, jacobian, ridge) if road == "primal" else DualBread(left, jacobian, ridge)
+        bread: FittedCurvature = (
+            FittedPrimal(left, jacobian, ridge) if road == "primal" else FittedDual(left, jacobian, ridge)
+        )
         bread.facts.append(f"exact algebra, {road} road, {readable(need)} planned")
         return bread
 

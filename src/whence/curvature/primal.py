@@ -1,24 +1,240 @@
-"""The exact algebra on r features: an r x r curvature, its Cholesky factor, r x r meats."""
+"""Rows of features of the training set, kept in memory when they fit and recomputed when they do not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from whence.curvature.base import (
+    Alignments,
+    FittedCurvature,
+    Groups,
+    Meats,
+    NewtonStep,
+    Predicted,
+    RidgePath,
+    Sandwich,
+    Weigh,
+    members_of,
+    pieces,
+)
+from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
-from whence.tangents.batches import Inputs
-from whence.tangents.linearization import Linearization
-from whence.tangents.passes import State
-from whence.tangents.switches import rounded_products
+from whence.jacobian.linearization import Linearization
+from whence.linalg import eigenvectors
+from whence.runtime.execution import State, needs_all_data
+from whence.runtime.model_state import rounded_products
 
-from .base import Alignments, Bread, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
-from .eigen import eigenvectors
-from .features import Features, TrainingRows
-from .groups import Groups, pieces
-from .loo import path_from_eigenvectors
+CACHE_SHARE = 0.3
+"""Rows are kept when they take at most this share of the memory budget."""
+
+
+class Features(Protocol):
+    """A map from inputs to rows z (n, k, r) in which the network is linear."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What is worth telling about these features."""
+
+    @property
+    def size(self) -> int:
+        """The number r of features."""
+
+    def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which examples of the batch, rows (n, k, r))."""
+
+    def weights(self) -> Tensor:
+        """The network's weights in the coordinates of the features, (r,)."""
+
+    def prescale(self, ridge: float | None) -> Tensor:
+        """(r,) sizes by which features may be divided so that single precision serves; ones if not known."""
+
+    @property
+    def orthonormal(self) -> bool:
+        """Whether the features are coordinates along orthonormal directions."""
+
+    def into(self, vectors: Tensor) -> Tensor:
+        """Vectors among the selected weights (..., d) along the features (..., r)."""
+
+    def lift(self, step: Tensor) -> Tensor:
+        """A step in the features (..., r) as a step of the selected weights (..., d)."""
+
+
+class TrainingRows:
+    """The features of all training examples, in chunks, as often as they are needed."""
+
+    def __init__(self, problem: Linearization, features: Features) -> None:
+        """Decide whether the rows can be kept."""
+        self.problem = problem
+        self.features = features
+        need = problem.share * problem.k * features.size * problem.outputs.element_size()
+        self.kept: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
+        self._full = False
+        self._everywhere = problem.passes.process_group.alone
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows of this process are held at once."""
+        return self.kept is not None
+
+    def read(
+        self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
+        problem = self.problem
+        if self.kept is not None and self._full:
+            if state is not None:
+                known = problem.known(given)
+                yield from problem.passes.over(self.kept, lambda item: item[0], label, state, known, noted=False)
+                return
+            if problem.passes.closed and not self._everywhere:
+                raise needs_all_data()
+            yield from self.kept
+            return
+        seen: list[tuple[slice, Tensor]] = []
+        for batch in problem.read(label, state, given):
+            for part, rows in self.features.rows(batch.inputs, problem.k):
+                where = slice(batch.start + part.start, batch.start + part.stop)
+                check_gradients(rows, where.start)
+                if self.kept is not None:
+                    seen.append((where, rows))
+                yield where, rows
+        mine = problem.mine
+        if self.kept is not None and sum(len(rows) for _, rows in seen) == mine.stop - mine.start:
+            self.kept, self._full = seen, True  # a reader that stops early, or starts late, keeps nothing
+
+    def bring_together(self) -> None:
+        """Let every process have the rows of all of them."""
+        if self._everywhere:
+            return
+        process_group, problem = self.problem.passes.process_group, self.problem
+        need = 2.0 * problem.n * problem.k * self.features.size * problem.outputs.element_size()
+        problem.budget.require(
+            need, "the gradients of all training examples in each process", "Use Exact(road='primal'), or one process."
+        )
+        found = [rows for _, rows in self.read("rows")]
+        everything = process_group.gather(torch.cat(found) if found else None, "rows", problem.device)
+        self.kept, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
+
+    def curved(self, where: slice, rows: Tensor) -> Tensor:
+        """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
+        roots = self.problem.hessian_roots
+        return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
+
+
+def check_gradients(rows: Tensor, start: int) -> None:
+    """Raise when the features of an example, counted from `start`, are not finite."""
+    wrong = ~torch.isfinite(rows).flatten(1).all(1)
+    if bool(wrong.any()):
+        raise SingularCurvatureError(
+            "expected finite gradients of the outputs in the weights, got NaN or infinity for training example "
+            f"{start + int(wrong.int().argmax())}. Look for a square root, a logarithm or a norm at zero in the model; "
+            "gradients of a float16 model may overflow: use float32."
+        )
+
+
+POINTS = 49
+DECADES = (-9.0, 3.0)
+"""The grid spans these powers of ten of the largest eigenvalue."""
+
+
+def ridge_grid(values: Tensor) -> Tensor:
+    """Ridges from far below to far above the eigenvalues of the curvature."""
+    top = max(float(values.max()), torch.finfo(values.dtype).tiny)
+    return top * torch.logspace(*DECADES, POINTS, dtype=values.dtype, device=values.device)
+
+
+Rotated = Callable[[Mapping[str, Tensor], Sequence[Tensor]], Iterator[tuple[slice, Tensor, Tensor]]]
+"""From what a pass adds to and depends on to places, rows (n, k, r) and the linearized model's targets (n, k)."""
+
+
+def path_from_eigenvectors(values: Tensor, chunks: Rotated, problem: Linearization) -> RidgePath:
+    """Leave-one-out error from rows rotated into the eigenvectors of F.
+
+    For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
+    u_i = (I - H_ii)^-1 e_i, where i is an example, a position or an output of one, or a whole group.
+
+    Args:
+        values: (r,) eigenvalues of F.
+        chunks: gives, each time it is called, all rotated rows and targets.
+        problem: knows what is left out at once.
+    """
+    cross = torch.zeros_like(values)
+    for _, rows, targets in chunks({"cross": cross}, ()):
+        cross += torch.einsum("nkp,nk->p", rows, targets)
+    ridges = ridge_grid(values)
+
+    def add(sums: Tensor, rows: Tensor, targets: Tensor) -> None:
+        for g, ridge in enumerate(ridges):
+            weights = 1.0 / (values + ridge)
+            leverage_blocks = problem.folds.blocks((rows * weights) @ rows.transpose(1, 2))
+            residuals = problem.folds.parts(targets - rows @ (cross * weights))
+            eye = torch.eye(leverage_blocks.shape[1], dtype=leverage_blocks.dtype, device=leverage_blocks.device)
+            sums[g] += _squares(eye - leverage_blocks, residuals)
+
+    sums = torch.zeros_like(ridges)
+    if problem.folds.groups is None:
+        for _, rows, targets in chunks({"sums": sums}, [cross, ridges]):
+            add(sums, rows, targets)
+    else:
+        for rows, targets in _whole_groups(problem.folds.groups, chunks, len(values), problem):
+            add(sums, rows, targets)
+    return RidgePath(ridges, sums / problem.n)
+
+
+def _whole_groups(index: Tensor, chunks: Rotated, size: int, problem: Linearization) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows (g, members k, r) and targets (g, members k) of as many groups as memory allows, a pass for each."""
+    for members in pieces(members_of(index), problem, size):
+        place = torch.full((problem.n,), -1, device=problem.device)
+        place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
+        kept = problem.outputs.new_zeros(members.numel(), problem.k, size)
+        aims = problem.outputs.new_zeros(members.numel(), problem.k)
+        for where, rows, targets in chunks({"rows": kept, "targets": aims}, [members]):
+            here = place[where] >= 0
+            kept[place[where][here]] = rows[here].to(kept.dtype)
+            aims[place[where][here]] = targets[here].to(aims.dtype)
+        yield kept.reshape(len(members), -1, size), aims.reshape(len(members), -1)
+
+
+def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, facts: list[str]) -> RidgePath:
+    """Leave-one-out error from the kernel matrix.
+
+    u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and C_ii its diagonal blocks: of examples, of positions or outputs of
+    them, or of whole groups.
+
+    Args:
+        kernel: (n k, n k).
+        targets: (n, k) of the linearized model.
+        problem: knows what is left out at once.
+        facts: what was done out of the ordinary is added here.
+    """
+    values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", facts))
+    n, k = targets.shape
+    rows = vectors.reshape(n, k, -1)
+    along = vectors.T @ targets.reshape(-1)
+    ridges = ridge_grid(values)
+    errors = torch.zeros_like(ridges)
+    index, folds = problem.folds.groups, problem.folds
+    whole = (
+        [rows] if index is None else (rows[some].flatten(1, 2) for some in pieces(members_of(index), problem, n * k))
+    )
+    for part in whole:
+        for g, ridge in enumerate(ridges):
+            weights = 1.0 / (values + ridge)
+            blocks = folds.blocks((part * weights) @ part.transpose(1, 2))
+            errors[g] += _squares(blocks, folds.parts(part @ (along * weights))) / n
+    return RidgePath(ridges, errors)
+
+
+def _squares(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """Sum of squares of the solutions, infinite where a leverage reaches one to machine precision."""
+    solved: Tensor = torch.linalg.solve_ex(matrices, vectors.unsqueeze(-1)).result
+    return solved.square().sum().nan_to_num(nan=torch.inf)
+
 
 QR_SIZE = 2048
 """Up to this many features, rows at hand are factored by QR, which squares no condition number."""
@@ -27,7 +243,7 @@ FEW = 512
 """Up to this many features, those in single precision are whitened in the precision of the algebra."""
 
 
-class PrimalBread(Bread):
+class FittedPrimal(FittedCurvature):
     """F = sum_i z_i^T L_i z_i over features z, factored as D (C C^T) D with D the square roots of its diagonal.
 
     Scaling by D makes features of any size equal partners, so that unscaled inputs cost no digits.
@@ -49,11 +265,13 @@ class PrimalBread(Bread):
             ridge = self.path.best
         self.ridge = ridge
         self.scale, self.inverse = self._factor(curvature, prescale, ridge)
-        problem.passes.crew.share([self.scale, self.inverse], 0, "curvature")  # sums of meats are in these coordinates
+        problem.passes.process_group.share(
+            [self.scale, self.inverse], 0, "curvature"
+        )  # sums of meats are in these coordinates
         weights = features.weights()
         white = (self.inverse @ ((score - ridge * weights) / self.scale)).to(problem.dtype)
         self.step = (self.inverse.T @ white) / self.scale
-        self.hats, self._change, self.degrees_of_freedom = self._leverage()
+        self.leverage_blocks, self._change, self.degrees_of_freedom = self._leverage()
 
     def whiten(self, rows: Tensor) -> Tensor:
         """(..., r) features z to coordinates y with z F_lam^-1 z'^T = y y'^T.
@@ -98,7 +316,7 @@ class PrimalBread(Bread):
             add_gram(matrices[name], pooled.reshape(-1, size))
         return PrimalSandwich(self, matrices, total)
 
-    def joint_hats(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
+    def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Whitened rows of a group's members, times themselves; each piece costs a pass over the training rows."""
         problem, size = self.problem, self.features.size
         problem.budget.require(
@@ -144,9 +362,9 @@ class PrimalBread(Bread):
         outside = vectors - features.lift(inside)
         return solved + (outside - features.lift(features.into(outside))) / self.ridge
 
-    def at(self, ridge: float, weigh: Weigh | None) -> PrimalBread:
+    def at(self, ridge: float, weigh: Weigh | None) -> FittedPrimal:
         """Factor anew; rows that are in memory are not computed again."""
-        return PrimalBread(self.problem, self.features, ridge, self.rows)
+        return FittedPrimal(self.problem, self.features, ridge, self.rows)
 
     def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
         m, k = scaled.shape[:2]
@@ -215,7 +433,7 @@ class PrimalBread(Bread):
             stacked[(where.start - mine.start) * each : (where.stop - mine.start) * each] = part.reshape(-1, len(scale))
         if self.problem.n * each + penalty < len(scale):
             raise singular(ridge, len(scale) - self.problem.n * each - penalty, len(scale))
-        if not self.problem.passes.crew.alone:
+        if not self.problem.passes.process_group.alone:
             stacked, numbers = self._meet(stacked[:numbers], penalty)
         stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[:penalty])
         upper: Tensor = torch.linalg.qr(stacked, mode="r").R
@@ -225,26 +443,28 @@ class PrimalBread(Bread):
     def _meet(self, stacked: Tensor, penalty: int) -> tuple[Tensor, int]:
         """Triangles of all processes' rows, with room for the penalty below, and how many rows they have."""
         triangle = torch.linalg.qr(stacked, mode="r").R
-        found = self.problem.passes.crew.gather(triangle, "curvature", stacked.device)
+        found = self.problem.passes.process_group.gather(triangle, "curvature", stacked.device)
         return torch.cat([found, found.new_zeros(penalty, found.shape[1])]), len(found)
 
     def _leverage(self) -> tuple[Tensor, Tensor, float]:
         problem = self.problem
-        hats = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+        leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         change = torch.zeros_like(problem.outputs)
         freedom = torch.zeros(1, dtype=torch.float64, device="cpu")
-        state = {"hats": hats, "change": change, "freedom": freedom}
+        state = {"leverage_blocks": leverage_blocks, "change": change, "freedom": freedom}
         for where, rows in self.rows.read("leverage", state, [self.scale, self.inverse, self.step]):
             white = self.whiten(rows)
-            hats[where] = (white @ white.transpose(1, 2)).to(problem.dtype)
+            leverage_blocks[where] = (white @ white.transpose(1, 2)).to(problem.dtype)
             change[where] = (rows @ self.step.to(rows.dtype)).to(problem.dtype)
             freedom += float(self.rows.curved(where, white).double().square().sum())
-        return hats, change, float(freedom)
+        return leverage_blocks, change, float(freedom)
 
     def _path(self, curvature: Tensor) -> RidgePath:
         pair = eigenvectors(curvature, "the curvature", self.facts)
         values, vectors = (part.to(curvature.dtype) for part in pair)
-        self.problem.passes.crew.share([values, vectors], 0, "leave-one-out path")  # signs of vectors are anybody's
+        self.problem.passes.process_group.share(
+            [values, vectors], 0, "leave-one-out path"
+        )  # signs of vectors are anybody's
         weights = self.features.weights()
 
         def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -259,7 +479,7 @@ class PrimalBread(Bread):
 class PrimalSandwich(Sandwich):
     """Quadratic forms in whitened coordinates."""
 
-    bread: PrimalBread
+    bread: FittedPrimal
     matrices: dict[str, Tensor]
     total: Tensor
 

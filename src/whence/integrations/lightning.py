@@ -13,10 +13,9 @@ from torch import nn
 from whence.api import fit
 from whence.curvature import Structure
 from whence.errors import InputError
+from whence.integrations.weight_decay import decay_of, ridge_of
 from whence.likelihoods import Likelihood
 from whence.tracer import Tracer
-
-from .weight_decay import decay_of, ridge_of
 
 NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "guarded leverages")
 """Diagnostics that are logged."""

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from whence import api
 from whence.curvature import Structure
 from whence.errors import InputError
+from whence.integrations.weight_decay import decay_of, ridge_of
 from whence.likelihoods import Likelihood
 from whence.tracer import Tracer
-
-from .weight_decay import decay_of, ridge_of
 
 EPSILON = 1e-7
 """What skorch adds to probabilities before it takes their logarithm, in single precision."""

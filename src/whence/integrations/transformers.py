@@ -9,10 +9,9 @@ from transformers import Trainer
 from whence.api import fit
 from whence.curvature import Structure
 from whence.errors import InputError
+from whence.integrations.weight_decay import ridge_of
 from whence.likelihoods import Likelihood
 from whence.tracer import Tracer
-
-from .weight_decay import ridge_of
 
 LIKELIHOODS = {
     "regression": "gaussian",

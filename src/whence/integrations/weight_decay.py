@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.api import ridge_from_weight_decay
+from whence.data.batches import Batch, Batches
 from whence.errors import InputError
+from whence.jacobian.network import Network, follow_own_loss
 from whence.likelihoods import Categorical, Likelihood
-from whence.progress import Progress
-from whence.ridge import ridge_from_weight_decay
-from whence.tangents.batches import Batch, Batches
-from whence.tangents.borrow import borrowed
-from whence.tangents.forward import Network
-from whence.tangents.language import follow_own_loss
+from whence.runtime.model_state import preserved
+from whence.runtime.progress import Progress
 
 
 def decay_of(optimizers: Iterable[Any]) -> float:
@@ -52,7 +51,7 @@ def ridge_of(decay: float, loader: Iterable[Any], likelihood: str | Likelihood, 
         )
     name = likelihood if isinstance(likelihood, str) else likelihood.name
     loss = Categorical() if likelihood == "categorical" else likelihood
-    with borrowed(model):
+    with preserved(model):
         network = Network(model)
         batches = Batches(loader, network.device, Progress(False))
         first = batches.first()

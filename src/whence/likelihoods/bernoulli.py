@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from whence.errors import InputError, ShapeError, TargetError
-
-from .base import Likelihood, Noise
-from .categorical import class_weights
-from .dispersion import Dispersion, check_dispersion, check_unsketched, dispersed
+from whence.likelihoods.base import Dispersion, Likelihood, Noise, check_dispersion, check_unsketched, dispersed
+from whence.likelihoods.categorical import class_weights
 
 
 @dataclass(frozen=True)

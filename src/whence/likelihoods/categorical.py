@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from whence.errors import InputError, ShapeError, TargetError
-
-from .base import Likelihood, Noise
-from .dispersion import Dispersion, check_dispersion, check_unsketched, dispersed
+from whence.likelihoods.base import Dispersion, Likelihood, Noise, check_dispersion, check_unsketched, dispersed
 
 NEAR_ONE = 1e-4
 """Probabilities may miss a sum of one by this much, or by the precision of their dtype."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError, TargetError
-
-from .base import Likelihood, Noise
+from whence.likelihoods.base import Likelihood, Noise
 
 
 class Gaussian(Likelihood):

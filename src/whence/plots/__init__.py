@@ -14,9 +14,9 @@ Examples:
     >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
 """
 
-from .curves import bands, ridge_path, risk_coverage
-from .images import decision_regions, gallery
-from .scatter import by_source, by_verdict, leverage_residual, rank_scatter, source_map
+from whence.plots.curves import bands, ridge_path, risk_coverage
+from whence.plots.images import decision_regions, gallery
+from whence.plots.scatter import by_source, by_verdict, leverage_residual, rank_scatter, source_map
 
 __all__ = [
     "bands",

@@ -10,10 +10,23 @@ import numpy as np
 from whence.curvature import RidgePath
 from whence.display import number
 from whence.errors import InputError
+from whence.plots.style import (
+    BLUE,
+    COLOURS,
+    DASHES,
+    FURTHER,
+    GREY,
+    INK,
+    LINE,
+    NAMES,
+    Numbers,
+    axes,
+    column,
+    quiet,
+    score,
+)
 from whence.report.charts import kept_risk
 from whence.results import Uncertainty
-
-from .style import BLUE, COLOURS, DASHES, FURTHER, GREY, INK, LINE, NAMES, Numbers, axes, column, quiet, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,11 +11,23 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
+from whence.plots.style import (
+    BLUE,
+    INK,
+    LINE,
+    NAMES,
+    PALETTE,
+    STYLES,
+    VERMILLION,
+    Numbers,
+    axes,
+    check_count,
+    quiet,
+    score,
+)
 from whence.report import Group
 from whence.results import Uncertainty
 from whence.tracer import Tracer
-
-from .style import BLUE, INK, LINE, NAMES, PALETTE, STYLES, VERMILLION, Numbers, axes, check_count, quiet, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,15 +12,27 @@ from torch import Tensor
 
 from whence.display import number
 from whence.errors import InputError
+from whence.influence import Explanation
+from whence.influence.fitted import check_ungrouped
+from whence.influence.training import cooks_distance, suspicion
+from whence.influence.verdicts import BOTH, CONFIDENT, NOISY, SCARCE
+from whence.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    LINE,
+    STYLES,
+    VERMILLION,
+    Numbers,
+    axes,
+    check_count,
+    column,
+    quiet,
+    score,
+)
 from whence.report import Group, Tone
 from whence.results import Uncertainty
 from whence.tracer import Tracer
-from whence.tracing import Explanation
-from whence.tracing.fitted import check_ungrouped
-from whence.tracing.training import cooks_distance, suspicion
-from whence.tracing.verdicts import BOTH, CONFIDENT, NOISY, SCARCE
-
-from .style import BLUE, GREY, INK, LINE, STYLES, VERMILLION, Numbers, axes, check_count, column, quiet, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whence.report.task import Predictions
+from whence.report.text import number
 from whence.results import Uncertainty
-
-from .task import Predictions
-from .text import number
 
 STEPS = 60
 BINS = 10

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from whence.display import count
+from whence.report.data import Reportable
+from whence.report.text import number, percent
+from whence.report.traced import Traced
 from whence.results import Diagnostics, Finding
-from whence.tracing.trust import Trust
-
-from .data import Reportable
-from .text import number, percent
-from .traced import Traced
+from whence.trust import Trust
 
 
 class Check(NamedTuple):

@@ -11,22 +11,21 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
-from whence.ordering import largest_first
+from whence.influence.fitted import check_count, check_level, check_ungrouped
+from whence.linalg import largest_first
+from whence.report.charts import Chart, charts
+from whence.report.checks import Check, checks
+from whence.report.data import DataSource, Reportable, training_targets
+from whence.report.inputs import InputView, ShownInputs
+from whence.report.sections import Section
+from whence.report.task import Predictions, TrainingLabels
+from whence.report.traced import Action, Traced, actions, trace
 from whence.results import Diagnostics
-from whence.tracing.fitted import check_count, check_level, check_ungrouped
-from whence.tracing.trust import Trust
-
-from .charts import Chart, charts
-from .checks import Check, checks
-from .data import DataSource, Reportable, training_targets
-from .inputs import InputView, ShownInputs
-from .sections import Section
-from .task import Predictions, TrainingLabels
-from .traced import Action, Traced, actions, trace
+from whence.trust import Trust
 
 TITLE = "How uncertain are these predictions, and why?"
 TONES = ("plain", "noise", "scarcity", "both")
-"""Of the verdicts, in the order of `whence.tracing.verdicts.VERDICTS`."""
+"""Of the verdicts, in the order of `whence.influence.verdicts.VERDICTS`."""
 SUSPECTS = 24
 """Training examples whose labels are shown as doubtful."""
 GALLERY = 24

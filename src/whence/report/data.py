@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
+from whence.data.batches import TARGET_KEYS, Inputs, batch_size, in_order, take, without_targets
 from whence.errors import InputError, ShapeError
+from whence.influence.fitted import Fitted
 from whence.results import Diagnostics, Uncertainty
-from whence.tangents.batches import TARGET_KEYS, Inputs, batch_size, take, without_targets
-from whence.tangents.loaders import in_order
-from whence.tracing.fitted import Fitted
 
 CHUNK = 512
 """Rows of one large batch that are read together."""

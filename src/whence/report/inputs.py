@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from whence.data.batches import batch_size
 from whence.errors import InputError, ShapeError
-from whence.tangents.batches import batch_size
-
-from .data import DataSource
-from .tables import UsualValues, frame_of, rows_as_text
-from .traced import Traced
+from whence.report.data import DataSource
+from whence.report.tables import UsualValues, frame_of, rows_as_text
+from whence.report.traced import Traced
 
 Form = Literal["image", "text", "row", "none"]
 IMAGES = 1500

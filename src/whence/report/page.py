@@ -13,14 +13,13 @@ from torch import Tensor
 
 from whence._version import __version__
 from whence.errors import InputError
-
-from .charts import ticks
-from .checks import value_text
-from .content import TONES, Report
-from .data import Reportable
-from .task import UNKNOWN
-from .text import number, percent
-from .traced import LargestShares
+from whence.report.charts import ticks
+from whence.report.checks import value_text
+from whence.report.content import TONES, Report
+from whence.report.data import Reportable
+from whence.report.task import UNKNOWN
+from whence.report.text import number, percent
+from whence.report.traced import LargestShares
 
 if TYPE_CHECKING:
     import jinja2

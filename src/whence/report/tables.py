@@ -12,8 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
-
-from .text import number, percent
+from whence.report.text import number, percent
 
 if TYPE_CHECKING:
     import pandas

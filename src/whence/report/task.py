@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from whence.errors import ShapeError
+from whence.influence.training import doubts, residuals_without
 from whence.likelihoods import Likelihood
+from whence.report.data import Reportable
+from whence.report.text import first_few, number, percent
 from whence.results import Uncertainty
-from whence.tracing.training import doubts, residuals_without
-
-from .data import Reportable
-from .text import first_few, number, percent
 
 Kind = Literal["classification", "multilabel", "regression"]
 UNKNOWN = -1

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from whence.errors import LoaderError
-from whence.ordering import largest, largest_first
+from whence.influence import Calibration, Explanation
+from whence.influence.attribution import Terms, terms_of
+from whence.influence.fitted import for_each_batch, using_model
+from whence.influence.suggest import label_first
+from whence.influence.verdicts import judge
+from whence.linalg import largest, largest_first
+from whence.report.data import DataSource, Reportable
 from whence.results import Uncertainty
-from whence.tracing import Calibration, Explanation
-from whence.tracing.asking import borrowed_model, each
-from whence.tracing.suggestions import label_first
-from whence.tracing.terms import Terms, terms_of
-from whence.tracing.verdicts import judge
-
-from .data import DataSource, Reportable
 
 MOST_OUTPUTS = 50
 """Covariances between more outputs are not computed only for the ranges of probabilities."""
@@ -80,7 +79,7 @@ def trace(fitted: Reportable, source: DataSource, uncertainty: Uncertainty, leve
     usual = Calibration.of(fitted)
     chosen = choose(uncertainty, count)
     inputs = source.select(chosen.tolist())
-    batches = each(
+    batches = for_each_batch(
         fitted, inputs.batches, lambda batch, _: [_sums(terms, usual.mean) for _, terms in terms_of(fitted, batch)]
     )
     check, near, hec3, effective, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
@@ -194,8 +193,8 @@ def regions_to_collect(fitted: Reportable, traced: Traced, most: int) -> list[Ac
     order = largest_first(traced.explanation.ho[scarce])
     pool = scarce[order[: max(1, POOL // fitted.problem.k)]].sort().values
     chosen = traced.inputs.select(torch.searchsorted(traced.chosen, pool).tolist())
-    batches = each(fitted, chosen.batches, lambda inputs, _: inputs)
-    with borrowed_model(fitted):
+    batches = for_each_batch(fitted, chosen.batches, lambda inputs, _: inputs)
+    with using_model(fitted):
         found = label_first(fitted, batches, None, most)
         products = torch.cat([fitted.bread.products(batch, batches) for batch in batches])  # (p, k, p, k)
     picks = found.index.tolist()

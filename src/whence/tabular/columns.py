@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy
 
-from .texts import MISSING, missing, read_dates, read_numbers
+from whence.tabular.texts import MISSING, missing, read_dates, read_numbers
 
 MOST_LEVELS = 24
 """Categories that get an input of their own; the others share one."""

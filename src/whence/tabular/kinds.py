@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from .columns import DAY, FEWEST, MOST_LEVELS, WEEK, YEAR, Category, Column, Date, Number, Scale, label
-from .texts import MOSTLY, date_format, missing, number_style, read_dates
+from whence.tabular.columns import DAY, FEWEST, MOST_LEVELS, WEEK, YEAR, Category, Column, Date, Number, Scale, label
+from whence.tabular.texts import MOSTLY, date_format, missing, number_style, read_dates
 
 MOSTLY_MISSING = 0.98
 """Columns with fewer values than the rest of this are left out."""

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from whence.errors import InputError
-
-from . import columns as kinds_of_columns
-from .columns import Column
-from .kinds import Left, encoded
-from .network import build, weights_of
-from .reading import Table
-from .targets import Target
+from whence.tabular import columns as kinds_of_columns
+from whence.tabular.columns import Column
+from whence.tabular.kinds import Left, encoded
+from whence.tabular.network import build, weights_of
+from whence.tabular.reading import Table
+from whence.tabular.targets import Target
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .targets import Target
+from whence.tabular.targets import Target
 
 WIDTHS = tuple(range(32, 7, -4))
 MOST_WEIGHTS, FEWEST_WEIGHTS = 1500, 600

@@ -11,11 +11,10 @@ import numpy
 import torch
 
 from whence.errors import InputError, TooLargeError
-from whence.memory import RESERVE, free_memory, readable
-from whence.progress import Progress
-
-from .csv_files import CsvFile
-from .parquet_files import ParquetFile
+from whence.runtime.memory import RESERVE, free_memory, readable
+from whence.runtime.progress import Progress
+from whence.tabular.csv_files import CsvFile
+from whence.tabular.parquet_files import ParquetFile
 
 if TYPE_CHECKING:
     import pandas

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from whence import Explanation, Tracer
-
-from .model import TableModel
-from .reading import Table
-from .scores import Predicted, Score, score
+from whence.tabular.model import TableModel
+from whence.tabular.reading import Table
+from whence.tabular.scores import Predicted, Score, score
 
 if TYPE_CHECKING:
     import pandas

@@ -22,9 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from whence import Tracer, __version__, load
 from whence.errors import CorruptArtifactError, InputError
-
-from .model import TableModel
-from .study import Study, training_data
+from whence.tabular.model import TableModel
+from whence.tabular.study import Study, training_data
 
 FORMAT = "whence table"
 VERSION = 1

@@ -10,8 +10,7 @@ import torch
 
 from whence import Uncertainty
 from whence.display import number
-
-from .targets import Target
+from whence.tabular.targets import Target
 
 LEVEL = 0.95
 NORMAL = 1.959963984540054

@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 
 from whence.errors import InputError
-
-from .targets import Target
+from whence.tabular.targets import Target
 
 FEWEST_ROWS = 20
 VALIDATION = 0.15

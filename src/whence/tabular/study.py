@@ -12,17 +12,16 @@ from torch import Tensor
 
 from whence import Tracer, fit, ridge_from_weight_decay
 from whence.errors import InputError
-from whence.memory import RESERVE, free_memory
-from whence.progress import Progress
-
-from .kinds import Left, settle, styles
-from .model import TableModel
-from .network import choose_width, start
-from .reading import Table
-from .splits import Parts, check_enough, split
-from .targets import Target, Task, find_column, settle_target
-from .texts import missing
-from .training import Trained, train
+from whence.runtime.memory import RESERVE, free_memory
+from whence.runtime.progress import Progress
+from whence.tabular.kinds import Left, settle, styles
+from whence.tabular.model import TableModel
+from whence.tabular.network import choose_width, start
+from whence.tabular.reading import Table
+from whence.tabular.splits import Parts, check_enough, split
+from whence.tabular.targets import Target, Task, find_column, settle_target
+from whence.tabular.texts import missing
+from whence.tabular.training import Trained, train
 
 EXACT_WORK = 4e12
 """Floating-point operations of an exact fit, about a minute on two cores; above, the core serves."""

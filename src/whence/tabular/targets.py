@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy
 
 from whence.errors import InputError, TargetError
-
-from .columns import label
-from .texts import missing, number_style, read_numbers
+from whence.tabular.columns import label
+from whence.tabular.texts import missing, number_style, read_numbers
 
 Task = Literal["regression", "classification"]
 MOST_CLASSES = 50

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whence.errors import InputError
-from whence.progress import Progress
-
-from .targets import Target
+from whence.runtime.progress import Progress
+from whence.tabular.targets import Target
 
 DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 """From strong to weak."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import networks
 import oracles
 import whence
-from whence.curvature.kronecker.projected import primal_bytes
-from whence.curvature.kronecker.sketch import allot, orthonormal
+from whence.curvature.core import primal_bytes
+from whence.curvature.sketch import allot, orthonormal
 
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 EVERYTHING = whence.Core(size=10**6, tolerance=0.0)
@@ -97,7 +97,7 @@ def test_leverages_are_true_leverages(structure: whence.Structure, ridge: float)
     case = many(networks.build("mlp"))
     tracer = fit(case, structure, ridge=ridge)
     assert float(tracer.leverage.min()) >= 0
-    assert float(torch.linalg.eigvalsh(tracer.bread.hats).max()) < 1
+    assert float(torch.linalg.eigvalsh(tracer.bread.leverage_blocks).max()) < 1
     assert tracer.diagnostics["guarded leverages"] == 0
     assert tracer.degrees_of_freedom <= tracer.bread.features.size
     assert tracer.degrees_of_freedom == pytest.approx(float(tracer.leverage.sum()))
@@ -109,8 +109,8 @@ def test_the_core_is_the_exact_algebra_on_its_coordinates() -> None:
     tracer = fit(case, whence.Core(size=9), recenter=True)
     rows = np.concatenate([np.asarray(part) for _, part in tracer.bread.rows.read("again")])
     assert rows.shape == (40, 2, 9)
-    hats = oracles.leverage_blocks(rows, 0.6)
-    np.testing.assert_allclose(tracer.bread.hats, hats, rtol=1e-9, atol=1e-12)
+    leverage_blocks = oracles.leverage_blocks(rows, 0.6)
+    np.testing.assert_allclose(tracer.bread.leverage_blocks, leverage_blocks, rtol=1e-9, atol=1e-12)
     start = np.asarray(tracer.bread.features.weights())
     residuals = np.asarray(tracer.problem.residuals)
     targets = residuals + rows @ start

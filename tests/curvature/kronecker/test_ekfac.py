@@ -16,7 +16,7 @@ import whence
 from capture_models import MODELS, Model
 from capture_modules import Flat, images
 from curvature_matrices import close, tangents_of
-from whence.curvature.kronecker import factors
+from whence.curvature import kronecker as factors
 
 WHOLE = whence.EKFAC(tolerance=0.0)
 
@@ -52,7 +52,7 @@ def check_predictions(tracer: whence.Tracer, tangents: np.ndarray, inputs: Any, 
     """Leverage, degrees of freedom and covariances by dense matrices."""
     bread = tracer.bread
     damped = dense.curvature_of(bread) + tracer.ridge * np.eye(tangents.shape[2])
-    close(bread.hats, np.stack([one @ np.linalg.solve(damped, one.T) for one in tangents]))
+    close(bread.leverage_blocks, np.stack([one @ np.linalg.solve(damped, one.T) for one in tangents]))
     curved = dense.curvature_of(bread)
     assert tracer.degrees_of_freedom == pytest.approx(float(np.trace(np.linalg.solve(damped, curved))), rel=1e-9)
     wanted = dense.covariances(tracer, tangents, test_tangents)
@@ -196,7 +196,7 @@ def test_last_layer_is_exact(outputs: int) -> None:
     options: dict[str, Any] = {"outputs": outputs, "parameters": "last_layer"}
     approximate = fit(model, inputs, WHOLE, **options)
     exact = fit(model, inputs, whence.Exact(road="primal"), **options)
-    close(approximate.bread.hats, exact.bread.hats, 1e-10)
+    close(approximate.bread.leverage_blocks, exact.bread.leverage_blocks, 1e-10)
     assert approximate.degrees_of_freedom == pytest.approx(exact.degrees_of_freedom)
     found, wanted = approximate.predict(test_inputs), exact.predict(test_inputs)
     close(found.covariance("laplace"), wanted.covariance("laplace"), 1e-9)
@@ -288,7 +288,7 @@ def test_cross_entropy_weighs_outputs_by_its_hessian(structure: whence.Structure
         close(squares.inside.reshape(-1), inside)
     damped = found + 0.3 * np.eye(len(found))
     solved = np.stack([np.linalg.solve(damped, one.T).T for one in tangents])
-    close(tracer.bread.hats, tangents @ solved.transpose(0, 2, 1))
+    close(tracer.bread.leverage_blocks, tangents @ solved.transpose(0, 2, 1))
     predicted = tracer.predict(inputs)
     close(predicted.covariance("ho"), solved @ found @ solved.transpose(0, 2, 1), 1e-8)
     close(predicted.covariance("laplace"), tangents @ solved.transpose(0, 2, 1), 1e-8)

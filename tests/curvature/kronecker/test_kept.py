@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.kronecker.room import TAKEN, TURNED, Known, piece, to_keep
-from whence.memory import Budget
+from whence.curvature.stream import TAKEN, TURNED, LayerSizes, cache_bytes, chunk_examples
+from whence.runtime.memory import Budget
 
-ROOM = "whence.curvature.kronecker.room"
+ROOM = "whence.curvature.stream"
 KEPT = f"{ROOM}.KEPT_BYTES"
 
 
@@ -86,9 +86,7 @@ def test_some_kept_the_others_pulled_back_anew(structure: str, most: int, monkey
     for kept in (0, most):
         model, called = network(1), []
         model.register_forward_hook(lambda *_, called=called: called.append(1))
-        monkeypatch.setattr(
-            "whence.curvature.kronecker.stream.to_keep", lambda known, k, *_, kept=kept: kept * known.example(k)
-        )
+        monkeypatch.setattr("whence.curvature.stream.to_keep", lambda known, k, *_, kept=kept: kept * known.example(k))
         tracer = whence.fit(model, Counted(1, "gaussian"), structure=structure, ridge=0.5, progress=False)
         calls.append(len(called))
         found.append(tracer.predict(Counted(1, "gaussian").x))
@@ -98,13 +96,13 @@ def test_some_kept_the_others_pulled_back_anew(structure: str, most: int, monkey
 
 
 def test_no_more_is_kept_than_pieces_leave_of_a_batch() -> None:
-    known = Known((), fixed=400.0, each=1200.0)
+    known = LayerSizes((), fixed=400.0, each=1200.0)
     cpu, budget = torch.device("cpu"), Budget(torch.device("cpu"), 2**33)
     batch = 16_000
-    kept = to_keep(known, 1, batch, batch, cpu, budget)
-    at_once = piece(known, 1, batch, cpu, budget, 0.0)
+    kept = cache_bytes(known, 1, batch, batch, cpu, budget)
+    at_once = chunk_examples(known, 1, batch, cpu, budget, 0.0)
     assert 0 < TURNED * kept + TAKEN * at_once * known.example(1) <= batch * known.example(1)
-    assert to_keep(known, 1, 10 * batch, batch, cpu, budget) == 0.0  # of so many, little would be kept
+    assert cache_bytes(known, 1, 10 * batch, batch, cpu, budget) == 0.0  # of so many, little would be kept
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.kronecker.long_sides import LongSide, rows_of, side_bytes
-from whence.processes import ALONE
+from whence.curvature.long_sides import LongSide, rows_of, side_bytes
+from whence.runtime.processes import ALONE
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

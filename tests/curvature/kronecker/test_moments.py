@@ -8,15 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.curvature.kronecker import moments
-from whence.curvature.kronecker import weights as weighting
-from whence.curvature.kronecker.basis import Basis
-from whence.curvature.kronecker.factors import Factors
-from whence.curvature.kronecker.measure import CHUNK_NUMBERS, along, beyond, combine, energy, lengths, total
-from whence.curvature.kronecker.moments import Sums
-from whence.curvature.kronecker.second_moments import whole_moments
-from whence.curvature.kronecker.view import View
-from whence.tangents.forms import Block, Dense, Kronecker, Rows, Tangent, Whole
+from whence.curvature import spectral as moments
+from whence.curvature import spectral as weighting
+from whence.curvature.kronecker import Factors, whole_moments
+from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, along, beyond, combine, energy, lengths, total
+from whence.curvature.spectral import Sums
+from whence.jacobian.gradients import Block, Dense, Kronecker, Rows, Tangent, Whole
 
 CPU = torch.device("cpu")
 
@@ -85,7 +82,7 @@ def test_sums_of_tangents_are_sums_of_gradients(make: Callable[[int], Tangent], 
     weights = normal(6, count, 4, seed=4)
     mixed = combine(tangent, weights)
     same(mixed.materialize(), torch.einsum("nc...,ncq->nq...", phi, weights))
-    same(View(tangent, corner(tangent.block, 0.6)).tangent.materialize(), phi)
+    same(BasisView(tangent, corner(tangent.block, 0.6)).tangent.materialize(), phi)
 
 
 @every_tangent
@@ -116,7 +113,7 @@ def test_weighted_lengths_inside_and_outside_a_corner(
     inside = basis.into(phi).flatten(2)
     rest = (phi - basis.out_of(basis.into(phi))).flatten(2)
     wanted = [(inside * w.reshape(-1)) @ inside.transpose(1, 2) + v * rest @ rest.transpose(1, 2) for w, v in pairs]
-    view = View(tangent, basis, rounded)
+    view = BasisView(tangent, basis, rounded)
     same(weights.variances(view), torch.diagonal(torch.stack(wanted), dim1=2, dim2=3))
     same(weights.grams(view), torch.stack(wanted))
     same(weights.variances(view), torch.diagonal(torch.stack(wanted), dim1=2, dim2=3))
@@ -135,7 +132,7 @@ def test_squares_inside_and_outside_a_corner(
     sums = Sums(basis, 2, CPU)
     weights, summed = normal(2, count, seed=5).abs(), normal(6, count, seed=6)
     for _ in range(2):
-        sums.add(View(tangent, basis, rounded), weights, summed)
+        sums.add(BasisView(tangent, basis, rounded), weights, summed)
     phi = tangent.materialize()
     inside = basis.into(phi)  # (n, c, *shape)
     same(sums.total, 2 * torch.einsum("nc,nc...->...", summed, phi))
@@ -160,10 +157,10 @@ def test_squares_of_combined_cotangents(
     combinations = normal(6, count, 3, seed=6)
     masks, summed = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]).double(), torch.tensor([0.0, 1.0, 2.0]).double()
     sums, wanted = Sums(basis, 2, CPU), Sums(basis, 2, CPU)
-    view = View(tangent, basis, rounded)
+    view = BasisView(tangent, basis, rounded)
     for _ in range(2):
         sums.add_mixed(view, moments.Mixture(combinations, masks, summed))
-        wanted.add(View(combine(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
+        wanted.add(BasisView(combine(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
     same(sums.total, wanted.total)
     for one, two in zip(sums.finish(), wanted.finish(), strict=True):
         same(one.inside, two.inside)
@@ -177,7 +174,7 @@ def test_directions_seen_from_a_basis(make: Callable[[int], Tangent], count: int
     tangent = make(count)
     basis = corner(tangent.block, keep)
     direction = normal(*tangent.block.matrix_shape, seed=3)
-    found = View(tangent, basis).along(direction if basis.outside else basis.into(direction))
+    found = BasisView(tangent, basis).along(direction if basis.outside else basis.into(direction))
     same(found, tangent.materialize().flatten(2) @ direction.reshape(-1))
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.eigen import eigenvectors, second_driver
-from whence.curvature.kronecker.factors import Factors
-from whence.tangents.forms import Block, Kronecker, Whole
+from whence.curvature.kronecker import Factors
+from whence.jacobian.gradients import Block, Kronecker, Whole
+from whence.linalg import eigenvectors, second_driver
 
 
 def dead_units(size: int, dead: int, seed: int, rank: int) -> Tensor:
@@ -194,7 +194,7 @@ def test_single_precision_serves_at_any_ridge(structure: whence.Structure, ridge
     wanted = exact.predict(x[:20])
     found = whence.fit(model.float(), [(x.float(), y.float())], structure=structure, ridge=ridge, progress=False)
     got = found.predict(x[:20].float())
-    assert bool((torch.diagonal(found.bread.hats, dim1=1, dim2=2) > 0).all())
+    assert bool((torch.diagonal(found.bread.leverage_blocks, dim1=1, dim2=2) > 0).all())
     torch.testing.assert_close(found.leverage, exact.leverage, rtol=5e-3, atol=0)
     for name in ("ho", "hec0", "laplace"):
         torch.testing.assert_close(got.variance(name), wanted.variance(name), rtol=5e-3, atol=0)

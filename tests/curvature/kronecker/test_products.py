@@ -6,13 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.curvature.kronecker.contraction import along_factors
-from whence.curvature.kronecker.factors import Factors
-from whence.curvature.kronecker.measure import dense_times, energy, total
-from whence.curvature.kronecker.rotated import Factored
-from whence.curvature.kronecker.second_moments import LEAST_PANEL, LONGEST_SUM, joint_moment, second_moment
-from whence.tangents.factors import MANY_ROWS, Whole
-from whence.tangents.forms import Block, Dense, Kronecker
+from whence.curvature.kronecker import LEAST_PANEL, LONGEST_SUM, Factors, joint_moment, second_moment
+from whence.curvature.rotation import Factored, along_factors, dense_times, energy, total
+from whence.jacobian.gradients import MANY_ROWS, Block, Dense, Kronecker, Whole
 
 
 def normal(*shape: int) -> Tensor:

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from whence.curvature.kronecker import measure
-from whence.curvature.kronecker.basis import Basis
-from whence.curvature.kronecker.rotated import Factored, Full, Rotated, Sparse
-from whence.curvature.kronecker.view import View, stays_factored
-from whence.tangents.forms import Block, Dense, Kronecker, Rows, Whole
+from whence.curvature import rotation as measure
+from whence.curvature.rotation import Basis, BasisView, Factored, Full, Rotated, Sparse, stays_factored
+from whence.jacobian.gradients import Block, Dense, Kronecker, Rows, Whole
 
 sizes = st.integers(1, 4)
 
@@ -142,7 +140,7 @@ def turned(phi: Tensor, basis: Basis) -> Tensor:
 def check_rotation(tangent: Any, basis: Basis) -> list[type]:
     phi = turned(tangent.materialize(), basis)
     kinds, seen = [], 0
-    for part, rotated in View(tangent, basis).chunks():
+    for part, rotated in BasisView(tangent, basis).chunks():
         assert part.start == seen
         seen = part.stop
         check(rotated, phi[part])
@@ -202,7 +200,7 @@ def no_basis(block: Block) -> Basis:
 def test_without_a_basis_nothing_turns(shape: tuple[int, ...]) -> None:
     tangent = kronecker(*shape, bias=True)
     phi = tangent.materialize()
-    for part, rotated in View(tangent, no_basis(tangent.block)).chunks():
+    for part, rotated in BasisView(tangent, no_basis(tangent.block)).chunks():
         check(rotated, phi[part])
 
 
@@ -215,7 +213,7 @@ def test_dense_and_rows_tangents_are_rotated(make: Callable[[Block], Basis]) -> 
     for tangent, kind in ((dense, Full), (rows, Sparse)):
         basis = make(tangent.block)
         phi = tangent.materialize()
-        [(part, rotated)] = View(tangent, basis).chunks()
+        [(part, rotated)] = BasisView(tangent, basis).chunks()
         assert isinstance(rotated, kind)
         check(rotated, phi[part] if make is no_basis else turned(phi, basis))
 
@@ -236,6 +234,6 @@ def test_a_basis_goes_there_and_back(kind: Any) -> None:
 def test_half_precision_is_raised_before_it_is_squared(half: torch.dtype) -> None:
     tangent = kronecker(3, 2, 1, 1, 4, 3)
     low = Kronecker(tangent.block, Whole(tangent.inputs().to(half)), Whole(tangent.grads().to(half)))
-    [(_, rotated)] = View(low, Basis(tangent.block)).chunks()
+    [(_, rotated)] = BasisView(low, Basis(tangent.block)).chunks()
     assert isinstance(rotated, Factored)
     assert rotated.a.dtype == rotated.g.dtype == torch.float32

@@ -18,7 +18,7 @@ import whence
 from capture_models import MODELS, Model
 from capture_modules import Flat, images
 from curvature_matrices import tangents_of
-from whence.curvature.kronecker import measure
+from whence.curvature import rotation as measure
 
 Array = np.ndarray
 RIDGE = 0.7
@@ -202,10 +202,10 @@ def test_what_is_left_out_of_several_positions(loo: str, width: int, corner: int
     meats = dense.meats_of(np.asarray(tracer.residuals), np.asarray(tracer.loo_residuals), tangents, width)
     weighted = meats_of(tracer, tangents)["hec0"]  # the basis is that of whole examples, whatever is left out
     damped = dense.curvature_of(bread) + RIDGE * np.eye(tangents.shape[2])
-    hats = np.stack([one @ np.linalg.solve(damped, one.T) for one in tangents])
+    leverage_blocks = np.stack([one @ np.linalg.solve(damped, one.T) for one in tangents])
     together = np.kron(np.eye(6 // width), np.ones((width, width)))
     residuals = np.asarray(tracer.residuals)
-    close(tracer.loo_residuals, residuals + np.einsum("nij,nj->ni", hats * together, residuals))
+    close(tracer.loo_residuals, residuals + np.einsum("nij,nj->ni", leverage_blocks * together, residuals))
     solved = np.stack([np.linalg.solve(damped, one.T).T for one in test_tangents])
     found = tracer.predict(tested)
     for name in ("hec0", "hec3", "jackknife"):

@@ -1,0 +1,202 @@
+"""Features for the exact algebra: chosen coordinates of the gradients, over all blocks together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from whence.curvature.base import OfFeatures, Weigh
+from whence.curvature.ekfac import LARGEST_EXACT, eigenbases
+from whence.curvature.primal import FittedPrimal, singular
+from whence.curvature.rotation import Basis, BasisView
+from whence.curvature.spectral import gather_squares
+from whence.curvature.stream import LayerGradients
+from whence.data.batches import Inputs
+from whence.errors import InputError
+from whence.jacobian.linearization import Linearization
+from whence.runtime.memory import Budget
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Features z = chosen coordinates of U^T phi, over all blocks together. Bases may have fewer columns than rows.
+
+    Attributes:
+        bases: of each block.
+        indices: flat positions among each block's coordinates.
+        sizes: (r,) second moments of the features over the training set, where they are known.
+        orthonormal: whether the bases' columns are.
+    """
+
+    stream: LayerGradients
+    bases: Sequence[Basis]
+    indices: Sequence[Tensor]
+    sizes: Tensor | None
+    notes: list[str]
+    orthonormal: bool = True
+
+    @property
+    def size(self) -> int:
+        """The number r of features."""
+        return sum(len(index) for index in self.indices)
+
+    def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which examples, rows (n, k, r))."""
+        for where, tangents, _ in self.stream.of(inputs, 0, self.stream.identity(outputs), outputs):
+            n = where.stop - where.start
+            rows: Tensor | None = None
+            low = 0
+            for tangent, basis, index in zip(tangents, self.bases, self.indices, strict=True):
+                for part, rotated in BasisView(tangent, basis).chunks() if len(index) else ():
+                    found = rotated.gather(index)
+                    if rows is None:
+                        rows = found.new_empty(n, outputs, self.size)
+                    rows[part, :, low : low + len(index)] = found
+                low += len(index)
+            assert rows is not None
+            yield where, rows
+
+    def weights(self) -> Tensor:
+        """The network's weights in these coordinates, (r,)."""
+        problem = self.stream.problem
+        return self._along({name: p.detach().double() for name, p in problem.selection.parameters.items()})
+
+    def into(self, vectors: Tensor) -> Tensor:
+        """U^T v: vectors among the selected weights (..., d) in these coordinates, (..., r)."""
+        return self._along(self.stream.problem.selection.unflatten(vectors.double()))
+
+    def _along(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        parts = []
+        for basis, index in zip(self.bases, self.indices, strict=True):
+            moved = basis.to(torch.float64).into(basis.block.to_matrix(parameters))
+            lead = moved.shape[: moved.ndim - len(basis.shape)]
+            parts.append(moved.reshape(*lead, math.prod(basis.shape))[..., index])
+        return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
+
+    def prescale(self, ridge: float | None) -> Tensor:
+        """Square roots of the damped second moments, which make the curvature's diagonal one."""
+        problem = self.stream.problem
+        if self.sizes is None or ridge is None:
+            return torch.ones(self.size, dtype=problem.dtype, device=problem.device)
+        return (self.sizes + max(ridge, 1e-12 * float(self.sizes.max()))).sqrt().to(problem.dtype)
+
+    def lift(self, step: Tensor) -> Tensor:
+        """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
+        problem = self.stream.problem
+        lead = step.shape[:-1]
+        tensors: dict[str, Tensor] = {}
+        for basis, index, part in zip(
+            self.bases, self.indices, step.split([len(index) for index in self.indices], dim=-1), strict=True
+        ):
+            flat = step.new_zeros(*lead, math.prod(basis.shape))
+            flat[..., index] = part
+            matrix = basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
+            tensors.update(basis.block.from_matrix(matrix))
+        return problem.selection.flatten(tensors, leading=len(lead))
+
+
+def primal_bytes(r: int) -> float:
+    """Memory of the primal algebra on r features."""
+    return 9.0 * r * r * 8
+
+
+def leaving(problem: Linearization, r: int) -> Linearization:
+    """The same problem with the memory that the algebra on r features leaves, for their rows."""
+    return replace(problem, budget=Budget(problem.device, max(problem.budget.limit - primal_bytes(r), 0.0)))
+
+
+@dataclass(frozen=True)
+class Core(OfFeatures):
+    """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
+
+    Leverages are true leverages (in [0, 1), no guard) and variances have honest scale, which EKFAC's have not.
+
+    Args:
+        size: r; chosen from `share`, `largest` and the memory limit when `None`.
+        share: of EKFAC's effective degrees of freedom to capture.
+        largest: most coordinates to take.
+        tolerance: as of EKFAC: coordinates outside the corner are never taken.
+        largest_exact: blocks without a Kronecker form are rotated to their eigenvectors up to this size.
+        basis: as of EKFAC.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> tracer = whence.fit(net, [(x, x**2)], structure=whence.Core(size=12), ridge=0.1, progress=False)
+        >>> tracer.predict(x[:2]).hec3.shape
+        torch.Size([2, 1])
+    """
+
+    name: ClassVar[str] = "core"
+    size: int | None = None
+    share: float = 0.99
+    largest: int = 8192
+    tolerance: float = 1e-3
+    largest_exact: int = LARGEST_EXACT
+    basis: Literal["positions", "gradients"] = "positions"
+
+    def __post_init__(self) -> None:
+        """Check the choice at once, not after a pass over the data."""
+        if self.basis not in ("positions", "gradients"):
+            raise InputError(f"expected Core's basis to be 'positions' or 'gradients', got {self.basis!r}.")
+
+    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedPrimal:
+        """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
+        stream = LayerGradients(problem)
+        facts = list(stream.notes)
+        whole = self.basis == "gradients"
+        bases = eigenbases(stream, ridge or 0.0, self.tolerance, self.largest_exact, facts, whole=whole)[0]
+        noise = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+        spectrum = [squares.inside for squares in gather_squares(stream, bases, noise).curvature]
+        chosen, share, r = self._choose(spectrum, problem, ridge)
+        trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
+        sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])
+        facts.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
+        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, facts)
+        return FittedPrimal(leaving(problem, r), features, ridge)
+
+    def _choose(
+        self, spectrum: Sequence[Tensor], problem: Linearization, ridge: float | None
+    ) -> tuple[list[Tensor], float, int]:
+        """Flat positions of the coordinates in each block, the share of degrees of freedom, and their number."""
+        joined = torch.cat([s.reshape(-1) for s in spectrum])
+        order = joined.argsort(descending=True, stable=True)
+        ordered = joined[order]
+        if not ridge and not float(ordered[0]) > 0:
+            raise singular(0.0, len(ordered), len(ordered))
+        lam = ridge if ridge else 1e-12 * float(ordered[0])
+        freedom = (ordered / (ordered + lam)).cumsum(0)
+        useful = int((ordered > 1e-12 * ordered[0]).sum())
+        if self.size is not None:
+            # With a ridge, directions that no training example knows count too: predictions may lean on them.
+            r = min(self.size, useful if ridge == 0 else len(ordered))
+            problem.budget.require(primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
+        else:
+            wanted = int(torch.searchsorted(freedom, self.share * freedom[-1])) + 1
+            affordable = int((problem.budget.limit / primal_bytes(1)) ** 0.5)
+            r = max(1, min(wanted, self.largest, affordable, useful))
+        picked = torch.zeros(len(joined), dtype=torch.uint8, device=joined.device)
+        picked[order[:r]] = 1
+        problem.passes.process_group.share([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
+        r = int(picked.sum(dtype=torch.int64))
+        parts = picked.split([s.numel() for s in spectrum])
+        share = float(freedom[r - 1] / freedom[-1]) if float(freedom[-1]) > 0 else 1.0
+        return [part.nonzero().squeeze(1) for part in parts], share, r
+
+
+def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
+    """Drop the columns of a basis that no chosen coordinate uses; positions are told anew."""
+    block = basis.block
+    if not len(index) or block.kind != "kronecker" or basis.inputs is None or basis.outputs is None:
+        return basis, index
+    _, o, i = basis.shape
+    group, row, column = index // (o * i), (index // i) % o, index % i
+    rows, at_row = torch.unique(row, return_inverse=True)
+    columns, at_column = torch.unique(column, return_inverse=True)
+    return basis.corner(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column

@@ -1,0 +1,252 @@
+"""Conjugate gradients for several right-hand sides at once, each stopping by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.curvature.base import (
+    Alignments,
+    FittedCurvature,
+    Meats,
+    NewtonStep,
+    Predicted,
+    RidgePath,
+    Sandwich,
+    covariances_from_alignments,
+)
+from whence.curvature.primal import check_gradients
+from whence.data.batches import Inputs
+from whence.errors import InputError, SingularCurvatureError
+from whence.jacobian.jacobian import Jacobian
+from whence.jacobian.linearization import Linearization
+
+Multiply = Callable[[Tensor, Tensor], Tensor]
+"""From vectors (a, d) and their positions (a,) among all right-hand sides to their images (a, d)."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Solutions, and how good they are.
+
+    Attributes:
+        solution: (q, d).
+        reached: (q,) size of what is left of each right-hand side, in the preconditioner's norm, over its size before.
+        steps: how many were taken.
+        lowest: the lowest curvature along any direction taken; a matrix that is not positive ends that solve.
+    """
+
+    solution: Tensor
+    reached: Tensor
+    steps: int
+    lowest: float
+
+
+def conjugate_gradients(
+    multiply: Multiply,
+    vectors: Tensor,
+    *,
+    tolerance: float,
+    iterations: int,
+    precondition: Callable[[Tensor], Tensor] | None = None,
+    going: Callable[[], bool] | None = None,
+) -> Solved:
+    """Solve A z = v for a symmetric positive A.
+
+    Args:
+        multiply: A times some of the vectors.
+        vectors: v (q, d).
+        tolerance: relative size of what may be left of v.
+        iterations: most steps.
+        precondition: something like A^-1 for vectors (a, d), symmetric and positive; sizes are measured in its norm.
+        going: asked before each step whether to go on.
+
+    Examples:
+        >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+        >>> right = torch.tensor([[3.0, 4.0]])
+        >>> found = conjugate_gradients(lambda v, _: v @ matrix, right, tolerance=1e-6, iterations=9)
+        >>> found.solution.round(decimals=4)
+        tensor([[1., 1.]])
+    """
+    turn = precondition or (lambda rest: rest)
+    solution, residual = torch.zeros_like(vectors), vectors.clone()
+    direction = turn(residual).clone()
+    size = (residual * direction).sum(1)
+    first = size.clone()
+    stopped = ~(size > 0)
+    lowest, steps = float("inf"), 0
+    for _ in range(iterations):
+        at = ((size > tolerance**2 * first) & ~stopped).nonzero().squeeze(1)
+        if not len(at) or not (going is None or going()):
+            break
+        image = multiply(direction[at], at)
+        curvature = (direction[at] * image).sum(1)
+        lowest = min(lowest, float(curvature.min()))
+        stopped[at[~(curvature > 0)]] = True  # also where it is no number
+        at, image, curvature = (part[curvature > 0] for part in (at, image, curvature))
+        if not len(at):
+            break
+        step = (size[at] / curvature).unsqueeze(1)
+        solution[at] += step * direction[at]
+        residual[at] -= step * image
+        turned = turn(residual[at])
+        fresh = (residual[at] * turned).sum(1)
+        direction[at] = turned + (fresh / size[at]).unsqueeze(1) * direction[at]
+        size[at] = fresh
+        steps += 1
+    tiny = torch.finfo(size.dtype).tiny
+    return Solved(solution, (size.clamp_min(0.0) / first.clamp_min(tiny)).sqrt(), steps, lowest)
+
+
+class FittedIterative(FittedCurvature):
+    """F_lam^-1 v by conjugate gradients, with F v = sum_i J_i^T L_i (J_i v) streamed over the data.
+
+    Args:
+        problem: the linearized training problem.
+        jacobian: its tangents.
+        ridge: lambda, on the sum scale.
+        tolerance: relative residual at which a solve stops; not below the precision of the weights.
+        iterations: most steps of a solve.
+    """
+
+    def __init__(
+        self, problem: Linearization, jacobian: Jacobian, ridge: float | None, tolerance: float, iterations: int
+    ) -> None:
+        """Solve for the leverage blocks of all training examples."""
+        if ridge is None:
+            raise InputError(
+                'expected a number as ridge for the matrix-free road, got "loo", which needs a matrix. '
+                'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
+            )
+        self.problem = problem
+        self.jacobian = jacobian
+        self.ridge = ridge
+        # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
+        self.tolerance = max(tolerance, 4 * jacobian.precision)
+        self.iterations = iterations
+        self.path: RidgePath | None = None
+        self.facts = jacobian.notes
+        self.worst = 0.0
+        self.leverage_blocks, self.degrees_of_freedom = self._leverage()
+        self.facts.append(f"exact algebra, matrix-free road, solves to a relative residual of {self.worst:.2g}")
+
+    def multiply(self, vectors: Tensor) -> Tensor:
+        """F v for vectors (q, d)."""
+        problem = self.problem
+        result = torch.zeros_like(vectors)
+        for batch in problem.batches:
+            along = self.jacobian.jvp(batch.inputs, vectors)  # (q, n, k)
+            if problem.hessian_roots is not None:
+                roots = problem.hessian_roots[batch.rows]
+                along = torch.einsum("nkp,qnp->qnk", roots, torch.einsum("nkp,qnk->qnp", roots, along))
+            result += self.jacobian.vjp(batch.inputs, along)
+        return result
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """F_lam^-1 v for vectors (q, d), all at once."""
+        found = conjugate_gradients(
+            lambda some, _: self.multiply(some) + self.ridge * some,
+            vectors,
+            tolerance=self.tolerance,
+            iterations=self.iterations,
+        )
+        if found.lowest <= 0:
+            raise SingularCurvatureError(
+                f"expected a positive curvature in every direction, got {found.lowest:.2g} at "
+                f"ridge={self.ridge:g}. Raise `ridge`, use weights of higher precision, or take another road."
+            )
+        reached = float(found.reached.max())
+        self.worst = max(self.worst, reached)
+        if reached > max(10 * self.tolerance, 1e-6):
+            raise SingularCurvatureError(
+                f"expected conjugate gradients to converge within {self.iterations} steps, got a relative residual of "
+                f"{reached:.2g}. Raise `ridge` or `iterations`, or take another road."
+            )
+        return found.solution
+
+    def align(self, solved: Tensor) -> Tensor:
+        """J_i v for every training example: (q, d) -> (q, n, k)."""
+        parts = [self.jacobian.jvp(batch.inputs, solved) for batch in self.problem.batches]
+        return torch.cat(parts, dim=1)
+
+    def alignments(self, inputs: Inputs) -> Alignments:
+        """K solves a test point, then products with the Jacobian of the training examples."""
+        for where, rows in self.jacobian.rows(inputs, self.problem.seen(inputs)):
+            yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
+
+    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
+        """K solves an input, then products with the Jacobian of the others."""
+        k = self.problem.seen(inputs)
+        found = []
+        for _, rows in self.jacobian.rows(inputs, k):
+            solved = self.solve(rows.flatten(0, 1))
+            along = torch.cat([self.jacobian.jvp(batch, solved) for batch in others], dim=1)  # (m k, p, k)
+            found.append(along.reshape(len(rows), k, *along.shape[1:]))
+        return torch.cat(found)
+
+    def _align(self, solved: Tensor, m: int) -> Iterator[tuple[slice, Tensor]]:
+        for batch in self.problem.read("alignments"):
+            along = self.jacobian.jvp(batch.inputs, solved)  # (m k, n, k)
+            yield batch.rows, along.reshape(m, -1, batch.size, self.problem.k)
+
+    def newton_step(self, with_direction: bool) -> NewtonStep:
+        """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
+        problem = self.problem
+        weights = problem.weights()
+        score = -self.ridge * weights
+        for batch in problem.read("Newton step"):
+            score = score + self.jacobian.vjp(batch.inputs, problem.residuals[batch.rows].unsqueeze(0))[0]
+        step = self.solve(score.unsqueeze(0))
+        change = self.align(step)[0]
+        size = float(step.norm() / weights.norm().clamp_min(torch.finfo(weights.dtype).tiny))
+        return NewtonStep(change, size, step[0] if with_direction else None)
+
+    def sandwich(self, meats: Meats) -> MatrixFreeSandwich:
+        """Keep the weights; alignments are computed for each prediction."""
+        return MatrixFreeSandwich(self, meats)
+
+    def _leverage(self) -> tuple[Tensor, float]:
+        problem = self.problem
+        leverage_blocks = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+        for batch in problem.read("gradients"):  # every solve sees all of them: first of all, that they are numbers
+            for part, rows in self.jacobian.rows(batch.inputs, problem.k):
+                check_gradients(rows, batch.start + part.start)
+        for batch in problem.read("leverage"):
+            for part, rows in self.jacobian.rows(batch.inputs, problem.k):
+                solved = self.solve(rows.flatten(0, 1)).reshape(rows.shape)
+                leverage_blocks[batch.start + part.start : batch.start + part.stop] = rows @ solved.transpose(1, 2)
+        roots = problem.hessian_roots
+        freedom = (
+            leverage_blocks.diagonal(dim1=1, dim2=2).sum()
+            if roots is None
+            else (roots * (leverage_blocks @ roots)).sum()
+        )
+        return leverage_blocks, float(freedom)
+
+
+@dataclass(frozen=True)
+class MatrixFreeSandwich(Sandwich):
+    """Variances as sums over training examples."""
+
+    bread: FittedIterative
+    meats: Meats
+
+    def predict(self, inputs: Inputs) -> Predicted:
+        """K solves a test point, then one pass over the training data for the alignments."""
+        problem, bread = self.bread.problem, self.bread
+        with torch.no_grad():
+            outputs = problem.network(inputs).to(problem.dtype)
+        parts: dict[str, list[Tensor]] = {}
+        shifts = []
+        for _, rows in bread.jacobian.rows(inputs, problem.seen(inputs)):
+            solved = bread.solve(rows.flatten(0, 1))
+            alignments = bread.align(solved).reshape(*rows.shape[:2], problem.n, problem.k)
+            covariances, shift = covariances_from_alignments(alignments, self.meats)
+            covariances["laplace"] = rows @ solved.reshape(rows.shape).transpose(1, 2)
+            for name, value in covariances.items():
+                parts.setdefault(name, []).append(value)
+            shifts.append(shift)
+        return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in parts.items()}, torch.cat(shifts))

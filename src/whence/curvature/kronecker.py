@@ -1,0 +1,505 @@
+"""Second moments: sums of v v^T over examples, positions and cotangents, in the order that is cheapest.
+
+Axis letters: n examples, c cotangents, e groups, t positions, o layer outputs, i layer inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from whence.curvature.rotation import CHUNK_NUMBERS, Basis, combine, outer, products_are_rounded, raised
+from whence.curvature.stream import Cotangents, LayerGradients
+from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, Whole, cotangents_first, lies_transposed
+from whence.jacobian.linearization import Linearization
+from whence.linalg import eigenvectors
+from whence.runtime.processes import Processes, shared_out
+
+LONGEST_SUM = 8192
+"""Rows whose products are summed in their own precision."""
+
+PANELS = 4
+"""A symmetric product is made of about so many panels, 5/8 of the whole, of a multiple of 16 columns."""
+
+LEAST_PANEL = 64
+"""Columns of a panel at least: with fewer, a second thread has too little to do."""
+
+
+def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of G = sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o).
+
+    At one position G is never formed; at few, products of positions take its place; at many it is formed.
+    """
+    n, c, e, t, o = g.shape
+    i = a.shape[3]
+    if t == 1:
+        below = a * g.square().sum((1, 4)).sqrt().unsqueeze(3)
+        above = g * a.square().sum(3, keepdim=True).sqrt().unsqueeze(1)
+        return summed(below, 1), summed(above, 2)
+    by_pairs = 2 * t * t * (c * o + i) + t * i * i + c * t * o * o
+    by_matrices = c * t * o * i + c * o * i * (o + i)
+    each = t * t if by_pairs <= by_matrices else c * o * i
+    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (e * each))
+    sums = [torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o)]
+    for low in range(0, n, step):
+        inner, above = a[low : low + step], g[low : low + step]
+        if by_pairs <= by_matrices:
+            joined = above.permute(0, 2, 3, 1, 4).flatten(3)  # (n, e, t, c o)
+            alike_out, alike_in = joined @ joined.transpose(-1, -2), inner @ inner.transpose(-1, -2)
+            sums[0] += summed(inner, 1, alike_out @ inner)
+            sums[1] += summed(above, 2, alike_in.unsqueeze(1) @ above)
+        else:
+            below, beyond = matrix_moments(outer(inner, above))
+            sums[0] += below
+            sums[1] += beyond
+    return sums[0], sums[1]
+
+
+def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of gradient matrices (n, c, e, o, i)."""
+    return summed(matrices, 2), summed(matrices.transpose(3, 4), 2)
+
+
+def summed(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:
+    """Sum v w^T over every axis but the last and that of the groups, for (..., e, ..., i): (e, i, i)."""
+    if other is None and cotangents_first(values):
+        values = values.transpose(0, 1)
+    if other is None and values.is_cuda and lies_transposed(values) and values.shape[-1] <= values.shape[-2]:
+        turned = values.transpose(-1, -2)  # turning many positions round would cost more than a matrix an example
+        return (turned @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
+    first = values.movedim(groups, 0).flatten(1, -2)
+    if other is None:
+        return second_moment(first)
+    return first.transpose(-1, -2) @ other.movedim(groups, 0).flatten(1, -2)
+
+
+def second_moment(rows: Tensor) -> Tensor:
+    """Rows (..., m, i) to (..., i, i), summed in float64 where they are many, or small eigenvalues would drown."""
+    parts = rows.split(LONGEST_SUM * (32 if rows.is_cuda else 1), dim=-2)  # a GPU sums in tiles, and calls cost more
+    if len(parts) == 1 or rows.dtype == torch.float64:
+        return _crossed(rows)
+    total = torch.zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1], dtype=torch.float64, device=rows.device)
+    for part in parts:
+        total += _crossed(part)
+    return total
+
+
+def joint_moment(parts: Sequence[Tensor]) -> Tensor:
+    """The second moment of rows that lie in several parts side by side, (m, i) each."""
+    if len(parts) == 1 or parts[0].is_cuda:
+        return second_moment(parts[0] if len(parts) == 1 else torch.cat(tuple(parts), -1))
+    sizes = [part.shape[-1] for part in parts]
+    found = torch.zeros(sum(sizes), sum(sizes), dtype=torch.float64, device=parts[0].device)
+    blocks = [row.split(sizes, 1) for row in found.split(sizes)]
+    for at, part in enumerate(parts):
+        blocks[at][at].copy_(second_moment(part))
+        for other in range(at):
+            for some, more in zip(part.split(LONGEST_SUM), parts[other].split(LONGEST_SUM), strict=True):
+                blocks[at][other].add_(some.T @ more)
+            blocks[other][at].copy_(blocks[at][other].T)
+    return found
+
+
+def _crossed(rows: Tensor) -> Tensor:
+    """Rows (..., m, i) to (..., i, i); of one matrix on a CPU the upper half alone, in panels of columns."""
+    size = rows.shape[-1]
+    if rows.is_cuda or 2 * size < 3 * LEAST_PANEL or rows.numel() != rows.shape[-2] * size:
+        return rows.transpose(-1, -2) @ rows
+    flat = rows.reshape(-1, size)
+    found, step = flat.new_empty(size, size), max(-(-size // (16 * PANELS)) * 16, LEAST_PANEL)
+    for low in range(0, size, step):
+        high = low + step
+        torch.mm(flat[:, low:high].T, flat[:, low:], out=found[low:high, low:])
+    upper = found.triu_()
+    return (upper + upper.triu(1).T).reshape(*rows.shape[:-2], size, size)
+
+
+LARGEST_SIDE = 8192
+"""A layer with more inputs, or outputs, has no basis on that side: its factor would be a matrix of their square."""
+
+LARGEST_CLASSES = 256
+"""Nor has a last layer with more outputs than this, where a fit looks at a few mixtures of them."""
+
+MANY_EXAMPLES = 20_000
+"""From so many examples on, the factors of layer outputs are taken from one output of each, in turn."""
+
+EXAMPLES_PER_SIDE = 40
+"""And from so many for each output of the widest layer: small eigenvalues are then off by a fortieth or so at most."""
+
+
+class Leading(NamedTuple):
+    """Some of the eigenvectors of a factor that nobody has whole.
+
+    Attributes:
+        values: (e, r) the largest eigenvalues, ascending.
+        vectors: (e, i, r).
+        trace: of the factor.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    trace: float
+
+
+@dataclass
+class Factors:
+    """Sums of a a^T and g g^T of one block, in float64.
+
+    Attributes:
+        inputs: (e, i, i) of a kronecker block, (p, p) of a dense one; `None` where there is none.
+        outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
+        counts: (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of pieces
+            whose gradients were summed over positions first, and not counted position by position.
+        below: leading directions of the inputs, where these are too many for a factor.
+        above: of the outputs, likewise.
+    """
+
+    block: Block
+    inputs: Tensor | None
+    outputs: Tensor | None
+    counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64, device="cpu"))
+    below: Leading | None = None
+    above: Leading | None = None
+
+    @property
+    def positions(self) -> float:
+        """Number of (example, position) pairs."""
+        return float(self.counts[0])
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """What is summed up, by name."""
+        found = {"inputs": self.inputs, "outputs": self.outputs, "counts": self.counts}
+        return {f"{name}.{key}": value for key, value in found.items() if value is not None}
+
+    @classmethod
+    def empty(
+        cls,
+        block: Block,
+        largest_exact: int,
+        device: torch.device,
+        alone: int | None = None,
+        largest_side: int = LARGEST_SIDE,
+    ) -> Factors:
+        """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix.
+
+        Nor do the outputs of a layer that has `alone` of them, see `left_alone`.
+        """
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.float64, device=device)
+
+        if block.kind == "kronecker":
+            e, o, i = block.matrix_shape
+            below = zeros(e, i, i) if i <= largest_side else None
+            above = zeros(e, o, o) if o <= largest_side and o != alone else None
+            return cls(block, below, above)
+        if block.kind == "rows":
+            d = block.matrix_shape[1]
+            return cls(block, None, zeros(1, d, d))
+        exact = block.numel <= largest_exact
+        return cls(block, zeros(block.numel, block.numel) if exact else None, None)
+
+    def add(self, tangent: Tangent, weights: Tensor | None = None) -> None:
+        """Count one piece of the training set; gradients hold the roots of the examples' weights (n,) already."""
+        share = _share(weights)
+        if isinstance(tangent, Kronecker):
+            self.counts[0] += share * tangent.examples * tangent.positions
+            if self.inputs is not None:
+                _add(self.inputs, _input_moment(tangent, weights))
+            if self.outputs is not None:
+                _add(self.outputs, summed(raised(tangent.grads()), 2))
+        elif isinstance(tangent, Dense):
+            if self.inputs is not None:
+                _add(self.inputs, joint_moment([raised(part).flatten(0, 1) for part in tangent.parts]))
+        else:
+            values = raised(tangent.aggregate().values)
+            self.counts[0] += share * tangent.index.numel()
+            _add(self.outputs, second_moment(values.flatten(0, 1)).unsqueeze(0))
+
+    def add_whole(self, tangent: Tangent, weights: Tensor | None = None) -> None:
+        """Count the gradient matrices G of one piece, summed over positions, by G^T G and G G^T."""
+        if not isinstance(tangent, Kronecker) or self.inputs is None or self.outputs is None:
+            self.add(tangent, weights)
+            return
+        self.counts[0] += _share(weights) * tangent.examples * tangent.positions
+        self.counts[1] += 1.0
+        below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
+        _add(self.inputs, below)
+        _add(self.outputs, above)
+
+    def join(self, other: Factors) -> None:
+        """Replace each factor by the mean of both, the other's scaled to the same trace: one basis for two matrices."""
+        for mine, theirs in ((self.inputs, other.inputs), (self.outputs, other.outputs)):
+            if mine is not None and theirs is not None:
+                sizes = [torch.diagonal(one, dim1=-2, dim2=-1).sum(-1, keepdim=True) for one in (mine, theirs)]
+                scale = sizes[0] / sizes[1].clamp_min(torch.finfo(theirs.dtype).tiny)
+                mine.add_(theirs * scale.unsqueeze(-1)).div_(2.0)
+
+    def basis(self, facts: list[str]) -> tuple[Basis, Tensor | None]:
+        """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
+        name = self.block.name
+        inputs = outputs = spectrum = below = above = None
+        if self.inputs is not None:
+            below, inputs = eigenvectors(self.inputs, f"the input factor of {name}", facts)
+        if self.outputs is not None:
+            above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", facts)
+        if self.below is not None:
+            below, inputs = self.below.values, self.below.vectors
+        if self.above is not None:
+            above, outputs = self.above.values, self.above.vectors
+        if above is not None and below is not None:
+            spectrum = above.unsqueeze(-1) * below.unsqueeze(-2)
+            tiny = torch.finfo(spectrum.dtype).tiny
+            spectrum /= below.sum(-1).clamp_min(tiny).reshape(-1, 1, 1) if self.counts[1] > 0 else self.positions or 1.0
+        elif below is not None and self.block.kind == "dense":
+            spectrum = below
+        if self.block.kind == "kronecker" and (below is None or above is None):
+            sides = " and ".join(side for side, one in (("inputs", below), ("outputs", above)) if one is None)
+            facts.append(f"the {sides} of {name} are too many for a basis of their own: taken as they are, one by one")
+        return Basis(self.block, inputs, outputs), spectrum
+
+
+def weighted_inputs(tangent: Kronecker, weights: Tensor | None) -> Tensor:
+    """Inputs (n, e, t, i), times the roots of the examples' weights."""
+    a = raised(tangent.inputs())
+    return a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
+
+
+def _input_moment(tangent: Kronecker, weights: Tensor | None) -> Tensor:
+    """Sum of a a^T, (e, i, i); a column of ones is never built where nothing else weighs the inputs."""
+    factor = tangent.a
+    if weights is not None or not isinstance(factor, Whole) or not factor.ones:
+        return summed(weighted_inputs(tangent, weights), 1)
+    values = raised(factor.values)
+    n, _, t, i = values.shape
+    inner, sums = summed(values, 1), values.sum((0, 2))
+    found = inner.new_empty(len(inner), i + 1, i + 1)
+    found[:, :i, :i], found[:, :i, i], found[:, i, :i], found[:, i, i] = inner, sums, sums, n * t
+    return found
+
+
+def left_alone(problem: Linearization) -> int | None:
+    """The number of the network's own outputs if a layer with so many has no basis there, as these are too many.
+
+    A factor costs their square, where a fit looks at a few mixtures to cost no more than those.
+    """
+    return problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
+
+
+def _share(weights: Tensor | None) -> float:
+    """How many examples one example of a piece counts for."""
+    return 1.0 if weights is None or not len(weights) else float(weights.mean())
+
+
+def _add(total: Tensor | None, value: Tensor) -> None:
+    """Sums of many batches are kept in float64, so that small eigenvalues survive a million examples."""
+    assert total is not None
+    total.add_(value)
+
+
+def gather_factors(
+    stream: LayerGradients,
+    largest_exact: int,
+    *,
+    whole: bool = False,
+    residual_weighted: bool = False,
+    largest_side: int = LARGEST_SIDE,
+) -> tuple[list[Factors], list[Factors]]:
+    """One pass: factors of the curvature, and, where asked for, of the residual-weighted meat.
+
+    Factors say in which basis the eigenvalues are summed, and nothing else. Where examples are many, one output of each
+    tells as much about it as all of them: inputs are counted for every example, gradients for every k-th output.
+
+    Args:
+        stream: tangents of the training set.
+        largest_exact: dense blocks above this size get no matrix.
+        whole: sum the gradients of layers seen at several positions over them before they are counted.
+        residual_weighted: count the gradients J_i^T r_i, too.
+        largest_side: longer sides of layers get no matrix.
+    """
+    problem = stream.problem
+    sizes = (largest_exact, problem.device, left_alone(problem), largest_side)
+    plain = [Factors.empty(block, *sizes) for block in stream.blocks]
+    weighted = [Factors.empty(block, *sizes) for block in stream.blocks if residual_weighted]
+    roots = problem.hessian_roots
+    sampled = takes_one_output_each(stream, whole or residual_weighted)
+    cotangents, count = (_one_each(problem), 1) if sampled else (stream.identity(), problem.k)
+    state: dict[str, Tensor] = {}
+    for name, factors in (("plain", plain), ("weighted", weighted)):
+        for at, one in zip(stream.mine, factors, strict=False):  # there may be no weighted ones
+            state.update(one.state(f"{name}.{at}"))
+    for where, tangents in stream.read("Kronecker factors", cotangents, count, state):
+        for at, tangent in enumerate(tangents):
+            weights = None if problem.sample_weights is None else problem.sample_weights[where]
+            curved = tangent if roots is None or sampled else combine(tangent, roots[where])
+            if whole and isinstance(tangent, Kronecker) and tangent.positions > 1:
+                plain[at].add_whole(curved, weights)
+            else:
+                plain[at].add(curved, weights)
+            if residual_weighted:
+                weighted[at].add_whole(combine(tangent, problem.residuals[where].unsqueeze(2)))
+            del tangent, curved
+        stream.spare(tangents)
+        del tangents  # the next piece needs the room
+    return plain, weighted
+
+
+def takes_one_output_each(stream: LayerGradients, whole: bool) -> bool:
+    """Whether the basis is found from one output of each example: never where whole gradients are counted."""
+    sides = (block.matrix_shape[1] if block.kind == "kronecker" else block.matrix_shape[-1] for block in stream.blocks)
+    largest = max((side for side in sides if side <= LARGEST_SIDE), default=0)
+    n = stream.problem.n
+    return n >= max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * largest) and stream.problem.k > 1 and not whole
+
+
+def _one_each(problem: Linearization) -> Cotangents:
+    """One output of every example in turn, or one direction of the loss's Hessian, with the weight of all."""
+    roots = problem.hessian_roots
+    eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+
+    def chosen(where: slice, n: int) -> Tensor:
+        at = torch.arange(where.start, where.stop, device=problem.device)
+        count = problem.k if roots is None else roots.shape[2]
+        rows = eye[at % count] if roots is None else roots[at, :, at % count]
+        return (math.sqrt(count) * rows).unsqueeze(0)
+
+    return chosen
+
+
+WORTH_IT = 0.7
+"""A corner is cut only if it holds less than this share of the block's directions."""
+
+ENOUGH = 0.85
+"""And only if its products are less than this share of all."""
+
+LARGEST_RATIO = 1e5
+"""No corner is cut from eigenvalues above so many ridges: the squared length outside is a difference, and what float32
+leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at 1e8. Where
+products are rounded on a GPU it is measured for itself, and this does not matter."""
+
+ALIGNED = 8
+"""Of sides that are longer than a few times so many, multiples of it are kept: a GPU's tensor units take no others."""
+
+MANY_POSITIONS = 12
+"""On a GPU no corner is cut where a layer has less than so many inputs for each position: squared lengths cost more
+than it saves."""
+
+
+def cut(
+    basis: Basis, spectrum: Tensor | None, positions: float, cotangents: int, ridge: float, tolerance: float
+) -> tuple[Basis, Tensor | None]:
+    """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
+
+    Returns what is kept of the basis and of its spectrum.
+
+    Args:
+        basis: complete.
+        spectrum: estimated eigenvalues, KFAC's (e, o, i) or those of a dense block (p,); `None` leaves the basis
+            complete.
+        positions: at which the layer is seen, for one example; with many, squared lengths cost more than a corner
+            saves.
+        cotangents: that are pulled back for one example.
+        ridge: lambda.
+        tolerance: share of sum s^2 / (s + lambda)^2, the mean of Ho over the training set, that may lie outside.
+    """
+    if spectrum is None or tolerance <= 0 or ridge <= 0:
+        return basis, spectrum
+    if float(spectrum.max()) > LARGEST_RATIO * ridge and not products_are_rounded(spectrum.device):
+        return basis, spectrum
+    if basis.block.kind == "dense":
+        kept = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
+        assert basis.inputs is not None
+        if len(kept) > WORTH_IT * len(spectrum):
+            return basis, spectrum
+        return Basis(basis.block, basis.inputs[:, kept].contiguous()), spectrum[kept]
+    if len(spectrum) != 1:  # groups have corners of their own
+        return basis, spectrum
+    if spectrum.is_cuda and positions > 1 and MANY_POSITIONS * positions > spectrum.shape[2]:
+        return basis, spectrum
+    weight = (spectrum[0] / (spectrum[0] + ridge)).square()
+    rows = _largest(weight.sum(1), tolerance / 2)
+    columns = _largest(weight.sum(0), tolerance / 2)
+    if len(rows) * len(columns) > WORTH_IT * weight.numel():
+        return basis, spectrum
+    if not (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
+        return basis, spectrum
+    return basis.corner(rows, columns), spectrum[:, rows][:, :, columns]
+
+
+def _saves(shape: Sequence[int], kept: tuple[int, int], t: float, c: int) -> bool:
+    """Whether a corner of a layer seen at t positions, with its squared lengths, takes fewer products than the whole.
+
+    Factors are turned, then matrices are formed of them; lengths take the products of all pairs of positions.
+    """
+    (o, i), (few_o, few_i) = shape, kept
+    whole = t * i * i + c * t * o * (o + i)
+    lengths = t * t * (i + c * o) + c * c * t * o if t > 1 else 0.0
+    return t * i * few_i + c * t * few_o * (o + few_i) + lengths < ENOUGH * whole
+
+
+def _largest(weights: Tensor, leave: float) -> Tensor:
+    """Positions of the largest weights that together leave out at most the given share, in order of position."""
+    ordered, order = weights.sort(descending=True)
+    gathered = ordered.cumsum(0)
+    needed = int(torch.searchsorted(gathered, (1.0 - leave) * gathered[-1])) + 1
+    if len(weights) > 8 * ALIGNED:
+        needed += -needed % ALIGNED
+    return order[: min(needed, len(order))].sort().values
+
+
+Found = tuple[Basis, Tensor | None]
+"""A basis, and KFAC's eigenvalues in it."""
+
+
+def cost(factors: Factors) -> float:
+    """About the operations of its eigendecompositions: cubes of the sides."""
+    sides = [one.shape for one in (factors.inputs, factors.outputs) if one is not None]
+    return float(sum((shape[0] if len(shape) == 3 else 1) * shape[-1] ** 3 for shape in sides))
+
+
+def decompose(
+    factors: Sequence[Factors],
+    make: Callable[[int, list[str]], Found],
+    process_group: Processes,
+    device: torch.device,
+    facts: list[str],
+) -> list[Found]:
+    """The bases of all blocks, each made by one process.
+
+    Args:
+        factors: of each block, the same in every process.
+        make: from the position of a block to its basis; told where to note what is worth telling.
+        process_group: the processes.
+        device: where the bases go.
+        facts: is told what is worth telling.
+    """
+    if process_group.alone:
+        return [make(at, facts) for at in range(len(factors))]
+    owners = shared_out([cost(one) for one in factors], process_group.size)
+    notes: list[str] = []
+    mine = {at: make(at, notes) for at, owner in enumerate(owners) if owner == process_group.rank}
+    specs = {at: [_spec(part) for part in (basis.inputs, basis.outputs, s)] for at, (basis, s) in mine.items()}
+    told = process_group.tell("the eigenvectors of all layers", (specs, notes))
+    found = []
+    for at, owner in enumerate(owners):
+        if owner == process_group.rank:
+            basis, spectrum = mine[at]
+            parts = [basis.inputs, basis.outputs, spectrum]
+        else:
+            parts = [
+                None if spec is None else torch.empty(spec[0], dtype=spec[1], device=device)
+                for spec in told[owner][0][at]
+            ]
+        process_group.share([part for part in parts if part is not None], owner, "the eigenvectors of all layers")
+        found.append((Basis(factors[at].block, parts[0], parts[1]), parts[2]))
+    facts += [note for _, each in told for note in each]
+    return found
+
+
+def _spec(part: Tensor | None) -> tuple[tuple[int, ...], torch.dtype] | None:
+    return None if part is None else (tuple(part.shape), part.dtype)

@@ -1,0 +1,215 @@
+"""The ridge by leave-one-out, for losses other than squared error.
+
+At each ridge the linearized model, f + J dw with the loss as it is, is fitted to its own optimum: for losses with a
+curvature that moves with the outputs, one Newton step from the network's weights tells little about other ridges. There
+every example (or position, or group: whatever the fit leaves out) is left out in one step, u_i = (I - L_i Q_i)^-1 r_i
+as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is summed up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from whence.curvature.base import FittedCurvature, RidgePath, Structure, Weigh, members_of, pieces
+from whence.curvature.dual import FittedDual
+from whence.curvature.exact import Exact
+from whence.curvature.primal import FittedPrimal
+from whence.data.targets import block_diagonal
+from whence.errors import InputError
+from whence.jacobian.linearization import Linearization
+from whence.linalg import eigenvectors
+
+COARSE = tuple(0.5 - 0.5 * step for step in range(18))
+"""Powers of ten of the trace of the curvature that are tried first, from the largest down."""
+
+FINE = 6
+"""Ridges that are tried between the neighbours of the best."""
+
+WORSE = 3
+"""Ridges in a row that are worse than the best, after which no smaller ones are tried."""
+
+STEPS, CLOSE = 60, 1e-9
+"""Most Newton steps for a ridge, and how little outputs move in the last."""
+
+NODES = 32
+"""Of the integral that the change of a loss is."""
+
+
+def fit_at_best(structure: Structure, problem: Linearization, weigh: Weigh | None) -> FittedCurvature:
+    """The curvature at the ridge with the smallest leave-one-out loss."""
+    check(structure, problem)
+    path = path_of(structure.fit(problem, 1.0, weigh), problem)
+    bread = structure.fit(problem, path.best, weigh)
+    bread.path = path
+    return bread
+
+
+def check(structure: Structure, problem: Linearization) -> None:
+    """Raise where leave-one-out losses cannot be had."""
+    instead = "or use whence.ridge_from_weight_decay"
+    if structure.policy != "exact" or (isinstance(structure, Exact) and structure.road == "matrix_free"):
+        raise InputError(
+            f'expected a number as ridge for {structure!r}, got "loo", which needs true leverages. Use '
+            f'structure="core" or "exact" with ridge="loo", {instead}.'
+        )
+    if problem.sketch is not None:
+        raise InputError(
+            f"expected a number as ridge where only {problem.sketch.columns} mixtures of the outputs are looked at, "
+            f'got "loo", which needs the loss of all outputs. Fit with outputs="all", {instead}.'
+        )
+    if not problem.passes.process_group.alone or problem.passes.kept:
+        raise InputError(
+            f"expected a number as ridge for likelihood {problem.likelihood.name!r} where processes share a fit or a "
+            f'checkpoint is kept, got "loo". Choose it in a fit of one process without a checkpoint, {instead}.'
+        )
+
+
+def path_of(bread: FittedCurvature, problem: Linearization) -> RidgePath:
+    """Leave-one-out losses over ridges, coarse and then finer around the best; sorted."""
+    model = Linear.of(bread, problem)
+    trace = float(torch.einsum("nkp,nkj,njp->", model.rows, model.curvatures(model.start), model.rows))
+    tried: dict[float, float] = {}
+    weights, worse = model.start, 0
+    for power in COARSE:
+        weights, tried[power] = model.left_out_loss(weights, trace * 10.0**power)
+        worse = 0 if tried[power] == min(tried.values()) else worse + 1
+        if worse == WORSE:
+            break
+    best = min(tried, key=lambda power: tried[power])
+    gap = COARSE[0] - COARSE[1]
+    for part in range(1, FINE + 1):
+        power = best + gap - 2 * gap * part / (FINE + 1)
+        weights, tried[power] = model.left_out_loss(weights, trace * 10.0**power)
+    powers = sorted(tried)
+    ridges = model.start.new_tensor([trace * 10.0**power for power in powers])
+    return RidgePath(ridges, model.start.new_tensor([tried[power] for power in powers]))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The linearized model with its loss.
+
+    Attributes:
+        problem: training examples.
+        rows: (n, k, r) features.
+        start: (r,) the network's weights along them.
+    """
+
+    problem: Linearization
+    rows: Tensor
+    start: Tensor
+
+    @classmethod
+    def of(cls, bread: FittedCurvature, problem: Linearization) -> Linear:
+        """All rows at once; along no more directions than they span."""
+        assert isinstance(bread, FittedPrimal | FittedDual)
+        n, k, r = problem.n, problem.k, bread.features.size
+        need = 4.0 * n * k * min(r, n * k) * problem.outputs.element_size()
+        problem.budget.require(
+            need,
+            'leave-one-out losses over ridges, ridge="loo"',
+            "Use whence.ridge_from_weight_decay, or a smaller core.",
+        )
+        rows = torch.cat([part.to(problem.dtype) for _, part in bread.rows.read("leave-one-out path")])
+        weights = bread.features.weights().to(problem.dtype)
+        if r <= n * k:
+            return cls(problem, rows, weights)
+        flat = rows.reshape(n * k, r)
+        values, vectors = (part.to(rows.dtype) for part in eigenvectors(flat @ flat.T, "the kernel", bread.facts))
+        kept = values > values.max() * len(values) * torch.finfo(values.dtype).eps
+        sizes = values[kept].sqrt()
+        fewer = vectors[:, kept] * sizes
+        return cls(problem, fewer.reshape(n, k, -1), (vectors[:, kept].T @ (flat @ weights)) / sizes)
+
+    def change(self, weights: Tensor) -> Tensor:
+        """(n, k) how far outputs are from the network's."""
+        return self.rows @ (weights - self.start)
+
+    def residuals(self, change: Tensor) -> Tensor:
+        """(n, k) residuals where outputs moved by `change`, position by position where there are several."""
+        return self.problem.moved(change)
+
+    def curvatures(self, weights: Tensor) -> Tensor:
+        """(n, k, k) Hessian of the loss in the outputs: minus the slope of the residuals."""
+        with torch.enable_grad():
+            change = self.change(weights).detach().requires_grad_(True)
+            found = self.residuals(change)
+            columns = [torch.autograd.grad(one.sum(), change, retain_graph=True)[0] for one in found.unbind(1)]
+        slope = -torch.stack(columns, 1)
+        return (slope + slope.transpose(1, 2)) / 2
+
+    def growth(self, change: Tensor) -> Tensor:
+        """(n,) by how much the loss of each example is above that of the network: minus the integral of residuals."""
+        nodes, weights = numpy.polynomial.legendre.leggauss(NODES)
+        total = torch.zeros_like(change[:, 0])
+        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
+            total -= 0.5 * weight * (self.residuals(0.5 * (1.0 + node) * change) * change).sum(1)
+        return total
+
+    def objective(self, weights: Tensor, ridge: float) -> float:
+        """Loss and penalty."""
+        return float(self.growth(self.change(weights)).sum() + 0.5 * ridge * weights @ weights)
+
+    def left_out_loss(self, weights: Tensor, ridge: float) -> tuple[Tensor, float]:
+        """The optimum (r,) for a ridge, from weights near it, and the mean leave-one-out loss there."""
+        for _ in range(STEPS):
+            step = self._newton(weights, ridge)
+            if float((self.rows @ step).abs().max()) < CLOSE:
+                break
+            here, part = self.objective(weights, ridge), 1.0
+            while self.objective(weights + part * step, ridge) > here and part > 1e-6:
+                part /= 2
+            weights = weights + part * step
+        change, inner = self.change(weights), self.curvatures(weights)
+        white = torch.linalg.solve_triangular(
+            self._factor(inner, ridge), self.rows.flatten(0, 1).T, upper=False
+        ).T.reshape(self.rows.shape)
+        loss = (
+            float(self.growth(change - self._moved(white, inner, self.residuals(change))).sum()) / self.problem.counted
+        )
+        return weights, loss if math.isfinite(loss) else math.inf
+
+    def _moved(self, white: Tensor, inner: Tensor, residuals: Tensor) -> Tensor:
+        """(n, k) Q u with u = (I - L Q)^-1 r, by how much outputs lie below the network's once they are left out.
+
+        Args:
+            white: (n, k, r) rows y with Q = y y^T.
+            inner: (n, k, k) L.
+            residuals: (n, k) r.
+        """
+        folds = self.problem.folds
+        if folds.groups is None:
+            leverage_blocks = folds.blocks(white @ white.transpose(1, 2))
+            return _solved(leverage_blocks, folds.blocks(inner), folds.parts(residuals)).reshape(residuals.shape)
+        found = torch.empty_like(residuals)
+        for members in pieces(members_of(folds.groups), self.problem, white.shape[2]):
+            flat = white[members].flatten(1, 2)
+            joint = block_diagonal(inner[members])
+            moved = _solved(flat @ flat.transpose(1, 2), joint, residuals[members].flatten(1))
+            found[members] = moved.reshape(*members.shape, -1)
+        return found
+
+    def _newton(self, weights: Tensor, ridge: float) -> Tensor:
+        """(r,) to the optimum of the second-order model around some weights."""
+        downhill = torch.einsum("nkp,nk->p", self.rows, self.residuals(self.change(weights))) - ridge * weights
+        factor = self._factor(self.curvatures(weights), ridge)
+        return torch.cholesky_solve(downhill.unsqueeze(1), factor).squeeze(1)
+
+    def _factor(self, inner: Tensor, ridge: float) -> Tensor:
+        curvature = torch.einsum("nkp,nkq->pq", self.rows, inner @ self.rows)
+        curvature.diagonal().add_(ridge)
+        factor: Tensor = torch.linalg.cholesky(curvature)
+        return factor
+
+
+def _solved(leverage_blocks: Tensor, inner: Tensor, residuals: Tensor) -> Tensor:
+    """(N, w) Q (I - L Q)^-1 r."""
+    eye = torch.eye(leverage_blocks.shape[1], dtype=leverage_blocks.dtype, device=leverage_blocks.device)
+    left_out = torch.linalg.solve_ex(eye - inner @ leverage_blocks, residuals.unsqueeze(2)).result
+    moved: Tensor = (leverage_blocks @ left_out).squeeze(2)
+    return moved

@@ -1,0 +1,351 @@
+"""A basis of its own for the meats of a block: a rotation of the leading coordinates of the curvature's basis.
+
+Eigenvectors come in ascending order, so that the leading coordinates are the last ones of each side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from whence.curvature.base import Meats, Weigh
+from whence.curvature.kronecker import matrix_moments, whole_moments
+from whence.curvature.rotation import (
+    CHUNK_NUMBERS,
+    Basis,
+    BasisView,
+    Factored,
+    Full,
+    Rotated,
+    Sparse,
+    dtype_of,
+    outer,
+    times,
+)
+from whence.curvature.spectral import (
+    FittedSpectral,
+    MeatSums,
+    Mixture,
+    SpectralSandwich,
+    Squares,
+    Sums,
+    Weights,
+    centre,
+)
+from whence.jacobian.gradients import Tangent
+from whence.linalg import eigenvectors
+
+
+def leading(basis: Basis, size: int | None) -> Basis | None:
+    """The last `size` directions of each side of a basis (all if `None`); nothing where there are not two sides."""
+    if basis.inputs is None or basis.block.kind == "rows":
+        return None
+    columns = basis.inputs[..., -size:] if size is not None else basis.inputs
+    if basis.block.kind == "dense":
+        return Basis(basis.block, columns.contiguous())
+    if basis.outputs is None:
+        return None
+    rows = basis.outputs[..., -size:] if size is not None else basis.outputs
+    return Basis(basis.block, columns.contiguous(), rows.contiguous())
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The rotation R = U^T V from the leading coordinates of the curvature's basis U to the basis V of the meats.
+
+    Attributes:
+        basis: V, shaped as U.
+        inputs: (e, i, j) of kronecker blocks, (p, q) of dense ones.
+        outputs: (e, o, q) of kronecker blocks.
+    """
+
+    basis: Basis
+    inputs: Tensor
+    outputs: Tensor | None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it is made of."""
+        own = [self.inputs] if self.outputs is None else [self.inputs, self.outputs]
+        return [*self.basis.tensors, *own]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the coordinates in U."""
+        if self.outputs is None:
+            return (self.inputs.shape[0],)
+        return (len(self.inputs), self.outputs.shape[1], self.inputs.shape[1])
+
+    @property
+    def where(self) -> tuple[Any, ...]:
+        """Which of the coordinates of U are turned."""
+        if self.outputs is None:
+            return (..., slice(-self.shape[0], None))
+        _, o, i = self.shape
+        return (..., slice(-o, None), slice(-i, None))
+
+    def apply(self, rotated: Rotated, solved: Tensor) -> Iterator[Full]:
+        """Yield R^T (solved * phi) for phi in the coordinates of U, the sides swapped: (n, c, e, j, q), in chunks.
+
+        Args:
+            rotated: gradients in U.
+            solved: 1 / (s + lambda) of the leading coordinates.
+        """
+        assert not isinstance(rotated, Sparse)
+        n, c = (rotated.g if isinstance(rotated, Factored) else rotated.values).shape[:2]
+        step = max(1, CHUNK_NUMBERS["cuda" if solved.is_cuda else "cpu"] // (c * solved.numel()))
+        for low in range(0, n, step):
+            part = slice(low, low + step)
+            if isinstance(rotated, Full):
+                moved = self._full(rotated.matrices()[part][self.where] * solved)
+            else:
+                moved = self._factored(
+                    rotated.a[part, ..., -self.shape[2] :], rotated.g[part, ..., -self.shape[1] :], solved
+                )
+            yield Full(moved.flatten(2), moved.shape[2:])
+
+    def _full(self, matrices: Tensor) -> Tensor:
+        if self.outputs is None:
+            return matrices @ self.inputs
+        return times(times(matrices, self.inputs).transpose(-1, -2), self.outputs)
+
+    def _factored(self, a: Tensor, g: Tensor, solved: Tensor) -> Tensor:
+        assert self.outputs is not None
+        if a.shape[2] > 1:
+            return self._full(outer(a, g) * solved)
+        # At one position the product over inputs serves all cotangents: (n, e, j, i) times (e, i, o).
+        inner = times(a * self.inputs.transpose(1, 2), solved.transpose(1, 2))
+        return times(g * inner.unsqueeze(1), self.outputs)
+
+
+class MeatFactors:
+    """Sums of G^T G and G G^T of residual-weighted gradients among leading coordinates, block by block.
+
+    Args:
+        bases: leading directions of each block; `None` for those that keep one basis.
+        device: where to sum.
+    """
+
+    def __init__(self, bases: Sequence[Basis | None], device: torch.device) -> None:
+        """Zeros."""
+        self.bases = bases
+        self.inputs: list[Tensor | None] = []
+        self.outputs: list[Tensor | None] = []
+        for basis in bases:
+            below = above = None
+            if basis is not None:
+                *groups, i = basis.shape if basis.outputs is None else (basis.shape[0], basis.shape[2])
+                below = torch.zeros(*groups, i, i, dtype=torch.float64, device=device)
+                if basis.outputs is not None:
+                    e, o, _ = basis.shape
+                    above = torch.zeros(e, o, o, dtype=torch.float64, device=device)
+            self.inputs.append(below)
+            self.outputs.append(above)
+
+    def state(self, places: Sequence[int]) -> dict[str, Tensor]:
+        """What is summed up, by name; blocks go by their places among those of all processes."""
+        named = (("inputs", self.inputs), ("outputs", self.outputs))
+        pairs = [(name, at, one) for name, each in named for at, one in zip(places, each, strict=True)]
+        return {f"{name}.{at}": one for name, at, one in pairs if one is not None}
+
+    def add(self, at: int, tangent: Tangent) -> None:
+        """Count the gradients J_i^T r_i of one piece of one block."""
+        basis, below, above = self.bases[at], self.inputs[at], self.outputs[at]
+        if basis is None or below is None:
+            return
+        for _, rotated in BasisView(tangent, basis).chunks():
+            if isinstance(rotated, Factored):
+                moments = whole_moments(rotated.a, rotated.g)
+            elif above is not None:
+                assert isinstance(rotated, Full)
+                moments = matrix_moments(rotated.matrices())
+            else:
+                assert isinstance(rotated, Full)
+                flat = rotated.values.flatten(0, 1)
+                below += flat.T @ flat
+                continue
+            below += moments[0]
+            if above is not None:
+                above += moments[1]
+
+    def turns(self, facts: list[str]) -> list[Turn | None]:
+        """The eigenvectors of the sums, as rotations."""
+        found: list[Turn | None] = []
+        for basis, below, above in zip(self.bases, self.inputs, self.outputs, strict=True):
+            if basis is None or below is None or basis.inputs is None:
+                found.append(None)
+                continue
+            name, dtype = basis.block.name, basis.inputs.dtype
+            inputs = eigenvectors(below, f"the input factor of the meat of {name}", facts)[1].to(dtype)
+            outputs = None
+            if above is not None:
+                outputs = eigenvectors(above, f"the output factor of the meat of {name}", facts)[1].to(dtype)
+            turned = Basis(
+                basis.block,
+                basis.inputs @ inputs,
+                None if outputs is None or basis.outputs is None else basis.outputs @ outputs,
+            )
+            found.append(Turn(turned, inputs, outputs))
+        return found
+
+
+class TurnedSums(Sums):
+    """Weighted squares of one block in the curvature's basis, and in that of the meats."""
+
+    def __init__(self, basis: Basis, turn: Turn, count: int, device: torch.device) -> None:
+        """Zeros for `count` sets of weights."""
+        super().__init__(basis, count, device)
+        self.turn = turn
+        self.turned = torch.zeros(count, *turn.basis.shape, dtype=torch.float64, device=device)
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """What is summed up, by name."""
+        return {**super().state(name), f"{name}.turned": self.turned}
+
+    def add(self, view: BasisView, weights: Tensor, summed: Tensor | None = None) -> None:
+        """Count one piece: weights (q, c) of the cotangents."""
+        super().add(view, weights, summed)
+        for _, rotated in BasisView(view.tangent, self.turn.basis).chunks():
+            self.turned += rotated.squares(weights.to(dtype_of(rotated)))
+
+    def add_mixed(self, view: BasisView, mixture: Mixture) -> None:
+        """Count combinations of the cotangents of one piece."""
+        super().add_mixed(view, mixture)
+        for _, rotated in BasisView(view.tangent, self.turn.basis).mixed(mixture.weights):
+            self.turned += rotated.squares(mixture.masks.to(dtype_of(rotated)))
+
+
+class TurnedMeats(MeatSums):
+    """Squares of J_i^T W_i in both bases."""
+
+    in_views_alone: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        bases: Sequence[Basis],
+        turns: Sequence[Turn | None],
+        roots: Mapping[str, Tensor],
+        device: torch.device,
+    ) -> None:
+        """Zeros."""
+        super().__init__(bases, roots, device)
+        self.turns = turns
+        for at, turn in enumerate(turns):
+            if turn is not None:
+                self.sums[at] = TurnedSums(bases[at], turn, len(roots), device)
+
+    @property
+    def given(self) -> list[Tensor]:
+        """The same, and the bases of the meats."""
+        return [*super().given, *(one for turn in self.turns if turn is not None for one in turn.basis.tensors)]
+
+    def turned(self, at: int) -> dict[str, Tensor]:
+        """D of each meat of one block, in the basis of the meats."""
+        sums = self.sums[at]
+        assert isinstance(sums, TurnedSums)
+        return dict(zip(self.names, sums.turned, strict=True))
+
+
+@dataclass(frozen=True)
+class TurnedWeights(Weights):
+    """Weights of a block some of whose meats have a basis of their own among the leading coordinates.
+
+    Attributes:
+        turn: to that basis.
+        which: positions of these meats among the weights, whose weights inside are zero where the turn is.
+        solved: 1 / (s + lambda) of the leading coordinates.
+        meats: (w, e, j, q) D of these meats, inputs before outputs as `Turn.apply` gives them.
+    """
+
+    turn: Turn
+    which: list[int]
+    solved: Tensor
+    meats: Tensor
+
+    @classmethod
+    def add_to(cls, plain: Weights, turn: Turn, meats: Mapping[int, Tensor], solved: Tensor) -> TurnedWeights:
+        """Take the leading coordinates of some meats out of weights in one basis, and put D (by position) there."""
+        which = list(meats)
+        inside = plain.inside.clone()
+        empty = torch.zeros_like(plain.outside)
+        if plain.basis.outside and not plain.rounded:
+            empty = -plain.outside  # the squared length adds the weight outside everywhere
+        for at in which:
+            inside[at][turn.where] = empty[at].item()
+        dtype = inside.dtype
+        chosen = torch.stack(list(meats.values())).to(dtype)
+        if turn.outputs is not None:
+            chosen = chosen.transpose(-1, -2).contiguous()
+        return cls(plain.basis, inside, plain.outside, plain.rounded, turn, which, solved[turn.where].to(dtype), chosen)
+
+    def squared(self, rotated: Rotated) -> Tensor:
+        """Weighted squared lengths inside the basis, (w, n, c)."""
+        found = super().squared(rotated)
+        found[self.which] += torch.cat(
+            [full.variances(self.meats) for full in self.turn.apply(rotated, self.solved)], 1
+        )
+        return found
+
+    def crossed(self, rotated: Rotated) -> Tensor:
+        """Weighted inner products inside the basis, (w, n, c, c)."""
+        found = super().crossed(rotated)
+        found[self.which] += torch.cat([full.grams(self.meats) for full in self.turn.apply(rotated, self.solved)], 1)
+        return found
+
+
+class FittedTwoBases(FittedSpectral):
+    """A spectral curvature whose heteroscedastic meats have a basis of their own.
+
+    Attributes:
+        turns: from the curvature's basis to that of the meats, for each block; `None` for blocks that keep one basis.
+    """
+
+    def __init__(self, turns: Sequence[Turn | None], *given: Any) -> None:
+        """The turns, then what `SpectralBread` takes."""
+        self.turns = turns
+        self._opened: list[TurnedMeats] = []
+        super().__init__(*given)
+        self.facts.append(self._describe())
+
+    def open_meats(self, roots: Mapping[str, Tensor]) -> MeatSums:
+        """Where the squares of the weighted gradients are summed, in both bases."""
+        self._opened.append(TurnedMeats(self.bases, self.turns, roots, self.problem.device))
+        return self._opened[-1]
+
+    def at(self, ridge: float, weigh: Weigh | None) -> FittedTwoBases:
+        """The same bases and eigenvalues: one pass, for the leverages and the meats."""
+        return FittedTwoBases(self.turns, self.stream, self.bases, self.spectrum, ridge, self.noise, [], weigh)
+
+    def sandwich(self, meats: Meats) -> SpectralSandwich:
+        """Squares of the weighted gradients in the basis of the meats where there is one, else in the curvature's."""
+        plain = super().sandwich(meats)
+        weights = list(plain.weights)
+        for at, turn in enumerate(self.turns):
+            if turn is None:
+                continue
+            found: dict[int, Tensor] = {}
+            for sums in self._opened:
+                squares = {name: one for name, one in sums.turned(at).items() if name != "ho"}
+                if "hec3" in squares:
+                    one = Squares(squares["hec3"], 0.0)
+                    squares["jackknife"] = centre(turn.basis, one, sums.sums[at].total, meats.deletions).inside
+                found.update({plain.names.index(name): one for name, one in squares.items()})
+            solved = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
+            weights[at] = TurnedWeights.add_to(weights[at], turn, found, solved)
+        return replace(plain, weights=weights)
+
+    def _describe(self) -> str:
+        inside = whole = 0.0
+        for turn, basis, one in zip(self.turns, self.bases, self.spectrum.curvature, strict=True):
+            weight = (one.inside / (one.inside + self.ridge)).square()
+            whole += float(weight.sum()) + basis.outside * (one.outside / (one.outside + self.ridge or 1.0)) ** 2
+            inside += float(weight[turn.where].sum()) if turn is not None else 0.0
+        return (
+            "meats in a basis of their own where "
+            f"{100 * inside / max(whole, torch.finfo(torch.float64).tiny):.1f} % of the homoscedastic variance lies, "
+            "in the curvature's elsewhere"
+        )

@@ -1,0 +1,1 @@
+"""Training data: batches in order, checked, with fingerprints; targets and weights."""

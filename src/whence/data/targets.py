@@ -1,0 +1,271 @@
+"""The loss of the training examples, seen from their outputs: residuals, roots of Hessians, weights.
+
+A network may answer at several positions of an example (tokens, pixels). The loss of an example is the sum over its
+positions, its outputs are those of all positions in a row, and its Hessian has one block a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from whence.data.batches import Batch, Batches, check_finite, nothing, tensors_of
+from whence.errors import InputError, ShapeError, TargetError
+from whence.likelihoods import Likelihood
+from whence.runtime.execution import Passes
+from whence.runtime.model_state import row_marks
+
+
+@dataclass(frozen=True)
+class Positions:
+    """How the outputs of an example fall into positions.
+
+    Attributes:
+        shape: of the positions of an example, (t,) for tokens.
+        width: outputs k at each position.
+        weights: (n, t) how much each position counts, zero where the loss leaves it out; `None` if all count one.
+
+    Examples:
+        >>> Positions((2, 3), 4, None).positions
+        6
+    """
+
+    shape: tuple[int, ...]
+    width: int
+    weights: Tensor | None
+
+    @property
+    def positions(self) -> int:
+        """Number of positions t of an example."""
+        return prod(self.shape)
+
+    def split(self, blocks: Tensor) -> Tensor:
+        """The blocks (n t, k, q) on the diagonals of matrices (n, t k, t q)."""
+        n, t = len(blocks), self.positions
+        shaped = blocks.reshape(n, t, self.width, t, blocks.shape[2] // t)
+        return shaped.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
+
+    def join(self, blocks: Tensor) -> Tensor:
+        """The inverse: blocks (n t, k, q), or one (1, k, q) for all, on the diagonals of (n or 1, t k, t q)."""
+        t = self.positions
+        shared = blocks.expand(t, -1, -1) if len(blocks) == 1 else blocks
+        return block_diagonal(shared.reshape(-1, t, *blocks.shape[1:]))
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """What the loss says about one batch, weights multiplied in.
+
+    Attributes:
+        outputs: (n, k), or (n, t k) with t positions.
+        residuals: the same.
+        roots: (n, k, q); `None` for the identity.
+        weights: (n,) how much each example counts; `None` if all count one.
+        given: whether the loader gave weights.
+        units: the positions, where there are any.
+    """
+
+    outputs: Tensor
+    residuals: Tensor
+    roots: Tensor | None
+    weights: Tensor | None
+    given: bool
+    units: Positions | None = None
+
+    def tensors(self) -> list[Tensor | None]:
+        """Outputs, residuals, roots, weights, and weights of positions."""
+        inner = None if self.units is None else self.units.weights
+        return [self.outputs, self.residuals, self.roots, self.weights, inner]
+
+    @classmethod
+    def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, where: str) -> TargetRows:
+        """Ask the likelihood about outputs (n, ..., k), position by position."""
+        n, k, shape = len(outputs), outputs.shape[-1], tuple(outputs.shape[1:-1])
+        flat = outputs.reshape(-1, k)
+        targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, _told(where, shape))
+        residuals = likelihood.residuals(flat, targets)
+        roots = likelihood.hessian_root(flat, targets)
+        check_finite((residuals, roots), f"derivatives of the {likelihood.name} loss", where)
+        weights = unit_weights(flat, weights_at(batch.weights, outputs, where), likelihood.counted(targets))
+        given = batch.weights is not None
+        if weights is not None:
+            roots = weights.sqrt().reshape(-1, 1, 1) * (_identity(flat) if roots is None else roots)
+            residuals = weights.unsqueeze(1) * residuals
+        if not shape:
+            return cls(outputs, residuals, roots, weights, given)
+        units = Positions(shape, k, None if weights is None else weights.reshape(n, -1))
+        joined = None if roots is None else units.join(roots)
+        examples = None if units.weights is None else example_weights(batch.weights, units.weights)
+        return cls(outputs.flatten(1), residuals.reshape(n, -1), joined, examples, given, units)
+
+
+def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
+    """Targets of outputs (n, ..., k), with the positions in a row: (n t,) or (n t, k)."""
+    positions = outputs.shape[1:-1]
+    if not positions:
+        return targets
+    if targets.shape[: outputs.ndim - 1] != outputs.shape[:-1]:
+        raise ShapeError(
+            f"expected targets of shape {tuple(outputs.shape[:-1])}, one for each position, or "
+            f"{tuple(outputs.shape)}, for outputs of shape {tuple(outputs.shape)}, which are read as (examples, "
+            f"positions, outputs at each), got {tuple(targets.shape)} in {where}. Outputs with the classes before the "
+            "positions are turned by outputs.movedim(1, -1); one row an example is outputs.flatten(1)."
+        )
+    return targets.flatten(0, len(positions))
+
+
+def weights_at(weights: Tensor | None, outputs: Tensor, where: str) -> Tensor | None:
+    """Weights of examples (n,) or positions (n, ...) for outputs (n, ..., k), positions in a row: (n t,)."""
+    positions = outputs.shape[1:-1]
+    if weights is None:
+        return None
+    if weights.shape not in (outputs.shape[:1], outputs.shape[:-1]):
+        raise ShapeError(
+            f"expected sample weights of shape ({len(outputs)},)"
+            + (f" or {tuple(outputs.shape[:-1])}, one for each position," if positions else "")
+            + f" in {where}, got {tuple(weights.shape)}. The third part of a batch (or the key 'sample_weight') holds "
+            "them; several inputs go into a tuple: ((a, b), targets)."
+        )
+    if weights.ndim == 1:
+        return weights.repeat_interleave(prod(positions))
+    return weights.reshape(-1)
+
+
+def unit_weights(outputs: Tensor, given: Tensor | None, counted: Tensor | None) -> Tensor | None:
+    """(N,) weights of outputs (N, k): those given, and zero where the loss does not count."""
+    if given is None and counted is None:
+        return None
+    weights = torch.ones_like(outputs[:, 0]) if given is None else given.to(outputs.dtype)
+    return weights if counted is None else weights * counted
+
+
+def example_weights(given: Tensor | None, units: Tensor) -> Tensor:
+    """(n,) weights of examples whose positions weigh (n, t): their own, or one; zero where no position counts."""
+    counts = (units > 0).any(1).to(units.dtype)
+    return counts if given is None or given.ndim > 1 else counts * given.to(units.dtype)
+
+
+def block_diagonal(blocks: Tensor) -> Tensor:
+    """(groups, size, k, q) to (groups, size k, size q)."""
+    groups, size, k, q = blocks.shape
+    wide = blocks.new_zeros(groups, size, k, size, q)
+    at = torch.arange(size, device=blocks.device)
+    wide[:, at, :, at] = blocks.transpose(0, 1)
+    return wide.reshape(groups, size * k, size * q)
+
+
+def _identity(outputs: Tensor) -> Tensor:
+    return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
+
+
+def _told(where: str, shape: tuple[int, ...]) -> str:
+    return f"{where}, whose examples are counted position by position, {prod(shape)} each," if shape else where
+
+
+def join(rows: Sequence[TargetRows]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Positions | None]:
+    """Outputs, residuals, roots, weights and positions of all batches together; weights only where not all are one."""
+    found = pooled(rows)
+    weights = None if found.weights is None else plain_weights([found.weights])
+    return found.outputs, found.residuals, found.roots, weights, found.units
+
+
+def pooled(rows: Sequence[TargetRows]) -> TargetRows:
+    """Several batches as one."""
+    check_alike([row.given for row in rows])
+    roots = weights = None
+    if any(row.roots is not None for row in rows):
+        roots = torch.cat([_identity(row.outputs) if row.roots is None else row.roots for row in rows])
+    if any(row.weights is not None for row in rows):
+        ones = [torch.ones_like(row.outputs[:, 0]) for row in rows]
+        weights = torch.cat([one if row.weights is None else row.weights for one, row in zip(ones, rows, strict=True)])
+    units = rows[0].units
+    if units is not None and any(row.units is not None and row.units.weights is not None for row in rows):
+        every = [row.units.weights if row.units else None for row in rows]
+        ones = [row.outputs.new_ones(len(row.outputs), units.positions) for row in rows]
+        units = Positions(
+            units.shape, units.width, torch.cat([o if w is None else w for o, w in zip(ones, every, strict=True)])
+        )
+    outputs, residuals = torch.cat([row.outputs for row in rows]), torch.cat([row.residuals for row in rows])
+    return TargetRows(outputs, residuals, roots, weights, rows[0].given, units)
+
+
+def check_alike(given: Sequence[bool]) -> None:
+    """Raise unless weights came with every batch or with none."""
+    if len(set(given)) > 1:
+        raise InputError(
+            f"expected sample weights in every batch or in none, got them in batch {given.index(True)} and none in "
+            f"batch {given.index(False)}. Give a weight of 1 to examples that count as usual."
+        )
+
+
+def plain_weights(parts: Sequence[Tensor]) -> Tensor | None:
+    """Weights of all examples (n,), `None` if all are one; an error if none counts."""
+    weights = torch.cat(list(parts))
+    if not bool((weights > 0).any()):
+        raise TargetError(
+            f"expected at least one training example that counts, got {len(weights)} that are all ignored or of "
+            "weight zero. Check ignore_index, the class weights and the sample weights."
+        )
+    return None if bool((weights == 1).all()) else weights
+
+
+def roll_call(batches: Batches) -> Tensor:
+    """Read all data once, and learn which examples each process has: a mark of every example of all, (n,)."""
+    passes = batches.passes
+    parts: list[Tensor] = []
+    for batch in batches.read("data"):
+        leaves = [*tensors_of((batch.inputs, batch.weights)), batch.targets]
+        each = [(2 * at + 1) * row_marks(leaf).cpu() for at, leaf in enumerate(leaves)]
+        parts.append(torch.stack(each).sum(0))
+    found = torch.cat(parts) if parts else None
+    if passes.process_group.alone and found is not None:
+        return found
+    sizes = passes.process_group.tell("the data", 0 if found is None else len(found))
+    if not sum(sizes):
+        raise nothing()
+    rank = passes.process_group.rank
+    passes.offset, passes.here, passes.largest = sum(sizes[:rank]), sizes[rank], max(sizes)
+    return passes.process_group.gather(found, "the data", torch.device("cpu"))
+
+
+def all_prints(batches: Batches) -> list[tuple[int, ...]]:
+    """Marks of the batches of all processes, one after the other."""
+    told = batches.passes.process_group.tell("the marks of the data", batches.prints)
+    return [one for each in told for one in each]
+
+
+def exchanged(passes: Passes, rows: TargetRows | None, device: torch.device) -> list[TargetRows]:
+    """What the loss says about the examples of every process that has any, in the order of ranks."""
+    process_group = passes.process_group
+    mine = None if rows is None else rows.units
+    words = None if rows is None else (rows.given, rows.tensors(), None if mine is None else (mine.shape, mine.width))
+    sent = None if words is None else (words[0], [one is not None for one in words[1]], words[2], rows_shape(rows))
+    told = process_group.tell("the outputs", sent)
+    shapes = {one[3] for one in told if one is not None}
+    if len(shapes) > 1:
+        raise ShapeError(
+            f"expected the same number of outputs in every process, got {sorted(shapes)}. Wrap the model in a module "
+            "that returns the same number of outputs for every batch."
+        )
+    found = []
+    for rank, one in enumerate(told):
+        if one is None:
+            continue
+        given, there, positions, _ = one
+        owned = None if rank != process_group.rank or words is None else [part for part in words[1] if part is not None]
+        parts = iter(process_group.send(owned, rank, "the outputs", device))
+        outputs, residuals, roots, weights, inner = (next(parts) if here else None for here in there)
+        assert outputs is not None
+        assert residuals is not None
+        units = None if positions is None else Positions(positions[0], positions[1], inner)
+        found.append(TargetRows(outputs, residuals, roots, weights, given, units))
+    return found
+
+
+def rows_shape(rows: TargetRows | None) -> tuple[int, ...]:
+    """Sizes that must be the same everywhere."""
+    return () if rows is None else tuple(rows.outputs.shape[1:])

@@ -1,0 +1,535 @@
+"""Variances, example by example: the terms that Ho and HeC3 are sums of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from whence.data.batches import Inputs, batch_size, take
+from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
+from whence.errors import InputError, ShapeError
+from whence.estimators import check_variances
+from whence.influence.fitted import Fitted, for_each_batch, frame, predicted_outputs
+from whence.jacobian.network import Picked
+from whence.linalg import largest, largest_first
+
+if TYPE_CHECKING:
+    import pandas
+
+
+HELD = 2**18
+"""Numbers that are squared in one go on a CPU."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every training example adds to the variance of each prediction.
+
+    With alignments a_i = J F_lam^-1 J_i^T, noise covariance Sigma and leave-one-out residuals u_i:
+
+    Attributes:
+        ho: (m, n) trace of a_i Sigma a_i^T.
+        hec3: (m, n) |a_i u_i|^2.
+        size: (m, n) Frobenius norm of a_i.
+        pull: (m, n, k) a_i u_i, which is f(x) - f_(-i)(x): how far the example holds the prediction from where it
+            would be without it.
+    """
+
+    ho: Tensor
+    hec3: Tensor
+    size: Tensor
+    pull: Tensor
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.ho)
+
+
+def terms_of(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tuple[slice, Terms]]:
+    """Yield (which predictions, their terms) for as many inputs of a batch as memory allows at once.
+
+    Args:
+        fitted: what was fitted.
+        inputs: a batch, or a view of its outputs.
+        apart: each output that is seen is a prediction of its own, one input's after the other's; else those of an
+            input are one prediction.
+    """
+    problem = fitted.problem
+    k = problem.seen(inputs)
+    each = k if apart else 1
+    row = 8 * problem.n * (k + 3 * each)
+    most = max(1, int(0.1 * problem.budget.limit) // row)
+    size = batch_size(inputs, "this batch")
+    for low in range(0, size, most):
+        some = take(inputs, slice(low, min(low + most, size)))
+        for where, chunks in fitted.bread.alignments(some):
+            m = (where.stop - where.start) * each
+            first = (low + where.start) * each
+            found = ((at, _apart(aligned) if apart else aligned) for at, aligned in chunks)
+            yield slice(first, first + m), _gather(fitted, found, m, k // each)
+
+
+def _apart(aligned: Tensor) -> Tensor:
+    """(m, c, n, k) to (m c, 1, n, k)."""
+    return aligned.flatten(0, 1).unsqueeze(1)
+
+
+def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: int) -> Terms:
+    problem = fitted.problem
+    n = problem.n
+    ho, hec3, size = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
+    pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
+    noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
+    for where, aligned in chunks:  # (m, k, n, k), in the precision it was computed in: squares and sums are too
+        noise, left_out = noise.to(aligned.dtype), left_out.to(aligned.dtype)
+        size[:, where] = _squares(_moved(aligned, None)).sqrt().T
+        ho[:, where] = _squares(_moved(aligned, noise if len(noise) == 1 else noise[where])).T
+        moved = _moved(aligned, left_out[where])
+        hec3[:, where] = _squares(moved).T
+        pull[:, where] = moved.sum(1).transpose(0, 1)
+    check_variances(problem, {"ho": ho.sum(1, keepdim=True), "hec3": hec3.sum(1, keepdim=True)}, "a batch")
+    return Terms(ho, hec3, size, pull)
+
+
+def _squares(values: Tensor) -> Tensor:
+    """(n, q, m, k) to (n, m): sums of squares, by as many examples at a time as stay in a processor's cache."""
+    n, q, m, k = values.shape
+    few = max(1, HELD // (q * m * k)) if values.device.type == "cpu" else max(1, n)
+    return torch.cat([part.square().sum(1).sum(-1) for part in values.split(few)])
+
+
+def _moved(aligned: Tensor, roots: Tensor | None) -> Tensor:
+    """a_i W_i: (m, k, n, c) with (n or 1, c, q) to (n, q, m, k), by products that leave the numbers where they lie."""
+    m, k, n, _ = aligned.shape
+    lying = aligned.permute(2, 3, 0, 1)
+    if roots is None:
+        return lying
+    if lying.is_contiguous():
+        return (roots.transpose(1, 2) @ lying.flatten(2)).reshape(n, -1, m, k)
+    if len(roots) == 1:
+        return (aligned.reshape(m * k * n, -1) @ roots[0]).reshape(m, k, n, -1).permute(2, 3, 0, 1)
+    return torch.einsum("mkni,niq->nqmk", aligned, roots)
+
+
+@dataclass(frozen=True)
+class GroupShares:
+    """What groups of training examples carry of the variance of each prediction.
+
+    Attributes:
+        names: (g) groups, sorted where they can be.
+        share: (m, g) share of the variance that each group's examples carry together; rows sum to one.
+        count: (g,) how many training examples each group has.
+
+    Examples:
+        >>> found = GroupShares(("Ann", "Ben"), torch.tensor([[0.75, 0.25]]), torch.tensor([10, 30]))
+        >>> found.largest, found.lift.round(decimals=2).tolist()
+        (('Ann',), [[3.0, 0.33...]])
+    """
+
+    names: tuple[Any, ...]
+    share: Tensor
+    count: Tensor
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.share)
+
+    @property
+    def lift(self) -> Tensor:
+        """(m, g) share over the group's part of the training set: above one, it carries more than its number."""
+        return self.share * (self.count.sum() / self.count)
+
+    @property
+    def largest(self) -> tuple[Any, ...]:
+        """The group with the largest share, for each prediction."""
+        return tuple(self.names[at] for at in largest(self.share, 1)[1].squeeze(1).tolist())
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a prediction, one column a group."""
+        return frame({str(name): [self.share[:, at]] for at, name in enumerate(self.names)})
+
+    def __repr__(self) -> str:
+        """Means over predictions, largest first."""
+        means = self.share.mean(0)
+        order = largest_first(means).tolist()[:5]
+        listed = ", ".join(f"{self.names[at]}: {float(means[at]):.0%}" for at in order)
+        more = ", ..." if len(self.names) > 5 else ""
+        return f"GroupShares({len(self)} predictions, {len(self.names)} groups; mean shares {listed}{more})"
+
+
+def by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> GroupShares:
+    """Sum shares over groups.
+
+    Args:
+        shares: (m, n) shares of all training examples.
+        groups: n names, in the order of the training set.
+
+    Examples:
+        >>> found = by_group(torch.tensor([[0.5, 0.2, 0.3]]), ["cat", "dog", "cat"])
+        >>> found.names, found.share.tolist()
+        (('cat', 'dog'), [[0.800..., 0.200...]])
+    """
+    if shares is None:
+        raise InputError(
+            "expected the shares of all training examples to sum over groups, got the largest ones only. "
+            "Ask for them: tracer.attribute(x, matrix=True)."
+        )
+    listed = _listed(groups)
+    if len(listed) != shares.shape[1]:
+        raise ShapeError(
+            f"expected a group for each of the {shares.shape[1]} training examples, in their order, got {len(listed)}."
+        )
+    names = _sorted(dict.fromkeys(listed))
+    place = {name: at for at, name in enumerate(names)}
+    index = torch.tensor([place[name] for name in listed], device=shares.device)
+    summed = shares.new_zeros(len(shares), len(names)).index_add_(1, index, shares)
+    return GroupShares(tuple(names), summed, torch.bincount(index, minlength=len(names)))
+
+
+def _listed(groups: Sequence[Any] | Tensor) -> list[Any]:
+    if hasattr(groups, "tolist"):  # tensors, arrays, columns of tables
+        found = groups.tolist()
+        if not isinstance(found, list) or any(isinstance(one, list) for one in found):
+            raise ShapeError("expected groups in one dimension, one for each training example.")
+        return found
+    return list(groups)
+
+
+def _sorted(names: dict[Any, None]) -> list[Any]:
+    try:
+        return sorted(names)
+    except TypeError:  # names of several kinds have no order: as they came
+        return list(names)
+
+
+ESTIMATORS = ("hec3", "ho")
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The training examples with the largest shares of one estimator's variance, largest first.
+
+    Attributes:
+        variance: (m,) trace of the estimator's covariance, as `Tracer.predict` gives it.
+        total: (m,) sum over all training examples. It is the variance itself for exact structures, the core and the
+            sketch; EKFAC, KFAC and the diagonal approximate the meat too, and `gap` tells by how much.
+        index: (m, t) position of the example in the training set.
+        share: (m, t) of the total.
+        alignment: (m, t) Frobenius norm of a_i = J F_lam^-1 J_i^T.
+        pull: (m, t, k) f(x) - f_(-i)(x), how far the example holds the prediction from where it would be without it.
+        effective: (m,) effective number of examples, 1 / sum of squared shares of all examples.
+        matrix: (m, n) shares of all examples, if asked for.
+
+    Examples:
+        >>> one = torch.ones(1)
+        >>> listed = {"index": torch.tensor([[4, 2]]), "share": torch.tensor([[0.5, 0.25]])}
+        >>> rest = {"alignment": torch.ones(1, 2), "pull": torch.ones(1, 2, 1), "effective": 3 * one, "matrix": None}
+        >>> found = Shares(variance=one, total=2 * one, **listed, **rest)
+        >>> found.explained.tolist(), found.gap.tolist()
+        ([0.75], [1.0])
+    """
+
+    variance: Tensor
+    total: Tensor
+    index: Tensor
+    share: Tensor
+    alignment: Tensor
+    pull: Tensor
+    effective: Tensor
+    matrix: Tensor | None
+
+    def rows(self, which: Tensor) -> Shares:
+        """Those of some predictions."""
+        parts = {name: value[which] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **parts)
+
+    @property
+    def explained(self) -> Tensor:
+        """(m,) share of the total that the listed examples carry together."""
+        return self.share.sum(1)
+
+    @property
+    def gap(self) -> Tensor:
+        """(m,) total / variance - 1: what the structure's quadratic form and the sum over examples disagree by."""
+        return torch.where(self.variance > 0, self.total / self.variance.clamp_min(_tiny(self.variance)) - 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Attribution(Shown):
+    """For each prediction, the training examples that carry its variance.
+
+    Attributes:
+        hec3: by leave-one-out variance: examples whose absence would move the prediction.
+        ho: by homoscedastic variance: examples the prediction rests on, whatever their labels.
+        residuals: (n, k) residuals of the training examples.
+        loo_residuals: (n, k) the same after leaving each out.
+        leverage: (n, k) leverages.
+        where: (m, 2) input and position of each prediction, where positions were chosen.
+        alignments: (m, n) Frobenius norms of a_i = J F_lam^-1 J_i^T for all training examples, if asked for.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+        >>> net, y = torch.nn.Linear(1, 1, dtype=torch.float64), 2 * x + (99 * x).sin()
+        >>> tracer = whence.fit(net, [(x, y)], ridge=0.1, recenter=True, progress=False)
+        >>> found = tracer.attribute(30 * x[-1:], top=2)  # far to the right: the two ends hold it
+        >>> sorted(found.hec3.index[0].tolist()), len(found)
+        ([0, 39], 1)
+    """
+
+    hec3: Shares
+    ho: Shares
+    residuals: Tensor
+    loo_residuals: Tensor
+    leverage: Tensor
+    where: Tensor | None = None
+    alignments: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.hec3.index)
+
+    def shares(self, estimator: str = "hec3") -> Shares:
+        """By the name of the estimator, "hec3" or "ho"."""
+        if estimator not in ESTIMATORS:
+            raise InputError(f"expected one of {', '.join(ESTIMATORS)}, got {estimator!r}.")
+        return self.hec3 if estimator == "hec3" else self.ho
+
+    def by(self, groups: Sequence[Any] | Tensor, estimator: str = "hec3") -> GroupShares:
+        """Shares summed over groups of training examples; needs `tracer.attribute(x, matrix=True)`.
+
+        Args:
+            groups: n labels, sources, batches or the like, in the order of the training set.
+            estimator: "hec3" for the groups whose labels move the prediction, "ho" for those it rests on.
+        """
+        return by_group(self.shares(estimator).matrix, groups)
+
+    def rows(self, which: Tensor) -> Attribution:
+        """Some of the predictions."""
+        where, sizes = (None if one is None else one[which] for one in (self.where, self.alignments))
+        return replace(self, hec3=self.hec3.rows(which), ho=self.ho.rows(which), where=where, alignments=sizes)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each prediction, estimator and listed example; residuals and leverages as norms and traces."""
+        columns: dict[str, list[Tensor | list[str]]] = {}
+        for name in ESTIMATORS:
+            shares = self.shares(name)
+            m, t = shares.index.shape
+            at = shares.index.reshape(-1)
+            device = at.device
+            rows: dict[str, Tensor | list[str]] = {
+                "prediction": torch.arange(m, device=device).repeat_interleave(t),
+                "estimator": [name] * (m * t),
+                "rank": torch.arange(1, t + 1, device=device).repeat(m),
+                "index": at,
+                "share": shares.share.reshape(-1),
+                "alignment": shares.alignment.reshape(-1),
+                "pull": shares.pull.norm(dim=2).reshape(-1),
+                "residual": self.residuals.norm(dim=1)[at],
+                "loo_residual": self.loo_residuals.norm(dim=1)[at],
+                "leverage": self.leverage.sum(1)[at],
+            }
+            if self.where is not None:
+                rows["input"], rows["position"] = self.where.repeat_interleave(t, dim=0).unbind(1)
+            for key, value in rows.items():
+                columns.setdefault(key, []).append(value)
+        return frame(columns)
+
+    def __repr__(self) -> str:
+        """Sizes and medians."""
+        m, t = self.hec3.index.shape
+        explained, effective, gap = (
+            float(values.median()) for values in (self.hec3.explained, self.hec3.effective, self.hec3.gap.abs())
+        )
+        return (
+            f"Attribution({m} predictions, {t} of {len(self.residuals)} training examples each; the listed carry "
+            f"{explained:.0%} of HeC3, effective number {effective:.3g}, gap {gap:.2g}; medians)"
+        )
+
+    def _table(self) -> Table:
+        m, t = self.hec3.index.shape
+        rows, more = rows_shown(m, "to_frame()")
+        effective = self.hec3.effective[:rows].tolist()
+        explained = self.hec3.explained[:rows].tolist()
+        columns = (
+            places(rows),
+            Column("HeC3", numbers(self.hec3.total[:rows].tolist())),
+            Column("effective", numbers(effective)),
+            Column("listed", tuple(f"{share:.0%}" for share in explained), bars=tuple(explained)),
+            Column("largest shares of HeC3 (training example: share)", _largest_shares(self.hec3, rows), left=True),
+        )
+        title = f"{count(m, 'prediction')}, the {t} largest shares of {count(len(self.residuals), 'training example')}"
+        gap = float(self.hec3.gap.abs().max()) if m else 0.0
+        off = f" The shares add up to the variance within {number(gap)}." if gap > 1e-3 else ""
+        note = f"effective: number of examples that carry HeC3; listed: what the {t} carry.{off}\n{more}"
+        return Table(title, columns, note.strip())
+
+
+def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: bool = False) -> Attribution:
+    """Attribute the variances of one batch; see `Tracer.attribute`.
+
+    Args:
+        fitted: what was fitted.
+        inputs: the batch, or a view of its outputs.
+        top: how many examples to list.
+        matrix: keep all shares and alignments.
+        apart: each output that is seen is a prediction of its own, one input's after the other's.
+    """
+    covariances = fitted.sandwich.predict(inputs).covariances
+    single = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}
+    variances = {name: value.reshape(-1) if apart else value.sum(1) for name, value in single.items()}
+    parts: dict[str, list[Shares]] = {name: [] for name in ESTIMATORS}
+    sizes: list[Tensor] = []
+    for where, terms in terms_of(fitted, inputs, apart):
+        for name in ESTIMATORS:
+            parts[name].append(_largest(terms, name, variances[name][where], top, matrix))
+        sizes += [terms.size] if matrix else []
+    joined = {name: _join(parts[name]) for name in ESTIMATORS}
+    known = fitted.residuals, fitted.loo_residuals, fitted.leverage
+    return Attribution(joined["hec3"], joined["ho"], *known, alignments=torch.cat(sizes) if sizes else None)
+
+
+def join(parts: Sequence[Attribution]) -> Attribution:
+    """Several batches as one."""
+    first = parts[0]
+    hec3, ho = _join([part.hec3 for part in parts]), _join([part.ho for part in parts])
+    places = [part.where for part in parts if part.where is not None]
+    sizes = [part.alignments for part in parts if part.alignments is not None]
+    where, joined = (torch.cat(some) if some else None for some in (places, sizes))
+    return replace(first, hec3=hec3, ho=ho, where=where, alignments=joined)
+
+
+def _largest(terms: Terms, name: str, variance: Tensor, top: int, matrix: bool) -> Shares:
+    values: Tensor = getattr(terms, name)
+    total = values.sum(1)
+    shares = values / total.clamp_min(_tiny(total)).unsqueeze(1)
+    share, index = largest(shares, min(top, shares.shape[1]))
+    squares = shares.square().sum(1)
+    return Shares(
+        variance=variance,
+        total=total,
+        index=index,
+        share=share,
+        alignment=terms.size.gather(1, index),
+        pull=terms.pull.gather(1, index.unsqueeze(2).expand(-1, -1, terms.pull.shape[2])),
+        effective=torch.where(squares > 0, 1.0 / squares.clamp_min(_tiny(squares)), 0.0),
+        matrix=shares if matrix else None,
+    )
+
+
+def _largest_shares(shares: Shares, rows: int, most: int = 4) -> tuple[str, ...]:
+    pairs = zip(shares.index[:rows, :most].tolist(), shares.share[:rows, :most].tolist(), strict=True)
+    return tuple(", ".join(f"{at}: {share:.0%}" for at, share in zip(*row, strict=True)) for row in pairs)
+
+
+def _join(parts: Sequence[Shares]) -> Shares:
+    if len(parts) == 1:
+        return parts[0]
+
+    def cat(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    names = ("variance", "total", "index", "share", "alignment", "pull", "effective")
+    joined = {name: cat(name) for name in names}
+    return Shares(**joined, matrix=None if parts[0].matrix is None else cat("matrix"))
+
+
+def _tiny(values: Tensor) -> float:
+    return torch.finfo(values.dtype).tiny
+
+
+AT_ONCE = 64
+"""Positions of an input that are looked at together, each with a backward pass."""
+
+Positions = Literal["each"] | Sequence[int] | Tensor
+"""Every position; or some, counted from 0, or from the end with negative numbers."""
+
+
+def by_position(fitted: Fitted, x: Any, top: int, matrix: bool, positions: Positions) -> Attribution:
+    """Attribute the variances of predicted classes position by position; see `Tracer.attribute`."""
+    parts, start = [], 0
+    for found, size in for_each_batch(
+        fitted, x, lambda inputs, _: (_batch(fitted, inputs, top, matrix, positions), size_of(inputs)), plain=True
+    ):
+        assert found.where is not None
+        parts.append(replace(found, where=found.where + found.where.new_tensor([start, 0])))
+        start += size
+    return join(parts)
+
+
+def size_of(inputs: Inputs) -> int:
+    """Number of inputs of a batch."""
+    return batch_size(inputs, "this batch")
+
+
+def _batch(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, positions: Positions) -> Attribution:
+    """One batch: an input's positions in the order in which they were asked for, without padding."""
+    m, parts = size_of(inputs), []
+    for view, some in views(fitted, inputs, positions):
+        found = attribute(fitted, view, top, matrix, apart=True)
+        rows = torch.arange(m, device=some.device).repeat_interleave(len(some))
+        parts.append(replace(found, where=torch.stack([rows, some.repeat(m)], 1)))
+    joined = join(parts)
+    assert joined.where is not None
+    order = joined.where[:, 0].argsort(stable=True)
+    return joined.rows(order[shown(inputs, joined.where[order])])
+
+
+def views(fitted: Fitted, inputs: Inputs, positions: Positions) -> Iterator[tuple[Picked, Tensor]]:
+    """Yield views of the predicted class at some positions of each input, and which positions (c,) they are.
+
+    Args:
+        fitted: whose network is asked.
+        inputs: a batch of m.
+        positions: which; all by "each".
+    """
+    if not fitted.problem.dense:
+        raise InputError(
+            "expected a network that answers at several positions, (n, positions, k), for positions=..., got one row "
+            f"of {fitted.problem.k} outputs an example. Leave positions out."
+        )
+    with torch.no_grad():
+        outputs = fitted.problem.network.shaped(inputs)
+    places = predicted_outputs(fitted, outputs)
+    if places is None:
+        raise InputError(
+            "expected a network that predicts one class at each position for positions=..., got "
+            f"likelihood {fitted.problem.likelihood.name!r}. Leave positions out."
+        )
+    wanted = read(positions, places.shape[1]).to(places.device)
+    for some in wanted.split(AT_ONCE):
+        yield Picked(inputs, places[:, some]), some
+
+
+def read(positions: Any, count: int) -> Tensor:
+    """(c,) positions among `count`, as numbers from 0.
+
+    Examples:
+        >>> read("each", 3), read([0, -1], 3)
+        (tensor([0, 1, 2]), tensor([0, 2]))
+    """
+    if isinstance(positions, str) and positions == "each":
+        return torch.arange(count, device="cpu")
+    listed = positions.tolist() if isinstance(positions, Tensor) and positions.ndim == 1 else positions
+    several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
+    if not several or not all(isinstance(one, Integral) and not isinstance(one, bool) for one in listed):
+        raise InputError(
+            f'expected positions to be "each" or a list of whole numbers such as [0, -1], got {positions!r}.'
+        )
+    wrong = [one for one in listed if not -count <= one < count]
+    if wrong:
+        raise InputError(f"expected positions between {-count} and {count - 1}, got {wrong[0]}.")
+    return torch.tensor([int(one) % count for one in listed], device="cpu")
+
+
+def shown(inputs: Inputs, where: Tensor) -> Tensor:
+    """(rows,) which of the rows (input, position) are no padding, as far as an "attention_mask" tells."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return torch.ones(len(where), dtype=torch.bool, device=where.device)
+    return mask[where[:, 0], where[:, 1]] != 0

@@ -1,0 +1,183 @@
+"""What to do next with a budget: labels to check, inputs to label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whence.data.batches import Inputs, batch_size
+from whence.display import Column, Shown, Table, numbers, rows_shown
+from whence.estimators import check_variances
+from whence.influence.fitted import Fitted, frame
+from whence.influence.what_if import expected_targets
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Suggestion(Shown):
+    """Examples in the order in which to take them.
+
+    Attributes:
+        index: (b,) positions, in the training set or in the pool.
+        score: (b,) why: the size of the studentized residual for labels to check; for inputs to label, the total
+            variance that the label takes away, after those before it.
+        total: (b,) for inputs to label, the total variance left; empty for labels to check. For classes variances of
+            logits are weighted by the loss's Hessian: what a certain answer is certain of does not count.
+        kind: "labels to check" or "inputs to label".
+
+    Examples:
+        >>> Suggestion(torch.tensor([7, 3]), torch.tensor([5.1, 4.4]), torch.zeros(0), "labels to check")
+        Suggestion(2 labels to check: 7, 3)
+    """
+
+    index: Tensor
+    score: Tensor
+    total: Tensor
+    kind: str
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.index)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a suggestion, in order."""
+        columns: dict[str, Sequence[Tensor | list[str]]] = {"index": [self.index], "score": [self.score]}
+        if len(self.total):
+            columns["total"] = [self.total]
+        return frame(columns)
+
+    def __repr__(self) -> str:
+        """The first few."""
+        shown = ", ".join(map(str, self.index[:5].tolist())) + (", ..." if len(self) > 5 else "")
+        return f"Suggestion({len(self)} {self.kind}: {shown})"
+
+    def _table(self) -> Table:
+        rows, more = rows_shown(len(self), "to_frame()")
+        scores = self.score[:rows].tolist()
+        largest = max(scores, default=0.0)
+        bars = tuple(score / largest if largest > 0 else 0.0 for score in scores)
+        columns = [
+            Column("rank", tuple(str(row + 1) for row in range(rows))),
+            Column("example" if not len(self.total) else "input", tuple(map(str, self.index[:rows].tolist()))),
+            Column("doubt" if not len(self.total) else "variance taken", numbers(scores), bars=bars),
+        ]
+        if len(self.total):
+            columns.append(Column("variance left", numbers(self.total[:rows].tolist())))
+        return Table(f"{len(self):,} {self.kind}, in this order", tuple(columns), more)
+
+
+def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] | None, budget: int) -> Suggestion:
+    """Inputs of a pool whose labels take away most of the total variance, one after the other.
+
+    The variance is that of the Bayesian reading, V = s^2 J F_lam^-1 J^T, which a label can only lower; Ho may rise
+    with a label where the ridge kept it low. Adding an input z with tangents J_z changes products of any two inputs by
+
+        V(x, x') -= V(x, z) (1 / s^2) (I + V(z, z) / s^2)^-1 V(z, x')
+
+    without training, since its label does not enter. Choosing greedily with these updates, two copies of one input are
+    not both chosen while anything else would help more. For losses with a Hessian L = R R^T in the outputs, R^T V R
+    takes the place of V: a label tells L as much, and tr L V, summed over inputs, is twice the loss that the doubt
+    about the weights costs.
+
+    Args:
+        fitted: the fit.
+        pool: batches of inputs without labels.
+        test: batches whose total variance is to fall; the pool itself when `None`.
+        budget: how many to choose.
+    """
+    problem = fitted.problem
+    p = sum(batch_size(batch, "the pool") for batch in pool)
+    need = 4.0 * (p * problem.k) ** 2 * problem.outputs.element_size()
+    problem.budget.require(need, f"the products of {p} inputs of the pool", "Pass a smaller pool.")
+    roots = _roots(fitted, pool)
+    matrix = _products(fitted, pool, pool, roots, roots)  # (p q, p q)
+    check_variances(problem, {"the Laplace variance": matrix}, "the pool")
+    q = len(matrix) // p
+    aims, total = matrix, float(matrix.diagonal().sum())
+    if test is not None:
+        tested = _roots(fitted, test)
+        aims = _products(fitted, test, pool, tested, roots)
+        total = sum(
+            float(_products(fitted, [batch], [batch], some, some).diagonal().sum())
+            for batch, some in zip(test, _cut(tested, test), strict=True)
+        )
+    eye = torch.eye(q, dtype=matrix.dtype, device=matrix.device)
+    open_ = torch.ones(p, dtype=torch.bool, device=matrix.device)
+    index, score, left = [], [], []
+    for _ in range(min(budget, p)):
+        drops = _drops(matrix, aims, p, q, eye)
+        check_variances(problem, {"the drop of variance": drops[open_].unsqueeze(1)}, "the pool")
+        best = int(torch.where(open_, drops, -torch.inf).argmax())
+        drop = float(drops[best])
+        total -= drop
+        open_[best] = False
+        index.append(best)
+        score.append(drop * fitted.noise_scale)
+        left.append(max(total, 0.0) * fitted.noise_scale)
+        matrix, aims = _updated(matrix, aims, slice(best * q, (best + 1) * q), eye, same=test is None)
+    scores, totals = (torch.tensor(values, dtype=matrix.dtype, device="cpu") for values in (score, left))
+    return Suggestion(torch.tensor(index, device="cpu"), scores, totals, "inputs to label")
+
+
+def _roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:
+    """(p, k, q) roots of the loss's Hessian for labels as the network expects them; `None` for the identity."""
+    problem = fitted.problem
+    likelihood = problem.likelihood
+    found = []
+    for batch in batches:
+        with torch.no_grad():
+            outputs = problem.network(batch).to(problem.dtype)
+        root = likelihood.hessian_root(outputs, expected_targets(likelihood, outputs, "the pool"))
+        if root is None:
+            return None
+        found.append(root)
+    return torch.cat(found)
+
+
+def _products(
+    fitted: Fitted, some: Sequence[Inputs], others: Sequence[Inputs], left: Tensor | None, right: Tensor | None
+) -> Tensor:
+    """R^T J F_lam^-1 J'^T R' of some inputs with others, (m q, p q)."""
+    parts = []
+    for batch, roots in zip(some, _cut(left, some), strict=True):
+        found = fitted.bread.products(batch, others)  # (m, k, p, k)
+        if roots is not None and right is not None:
+            found = torch.einsum("mkq,mkpj,pjr->mqpr", roots, found, right)
+        parts.append(found.flatten(0, 1).flatten(1))
+    return torch.cat(parts)
+
+
+def _cut(roots: Tensor | None, batches: Sequence[Inputs]) -> Sequence[Tensor | None]:
+    if roots is None:
+        return [None] * len(batches)
+    parts: tuple[Tensor, ...] = roots.split([batch_size(batch, "the pool") for batch in batches])
+    return parts
+
+
+def check_first(score: Tensor, order: Tensor, budget: int) -> Suggestion:
+    """Training examples with the most doubtful labels: scores (n,) of all, and their order (n,)."""
+    index = order[:budget]
+    return Suggestion(index, score[index], score.new_zeros(0), "labels to check")
+
+
+def _drops(matrix: Tensor, aims: Tensor, p: int, k: int, eye: Tensor) -> Tensor:
+    """(p,) trace of V(T, z) (I + V(z, z))^-1 V(z, T) for every z, in units of the noise variance."""
+    columns = aims.reshape(-1, p, k)
+    grams = torch.einsum("tpi,tpj->pij", columns, columns)
+    at = torch.arange(p, device=matrix.device)
+    own = matrix.reshape(p, k, p, k)[at, :, at]  # (p, k, k)
+    solved = torch.linalg.solve(own + eye, grams)
+    return torch.diagonal(solved, dim1=1, dim2=2).sum(1)
+
+
+def _updated(matrix: Tensor, aims: Tensor, at: slice, eye: Tensor, same: bool) -> tuple[Tensor, Tensor]:
+    """Products after the label at `at` is known."""
+    gain = torch.linalg.solve(matrix[at, at] + eye, matrix[at])  # (k, p k)
+    fresh = matrix - matrix[:, at] @ gain
+    return fresh, fresh if same else aims - aims[:, at] @ gain

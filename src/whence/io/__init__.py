@@ -1,0 +1,8 @@
+"""Fits in files: one self-contained file each, in the format of safetensors, checked before it is believed."""
+
+from __future__ import annotations
+
+from whence.io.fit import restore, save
+from whence.io.problem import Given
+
+__all__ = ["Given", "restore", "save"]

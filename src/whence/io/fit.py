@@ -1,0 +1,256 @@
+"""A whole fit: to a file, and back."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whence._version import __version__
+from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
+from whence.curvature.dual import FittedDual
+from whence.curvature.iterative import FittedIterative
+from whence.curvature.primal import FittedPrimal
+from whence.curvature.spectral import FittedSpectral
+from whence.curvature.stream import working_precision
+from whence.curvature.two_bases import FittedTwoBases
+from whence.errors import InputError, StaleModelError
+from whence.estimators import LeftOut, Weighing
+from whence.influence.fitted import Fitted, using_model
+from whence.io.curvature import (
+    read_dual,
+    read_free,
+    read_primal,
+    read_spectral,
+    read_two_bases,
+    write_dual,
+    write_free,
+    write_primal,
+    write_spectral,
+)
+from whence.io.files import (
+    Container,
+    Draft,
+    Saved,
+    Target,
+    bring_together,
+    damaged,
+    number,
+    opened,
+    plain,
+    printable,
+    write,
+    written_by_first,
+)
+from whence.io.model import check_same, write_model
+from whence.io.problem import Given, read_groups, read_problem, read_selection, write_groups, write_problem
+from whence.jacobian.linearization import Linearization
+from whence.jacobian.network import Network
+from whence.results import Diagnostics, Finding
+from whence.runtime.memory import Budget
+from whence.runtime.model_state import check_model, fingerprint, preserved
+
+Writer = Callable[[Draft, Any, Any], None]
+Restorer = Callable[[Saved, Linearization, Meats, Given], tuple[FittedCurvature, Sandwich]]
+
+KINDS: dict[str, tuple[type[FittedCurvature], Writer, Restorer]] = {
+    "primal": (FittedPrimal, write_primal, read_primal),
+    "dual": (FittedDual, write_dual, read_dual),
+    "matrix_free": (FittedIterative, write_free, read_free),
+    "spectral": (FittedSpectral, write_spectral, read_spectral),
+    "two_bases": (FittedTwoBases, write_spectral, read_two_bases),
+}
+"""Every curvature of whence, with the way to a file and back."""
+
+COMPARED = 5
+"""Batches of the training data on which the model must say what it said, spread over them where that is possible."""
+
+PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
+
+
+def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path) -> None:
+    """Write a fit to a file; see `Tracer.save`."""
+    kinds = {kind: name for name, (kind, _, _) in KINDS.items()}
+    name = kinds.get(type(fitted.bread))
+    if name is None:
+        raise InputError(
+            f"expected a structure of whence itself to save, got {type(fitted.bread).__name__}, which only its author "
+            "knows how to write down. Fit with one of whence's structures, or save the model and fit again."
+        )
+    layers = fitted.problem.passes.layers
+    if not layers.alone and fitted.problem.passes.process_group.rank > 0:
+        return  # those who share the layers of the first part of the data write the same
+    draft = Draft()
+    with using_model(fitted):
+        write_model(draft.part("model"), fitted.problem.network.model)
+    problem, weighing = fitted.problem, fitted.weighing
+    draft.note(
+        whence=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        structure=name,
+        algebra=_precision_name(problem.dtype),
+        working=_precision_name(working_precision(problem)),
+        policy=weighing.policy,
+        recenter=weighing.recenter,
+        by_output=weighing.by_output,
+        by_position=weighing.units is not None,
+        guarded=fitted.left_out.guarded,
+        noise_scale=fitted.noise_scale,
+        relative=step.relative,
+        diagnostics=[[one.name, plain(one.value), one.words] for one in diagnostics],
+    )
+    write_problem(draft.part("problem"), problem)
+    write_groups(draft.part("groups"), weighing.groups)
+    draft.put("sigma", fitted.sigma)
+    draft.put("noise_roots", fitted.meats.roots["ho"])
+    draft.put("change", step.change)
+    draft.put("direction", step.direction)
+    for each in ("hec2", "hec3", "leverage"):
+        draft.put(each, getattr(fitted.left_out, each))
+    KINDS[name][1](draft.part("bread"), fitted.bread, fitted.sandwich)
+    if not layers.alone:
+        bring_together(draft, "bread", layers)
+    written_by_first(layers, lambda: write(path, {**draft.facts, "orders": draft.orders}, draft.tensors))
+
+
+def restore(path: Path, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:
+    """The fields of a `Tracer` from a file; see `whence.load`."""
+    with opened(path) as container:
+        check_model(given.model)
+        with preserved(given.model):
+            return _read(container, given, dtype)
+
+
+def _read(container: Container, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:
+    facts = container.manifest
+    orders = facts.get("orders")
+    if not isinstance(orders, dict):
+        raise damaged(container.path, "it does not say in which order axes are stored")
+    saved = Saved(container, facts, orders, _NOWHERE, set())
+    notes = check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
+    target = _target(saved, given, dtype)
+    empty = replace(target, device=_NOWHERE.device, empty=True)
+    first = replace(saved, target=empty)
+    _fields(first, given, notes, {})
+    left = sorted(set(container.entries) - first.used)
+    if left:
+        raise damaged(container.path, f"it holds tensors that do not belong to it, {left[0][:80]!r} first")
+    _make_room(container, target, given)
+    found = _fields(replace(saved, target=target), given, notes, fingerprint(given.model))
+    if given.loader is not None:
+        _recognise(found["problem"], found["bread"])
+    return found
+
+
+def _make_room(container: Container, target: Target, given: Given) -> None:
+    """Raise when the tensors do not fit in memory."""
+    pairs = zip((target.algebra, target.working), target.stored, strict=True)
+    wider = any(wanted.itemsize > stored.itemsize for wanted, stored in pairs)
+    need = container.size * (2 if wider else 1)
+    room = Budget(target.device, given.limit)
+    room.require(need, f"the fit in {container.path}", "Load it where there is more memory.")
+
+
+def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int]) -> dict[str, Any]:
+    """Everything put together again."""
+    problem = read_problem(saved.part("problem"), given)
+    n, k = problem.n, problem.k
+    groups = read_groups(saved.part("groups"), n)
+    policy: Any = saved.text("policy", "exact", "one_plus_q", "clip")
+    recenter, by_output = saved.flag("recenter"), saved.flag("by_output")
+    units = problem.units if saved.flag("by_position") else None
+    weighing = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups, units)
+    left_out = LeftOut(
+        saved.algebra("hec2", n, k),
+        saved.algebra("hec3", n, k),
+        saved.algebra("leverage", n, k),
+        saved.whole("guarded"),
+    )
+    direction = saved.algebra("direction", problem.selection.size) if recenter else None
+    step = NewtonStep(saved.algebra("change", n, k), saved.number("relative", 0.0), direction)
+    examples, _, q = saved.sizes("noise_roots", 3)
+    if examples not in (1, n):
+        raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
+    roots = {"ho": saved.algebra("noise_roots", examples, k, q)}
+    residuals = weighing.residuals(slice(0, n), step.change)
+    roots.update(weighing.roots_of(residuals, left_out))
+    deletions = 1 if saved.target.empty else weighing.deletions(problem)  # stand-ins have no weights to count
+    meats = Meats(roots, left_out.hec3, deletions, groups)
+    each = problem.width if problem.sketch is None else 1
+    name = saved.text("structure", *KINDS)
+    bread, sandwich = KINDS[name][2](saved.part("bread"), problem, meats, given)
+    return {
+        "problem": problem,
+        "bread": bread,
+        "sandwich": sandwich,
+        "meats": meats,
+        "left_out": left_out,
+        "step": step,
+        "weighing": weighing,
+        "sigma": saved.algebra("sigma", each, each),
+        "noise_scale": saved.number("noise_scale", 0.0),
+        "diagnostics": _diagnostics(saved, notes),
+        "marks": marks,
+    }
+
+
+def _recognise(problem: Linearization, bread: Any) -> None:
+    """Look at a few batches: these must be the training data, and the model must say about them what it said.
+
+    Mixtures of outputs are looked at in every batch, whenever it is read: see `SketchedBatches`.
+    """
+    first = None
+    for place, batch in problem.batches.some(COMPARED):
+        first = batch if first is None else first
+        if problem.sketch is not None:
+            continue
+        with torch.no_grad():
+            outputs = problem.network(batch.inputs, f"batch {place}").to(problem.dtype)
+        wanted = problem.outputs[batch.rows]
+        gap = float((outputs - wanted).abs().max()) if outputs.shape == wanted.shape else float("inf")
+        if not gap <= problem.network.tolerance * float(wanted.abs().max()):
+            raise StaleModelError(
+                f"expected the model to say about batch {place} what it said when it was fitted, got a difference of "
+                f"{gap:.3g}. Its weights are the same, its forward is not: build it as it was then."
+            )
+    stream = getattr(bread, "stream", None) or getattr(getattr(bread, "features", None), "stream", None)
+    if stream is not None and first is not None:
+        stream.capture(first.inputs)
+
+
+def _target(saved: Saved, given: Given, dtype: torch.dtype | None) -> Target:
+    """Where tensors go, and in which precision."""
+    algebra, working = (PRECISIONS[saved.text(name, *PRECISIONS)] for name in ("algebra", "working"))
+    if dtype not in (None, *PRECISIONS.values()):
+        raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
+    selection = read_selection(saved.part("problem"), given.model)
+    doubles = any(p.dtype == torch.float64 for p in selection.parameters.values())
+    mine = torch.float64 if doubles else torch.float32
+    return Target(Network(given.model).device, dtype or algebra, mine, (algebra, working), empty=False)
+
+
+_NOWHERE = Target(torch.device("meta"), torch.float64, torch.float64, (torch.float64, torch.float64), empty=True)
+
+
+def _diagnostics(saved: Saved, notes: list[str]) -> Diagnostics:
+    rows = saved.facts.get("diagnostics")
+    if not isinstance(rows, list):
+        raise saved.wrong("diagnostics", "a table")
+    found = []
+    for row in rows:
+        sound = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) and isinstance(row[2], str)
+        value = row[1] if sound and type(row[1]) in (str, int) else number(row[1]) if sound else None
+        if value is None:
+            raise saved.wrong("diagnostics", "rows of a name, a value and words")
+        shown = printable(value) if isinstance(value, str) else value
+        found.append(Finding(printable(row[0]), shown, printable(row[2])))
+    return Diagnostics((*found, *(Finding("note", note, "") for note in notes)))
+
+
+def _precision_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

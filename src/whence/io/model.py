@@ -1,0 +1,121 @@
+"""Is this the model that was fitted? Its modules, names, shapes, dtypes, and a hash of every parameter and buffer."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.errors import StaleModelError
+from whence.io.files import Draft, Saved, as_bytes, printable
+
+ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def write_model(draft: Draft, model: nn.Module) -> None:
+    """Write down what makes the model this one."""
+    draft.note(
+        modules=[[name, *_kind(module)] for name, module in model.named_modules(remove_duplicate=False)],
+        tensors=[
+            [name, owner, str(tensor.dtype), list(tensor.shape), digest(tensor)]
+            for name, owner, tensor in tensors_of(model)
+        ],
+    )
+
+
+def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> list[str]:
+    """Raise unless this is the model; return what is worth telling."""
+    _check_modules(saved, model, same_torch)
+    found = tensors_of(model)
+    rows = saved.facts.get("tensors")
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 5 for row in rows):
+        raise saved.wrong("tensors", "a table")
+    here, there = [name for name, _, _ in found], [row[0] for row in rows]
+    if here != there:
+        odd = [name for name in [*here, *there] if (name in here) != (name in there)] or here
+        raise _other(f"another set of parameters and buffers ({_listing(odd)})")
+    changed, cast = [], set()
+    for (name, owner, tensor), (_, other, dtype, shape, wanted) in zip(found, rows, strict=True):
+        if owner != other:
+            raise _other(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
+        if list(tensor.shape) != shape:
+            raise _other(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
+        same = _as_stored(tensor, dtype)
+        if same is None or digest(same) != wanted:
+            changed.append(name)
+        elif same is not tensor:
+            cast.add(f"the model computes in {tensor.dtype}, and was fitted in {dtype}")
+    if changed:
+        raise StaleModelError(
+            f"expected the weights and buffers that were fitted, got changes in {_listing(changed)}. "
+            "Load the weights of that time into the model, or fit and save again."
+        )
+    return sorted(cast)
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, str, Tensor]]:
+    """(name, first name of the same tensor, tensor) of all parameters and buffers."""
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [(name, first.setdefault(id(tensor), name), tensor) for name, tensor in named]
+
+
+def digest(tensor: Tensor) -> str:
+    """SHA-256 of the bits of a tensor."""
+    found = tensor.detach()
+    if found.layout != torch.strided:
+        found = found.to_dense()
+    if found.is_complex():
+        found = torch.view_as_real(found.resolve_conj())
+    return hashlib.sha256(memoryview(as_bytes(found.resolve_neg()))).hexdigest()
+
+
+def _as_stored(tensor: Tensor, dtype: Any) -> Tensor | None:
+    """The tensor in the dtype it was fitted in, where nothing is lost on the way; itself if that is its own."""
+    if str(tensor.dtype) == dtype:
+        return tensor
+    known = {str(one): one for one in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+    if not isinstance(dtype, str) or dtype not in known or not tensor.is_floating_point():
+        return None
+    cast = tensor.detach().to(known[dtype])
+    return cast if torch.equal(cast.to(tensor.dtype), tensor) else None
+
+
+def _check_modules(saved: Saved, model: nn.Module, same_torch: bool) -> None:
+    rows = saved.facts.get("modules")
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
+        raise saved.wrong("modules", "a table")
+    found = [[name, *_kind(module)] for name, module in model.named_modules(remove_duplicate=False)]
+    for here, there in zip(found, rows, strict=False):
+        if here[:2] != there[:2] or (same_torch and here != there):
+            raise _other(f"{_words(here)} where {_words(there)} was")
+    if len(found) != len(rows):
+        raise _other(f"{len(found)} modules instead of {len(rows)}")
+
+
+def _kind(module: nn.Module) -> tuple[str, str]:
+    """The class of a module, and its options as it prints them, which another torch may print otherwise."""
+    return type(module).__name__, ADDRESS.sub("0x", module.extra_repr())
+
+
+def _words(row: list[Any]) -> str:
+    name, kind, options = row
+    return f"{_safe(name) or 'the model'}: {_safe(kind)}({_safe(options)})"
+
+
+def _safe(thing: Any) -> str:
+    """Something out of a file, to be shown in a message."""
+    return printable(str(thing), 120)
+
+
+def _other(got: str) -> StaleModelError:
+    return StaleModelError(
+        f"expected the model that was fitted, got {got}. Build it as it was then, and load the weights of that time."
+    )
+
+
+def _listing(names: list[str], most: int = 5) -> str:
+    return ", ".join(map(_safe, names[:most])) + (", ..." if len(names) > most else "")

@@ -1,0 +1,3 @@
+"""Tangents: how the outputs move with the weights, example by example."""
+
+from __future__ import annotations

@@ -1,0 +1,122 @@
+"""Per-example gradients of any parameter, whatever the model does with it.
+
+The parameter is replaced, wherever it is handed to a torch function, by one copy an example; `torch.vmap` runs the
+model on every example with its own copy, and ordinary backward passes give the gradients in the copies. Where vmap
+cannot follow (control flow that depends on data), the examples are run one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from whence.data.batches import Inputs, batch_size, take
+from whence.jacobian.record import differentiable, gradients
+from whence.runtime.model_state import plain_kernels, without_cudnn
+
+Call = Callable[[Inputs], Tensor]
+"""Runs the user's model on a batch: outputs (n, k)."""
+
+
+class Substitution(TorchFunctionMode):
+    """Hands every torch function the given tensors in place of the parameters."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Remember which tensor stands for which parameter."""
+        super().__init__()
+        self._values = {id(parameter): values[name] for name, parameter in parameters.items()}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call with the parameters exchanged, also inside lists."""
+        return func(*map(self._exchange, args), **{key: self._exchange(value) for key, value in (kwargs or {}).items()})
+
+    def _exchange(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._values.get(id(value), value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self._exchange, value))
+        return value
+
+
+class Run(Protocol):
+    """One forward pass whose gradients can be asked for."""
+
+    outputs: Tensor
+
+    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
+        """Per-example gradients (n, c, *shape) for cotangents (c, n, k)."""
+        ...
+
+
+class Vectorized:
+    """All examples at once, through `torch.vmap`."""
+
+    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
+        """Run the model."""
+        n = batch_size(inputs, "this batch")
+        self._copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
+
+        def single(values: dict[str, Tensor], example: Inputs) -> Tensor:
+            one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
+            with Substitution(parameters, values):
+                return call(one).squeeze(0)
+
+        axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
+        # The fused attention kernels have no rule under vmap.
+        with differentiable(), plain_kernels():
+            self.outputs: Tensor = torch.vmap(single, in_dims=(0, axes))(self._copies, inputs)
+
+    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
+        """One backward pass for each cotangent."""
+        copies = list(self._copies.values())
+        found = []
+        for number, cotangent in enumerate(cotangents):
+            keep = not last or number + 1 < len(cotangents)
+            found.append(gradients(self.outputs, copies, cotangent, keep=keep))
+        return {
+            name: torch.stack(list(each), 1) for name, each in zip(self._copies, zip(*found, strict=True), strict=True)
+        }
+
+
+class OneByOne:
+    """The examples one after the other, with the parameters themselves."""
+
+    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
+        """Run the model on every example."""
+        self._parameters = parameters
+        with differentiable():
+            self._rows = [call(take(inputs, slice(at, at + 1))) for at in range(batch_size(inputs, "this batch"))]
+        self.outputs = torch.cat([row.detach() for row in self._rows])
+
+    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
+        """One backward pass for each example and cotangent."""
+        leaves = list(self._parameters.values())
+        found: dict[str, list[Tensor]] = {name: [] for name in self._parameters}
+        for at, row in enumerate(self._rows):
+            pulled = [
+                gradients(row, leaves, cotangent) if row.requires_grad else [torch.zeros_like(leaf) for leaf in leaves]
+                for cotangent in cotangents[:, at : at + 1]
+            ]
+            for name, each in zip(self._parameters, zip(*pulled, strict=True), strict=True):
+                found[name].append(torch.stack([_dense(grad) for grad in each]))
+        return {name: torch.stack(rows) for name, rows in found.items()}
+
+
+class Plain(OneByOne):
+    """The same without cuDNN, whose recurrent networks have no backward pass in evaluation mode."""
+
+    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
+        """Run the model on every example."""
+        with without_cudnn():
+            super().__init__(call, parameters, inputs)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor

@@ -1,0 +1,449 @@
+"""What is left out of the training data at once, when a ridge is chosen by leave-one-out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from whence.data.batches import Batch, Batches, Inputs, check_finite, take
+from whence.data.targets import Positions, TargetRows, check_alike, exchanged, join, plain_weights, pooled
+from whence.errors import ShapeError, TooLargeError
+from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
+from whence.jacobian.network import Network, Selection, View
+from whence.jacobian.sketches import COLUMNS, MANY, OutputSketch, SketchedBatches
+from whence.likelihoods import Likelihood, Noise
+from whence.runtime.execution import Passes, State
+from whence.runtime.memory import Budget, free_memory, readable
+from whence.runtime.progress import Progress
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Parts of the training data that are left out, one after the other; whole examples, if not told otherwise.
+
+    Attributes:
+        groups: (n,) number of each example's group, counted from zero, where whole groups are left out.
+        width: how many outputs of an example are left out at once, where single positions or outputs are.
+
+    Examples:
+        >>> import torch
+        >>> Folds(width=1).blocks(torch.eye(2).expand(3, 2, 2)).shape
+        torch.Size([6, 1, 1])
+    """
+
+    groups: Tensor | None = None
+    width: int | None = None
+
+    def blocks(self, matrices: Tensor) -> Tensor:
+        """Matrices (n, k, k) of examples as the blocks (N, w, w) of what is left out of them at once."""
+        n, k = matrices.shape[:2]
+        if self.width is None or self.width == k:
+            return matrices
+        shaped = matrices.reshape(n, k // self.width, self.width, k // self.width, self.width)
+        return shaped.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
+
+    def parts(self, vectors: Tensor) -> Tensor:
+        """Vectors (n, k) of examples as those (N, w) of what is left out of them at once."""
+        return vectors if self.width is None else vectors.reshape(-1, self.width)
+
+
+CHUNK_SHARE = 0.05
+"""A chunk of Jacobian rows takes at most this share of the memory budget."""
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """A trained network, linearized in the selected parameters around its weights, with its training data.
+
+    Attributes:
+        outputs: (n, k) what the network says about the training examples; k counts the outputs of all positions where
+            it answers at several.
+        residuals: (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error.
+        hessian_roots: (n, k, q) roots of the weighted loss's Hessian in the outputs; `None` for squared error
+            (identity).
+        sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
+        units: the positions at which the network answers, where there are any.
+        sketch: what is known of the outputs, where not all are looked at: then k counts the mixtures of them that are,
+            in an orthonormal basis of each example's own.
+        passes: how passes over the training data go; several processes may share them.
+        folds: what is left out at once, where the ridge is chosen by leave-one-out.
+    """
+
+    network: Network
+    selection: Selection
+    batches: Batches | SketchedBatches
+    likelihood: Likelihood
+    outputs: Tensor
+    residuals: Tensor
+    hessian_roots: Tensor | None
+    sample_weights: Tensor | None
+    dtype: torch.dtype
+    budget: Budget
+    progress: Progress
+    chunk_size: int | None
+    units: Positions | None = None
+    sketch: OutputSketch | None = None
+    passes: Passes = field(default_factory=Passes)
+    folds: Folds = field(default_factory=Folds)
+
+    @property
+    def n(self) -> int:
+        """Number of training examples."""
+        return self.outputs.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Number of outputs."""
+        return self.outputs.shape[1]
+
+    @property
+    def counted(self) -> int:
+        """Number of training examples that count: those of weight above zero."""
+        return self.n if self.sample_weights is None else int((self.sample_weights > 0).sum())
+
+    @property
+    def total_weight(self) -> float:
+        """Sum of the sample weights: n where all count one."""
+        return float(self.n if self.sample_weights is None else self.sample_weights.sum())
+
+    @property
+    def numbers(self) -> int:
+        """How many residuals there are that can vary freely: n k for squared error."""
+        return self.counted_units * self.likelihood.numbers(self.width)
+
+    @property
+    def width(self) -> int:
+        """Number of outputs at each position: k, where there are none."""
+        if self.sketch is not None:
+            return self.sketch.width
+        return self.k if self.units is None else self.units.width
+
+    @property
+    def counted_units(self) -> int:
+        """Number of positions of training examples that count; of examples, where there are no positions."""
+        if self.sketch is not None:
+            return self.sketch.counted
+        if self.units is None:
+            return self.counted
+        weights = self.units.weights
+        return self.n * self.units.positions if weights is None else int((weights > 0).sum())
+
+    @property
+    def dense(self) -> bool:
+        """Whether the network answers at several positions of an example."""
+        return self.units is not None if self.sketch is None else self.sketch.dense
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lives."""
+        return self.network.device
+
+    def seen(self, inputs: Inputs) -> int:
+        """How many outputs of these inputs are looked at: all k, or what a view says."""
+        return inputs.count if isinstance(inputs, View) else self.k
+
+    def jacobian(self) -> Jacobian:
+        """The tangents, through `torch.func`."""
+        room = min(CHUNK_BYTES, int(CHUNK_SHARE * self.budget.limit))
+        return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, room)
+
+    def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
+        """One pass over the training data.
+
+        Args:
+            label: what the pass is for.
+            state: tensors, zeros at first, that the reader adds to in place; see `Passes.over`.
+            given: what the sums depend on beside model, data and options.
+        """
+        if state is None:
+            return self.batches.read(label)
+        return self.passes.over(self.batches.read(label), lambda batch: batch.rows, label, state, self.known(given))
+
+    def known(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """What sums depend on, with the bases of the outputs, where each example has one of its own."""
+        roots = self.hessian_roots
+        return [*given] if self.sketch is None or roots is None else [*given, self.residuals, roots]
+
+    @property
+    def share(self) -> int:
+        """The most training examples that any process has."""
+        return self.n if self.passes.largest is None else self.passes.largest
+
+    @property
+    def mine(self) -> slice:
+        """The training examples of this process."""
+        passes = self.passes
+        return slice(passes.offset, passes.offset + (self.n if passes.here is None else passes.here))
+
+    def weights(self) -> Tensor:
+        """The selected weights, (d,)."""
+        return self.selection.weights(self.dtype)
+
+    def unweighted(self, vectors: Tensor) -> Tensor:
+        """(n, k) vectors that hold the sample weights, without them; zero for examples that do not count."""
+        weights = self.sample_weights if self.units is None else self.units.weights
+        if weights is None:
+            return vectors
+        inverse = torch.where(weights > 0, 1.0 / weights, 0.0)
+        return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
+
+    def moved(self, change: Tensor) -> Tensor:
+        """(n, k) residuals where the outputs moved by `change`, sample weights multiplied in."""
+        shape = self.residuals.shape
+        if self.sketch is not None:  # outputs that were not looked at are not known: to first order
+            return Likelihood.moved(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
+        residuals, outputs, roots, weights = self._apart()
+        found = self.likelihood.moved(residuals, outputs, roots, change.reshape(outputs.shape))
+        return (found if weights is None else weights.unsqueeze(1) * found).reshape(shape)
+
+    def doubt(self, change: Tensor) -> tuple[Tensor, Tensor]:
+        """`Likelihood.doubt` of each example (n,) where the outputs moved by `change`: of its most doubtful position.
+
+        Minus infinity for examples that do not count.
+        """
+        if self.sketch is not None:
+            found = self.unweighted(self.moved(change)).abs().amax(1).log()
+            return found, torch.zeros_like(found)
+        residuals, outputs, roots, weights = self._apart()
+        pair = self.likelihood.doubt(residuals, outputs, roots, change.reshape(outputs.shape))
+        first, second = (part.reshape(self.n, -1) for part in pair)
+        if weights is not None:
+            first = torch.where(weights.reshape(self.n, -1) > 0, first, -torch.inf)
+        best = torch.where(first == first.amax(1, keepdim=True), second, -torch.inf)
+        return first.amax(1), best.amax(1)
+
+    def _apart(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Residuals, outputs and roots position by position, without sample weights, and these weights (N,)."""
+        k, units, roots = self.width, self.units, self.hessian_roots
+        weights = self.sample_weights if units is None else units.weights
+        if units is not None and roots is not None:
+            roots = units.split(roots)
+        residuals, outputs = self.unweighted(self.residuals).reshape(-1, k), self.outputs.reshape(-1, k)
+        if weights is None:
+            return residuals, outputs, roots, None
+        weights = weights.reshape(-1)
+        if roots is not None:
+            roots = torch.where(weights > 0, weights.rsqrt(), 0.0).reshape(-1, 1, 1) * roots
+        return residuals, outputs, roots, weights
+
+    def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
+        """The noise of the likelihood for weighted residuals (n, k): of each example, its weight times its noise.
+
+        An example of weight w counts as a residual of variance 1 / w, as in weighted least squares.
+        """
+        if self.sketch is not None:
+            return self._sketched_noise(residuals, degrees_of_freedom)
+        if self.units is None:
+            return self._noise(residuals, self.outputs, self.hessian_roots, self.sample_weights, degrees_of_freedom)
+        k, weights = self.width, self.units.weights
+        roots = None if self.hessian_roots is None else self.units.split(self.hessian_roots)
+        flat = None if weights is None else weights.reshape(-1)
+        found = self._noise(residuals.reshape(-1, k), self.outputs.reshape(-1, k), roots, flat, degrees_of_freedom)
+        return Noise(found.covariance, self.units.join(found.roots), found.scale)
+
+    def _sketched_noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
+        """As of the likelihood, with one variance for all outputs in its covariance (1, 1)."""
+        assert self.hessian_roots is not None
+        numbers = self.counted_units * self.width
+        plain, roots = residuals, self.hessian_roots
+        if self.sample_weights is not None:
+            seen = self.sample_weights > 0
+            size = self.sample_weights[seen].sqrt().unsqueeze(1)
+            plain, roots = residuals[seen] / size, roots[seen] / size.unsqueeze(2)
+        scale = self.likelihood.noise_scale(float(plain.square().sum()), numbers, degrees_of_freedom)
+        mean = scale * roots.square().sum() / numbers
+        return Noise(mean.reshape(1, 1), scale**0.5 * self.hessian_roots, scale)
+
+    def _noise(
+        self,
+        residuals: Tensor,
+        outputs: Tensor,
+        roots: Tensor | None,
+        weights: Tensor | None,
+        degrees_of_freedom: float | None,
+    ) -> Noise:
+        if weights is None:
+            return self.likelihood.noise(residuals, outputs, roots, degrees_of_freedom)
+        assert roots is not None
+        seen = weights > 0
+        size = weights[seen].sqrt()
+        plain = roots[seen] / size.reshape(-1, 1, 1)
+        scaled = residuals[seen] / size.unsqueeze(1)
+        found = self.likelihood.noise(scaled, outputs[seen], plain, degrees_of_freedom)
+        each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
+        each[seen] = size.reshape(-1, 1, 1) * found.roots
+        return Noise(found.covariance, each, found.scale)
+
+
+def linearize(
+    network: Network,
+    selection: Selection,
+    batches: Batches,
+    likelihood: Likelihood,
+    *,
+    dtype: torch.dtype,
+    budget: Budget,
+    progress: Progress,
+    chunk_size: int | None,
+    columns: int | None = None,
+    seed: int = 0,
+) -> Linearization:
+    """Run the network once over its training data and check everything on the way.
+
+    Args:
+        network: the model.
+        selection: its parameters that count.
+        batches: the training data.
+        likelihood: the loss.
+        dtype: of the algebra.
+        budget: memory that may be taken.
+        progress: how far it is.
+        chunk_size: examples whose tangents are held at once.
+        columns: of the Hessian's root that are looked at; `None` for all outputs, 0 to decide by their number.
+        seed: of what is random about these columns.
+    """
+    rest = (dtype, budget, progress, chunk_size)
+    if columns == 0:
+        columns = _enough(network, batches)
+    if columns is None:
+        found = _all_rows(network, batches, likelihood, dtype, budget)
+        passes = batches.passes
+        if not passes.process_group.alone:
+            found = exchanged(passes, pooled(found) if found else None, network.device)
+        outputs, residuals, roots, weights, units = join(found)
+        seen = (outputs, residuals, roots, weights)
+        return Linearization(network, selection, batches, likelihood, *seen, *rest, units, None, passes)
+    sketched = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
+    passed = _Sketching(sketched, network.device)
+    outputs, residuals, roots, weights, sketched.largest = passed.joined()
+    seen = (outputs, residuals, roots, plain_weights([weights]))
+    parts = (sketched, likelihood, *seen, *rest, None, passed.sketch, batches.passes)
+    return Linearization(network, selection, *parts)
+
+
+def _all_rows(
+    network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
+) -> list[TargetRows]:
+    """What the loss says about every batch, all outputs in sight."""
+    rows: list[TargetRows] = []
+    shape = torch.Size()
+    for number, batch in enumerate(batches.read("outputs")):
+        where = f"batch {number}"
+        with torch.no_grad():
+            out = network.shaped(batch.inputs, where)
+        shape = out.shape[1:] if number == 0 else shape
+        if out.shape[1:] != shape:
+            raise ShapeError(
+                f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
+                "module that returns the same number of outputs for every batch. Sequences of several lengths are "
+                "padded to one, or seen through so many mixtures of their outputs: fit(..., outputs=16)."
+            )
+        check_finite(out, "outputs of the model", where)
+        rows.append(TargetRows.of(likelihood, out.detach().to(dtype), batch, where))
+        held = sum(row.roots.numel() for row in rows if row.roots is not None) * rows[0].outputs.element_size()
+        budget.require(
+            3.0 * held,  # they are joined; and roots of the noise and leverages are as large
+            f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
+            f"{_sizes(out.shape[1:])}",
+            "Look at a few mixtures of the outputs, for example outputs=16, use fewer training examples, or a larger "
+            "max_memory.",
+        )
+    return rows
+
+
+def _enough(network: Network, batches: Batches) -> int | None:
+    """All outputs where they are few, and a fixed number of columns where they are many."""
+    first = batches.first()
+    with torch.no_grad():
+        shape = network.shaped(take(first.inputs, slice(0, 1)), "batch 0").shape[1:]
+    if shape.numel() <= MANY:
+        return None
+    batches.notes.append(
+        f"of {_sizes(shape)}, {COLUMNS} columns of the loss's Hessian were looked at in each training example, half of "
+        "them the largest and half of them random mixtures of the rest, and the residual; outputs='all' looks at all"
+    )
+    return COLUMNS
+
+
+class _Sketching:
+    """One pass over sketched batches."""
+
+    def __init__(self, batches: SketchedBatches, device: torch.device) -> None:
+        self.device, self.process_group, self.layers = (
+            device,
+            batches.plain.passes.process_group,
+            batches.plain.passes.layers,
+        )
+        self.parts: list[tuple[Tensor, ...]] = []
+        given: list[bool] = []
+        counted, shape = 0, torch.Size()
+        for batch, here, reduced in batches.reduced("outputs"):
+            shape = here if not self.parts else shape
+            if here[-1] != shape[-1] or len(here) != len(shape):
+                raise ShapeError(
+                    f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
+                    "the model in a module that returns the same number of outputs for every batch."
+                )
+            self.parts.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights, reduced.largest))
+            given.append(batch.weights is not None)
+            counted += reduced.counted
+        told = self.process_group.tell("the outputs", (tuple(shape), counted, given))
+        check_alike([one for each in told for one in each[2]])
+        shape = next(torch.Size(each[0]) for each in told if each[0])
+        self.sketch = OutputSketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in told))
+
+    def joined(self) -> list[Tensor]:
+        """Outputs, residuals, roots, weights, and which columns were the largest, of all examples.
+
+        Processes that share the layers read the same data, and may choose otherwise among columns of nearly equal size:
+        the first one's choice, and what it saw, are those of all.
+        """
+        parts = [torch.cat(each) for each in zip(*self.parts, strict=True)]
+        self.layers.share(parts, 0, "the outputs")
+        local: list[Tensor | None] = [*parts] or [None] * 5
+        return [self.process_group.gather(one, "the outputs", self.device) for one in local]
+
+
+def _sizes(shape: torch.Size) -> str:
+    """(..., k) in words."""
+    return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
+
+
+LEAST_MEMORY = 2**20
+"""Bytes below which no plan is made."""
+
+
+def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMORY) -> Linearization:
+    """The same problem with half the memory, and chunks of half the size where that was given; noted for diagnostics.
+
+    Raises `TooLargeError` where there is nothing left to halve.
+
+    Args:
+        problem: what did not fit.
+        full: what the device said.
+        least: no plan is made with less memory than this: from there on, chunks alone become smaller.
+    """
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    most = min(problem.budget.limit, free_memory(problem.device))
+    limit = max(most // 2, min(least, most))
+    chunk = problem.chunk_size
+    if chunk is None and limit == problem.budget.limit:
+        chunk = problem.batches.first().size  # nothing else is left to be made smaller
+    chunk = None if chunk is None else max(chunk // 2, 1)
+    shared = problem.passes.kept or not problem.passes.process_group.alone
+    if shared or limit < LEAST_MEMORY or (limit, chunk) == (problem.budget.limit, problem.chunk_size):
+        why = "A fit that is shared or written down keeps to its plan. " if shared else ""
+        raise TooLargeError(
+            f"expected the fit to take {readable(problem.budget.limit)} at most on {problem.device}, got out of memory "
+            f"({full}). {why}Pass a smaller max_memory or chunk_size, select fewer parameters, or look at fewer "
+            "outputs (outputs=...)."
+        )
+    smaller = "" if chunk is None else f", chunks of {chunk} examples"
+    problem.batches.notes.append(
+        f"the device ran out of memory; the fit was planned anew with {readable(limit)}{smaller}"
+    )
+    return replace(problem, budget=Budget(problem.device, limit), chunk_size=chunk)

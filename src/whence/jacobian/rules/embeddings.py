@@ -1,0 +1,156 @@
+"""Tables looked up by index: `F.embedding`, `F.embedding_bag`, `table[index]`, `index_select`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whence.errors import UnsupportedLayerError
+from whence.jacobian.gradients import Kind, Layout
+from whence.jacobian.rules.base import (
+    Arguments,
+    Function,
+    Keywords,
+    Reader,
+    Recorder,
+    Use,
+    bind,
+    grad_positions,
+    positions,
+)
+
+
+@dataclass(frozen=True)
+class RowsUse(Use):
+    """Row index[t] of a table (V, *width) at every position t, times a weight where there is one.
+
+    Args:
+        index: The rows, (...), or (b, t) for bags: their gradients are those of the bag, (b, *width).
+        table: Shape of the table.
+        weights: Factor of every position, shaped as the index.
+        bag: Whether the last axis of the index is summed.
+    """
+
+    index: Tensor
+    table: tuple[int, ...]
+    weights: Tensor | None = None
+    bag: bool = False
+    kind: ClassVar[Kind] = "rows"
+
+    def axes(self, shape: Sequence[int]) -> Iterable[int]:
+        """All but those of the rows."""
+        return range(len(shape) - len(self.table) + 1)
+
+    def rows(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Index (n, t), gradients (n, c, t, d) and weights (n, t)."""
+        n, width = grads.shape[0], len(self.table) - 1
+        index = positions(layout.canonical(self.index, n), 0)
+        weights = None if self.weights is None else positions(layout.canonical(self.weights, n), 0)
+        grads = grad_positions(grads, width).flatten(3) if width else grad_positions(grads, 0).unsqueeze(3)
+        if self.bag:  # every position of a bag has the bag's gradient
+            grads = grads.repeat_interleave(self.index.shape[-1], 2)
+        return index, grads, weights
+
+    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
+        """Add the rows up in a table of zeros."""
+        index, values, weights = self.rows(layout, grads)
+        if weights is not None:
+            values = values * weights[:, None, :, None].to(values.dtype)
+        return scatter(index, values, self.table)
+
+
+def scatter(index: Tensor, values: Tensor, table: Sequence[int]) -> Tensor:
+    """Add values (n, c, t, d) at rows index (n, t) of tables: (n, c, *table)."""
+    n, c, _, d = values.shape
+    out = values.new_zeros(n, c, table[0], d)
+    return out.scatter_add_(2, index[:, None, :, None].expand_as(values), values).reshape(n, c, *table)
+
+
+def _refuse_rescaling(given: dict[str, Any]) -> None:
+    """Refuse options with which autograd's gradient is not the derivative, or the forward pass changes the weight."""
+    for option in ("max_norm", "scale_grad_by_freq"):
+        if given.get(option):
+            raise UnsupportedLayerError(
+                f"expected an embedding without {option}, got {option}={given[option]}: it changes the weight or its "
+                f"gradient by the batch at hand. Set {option} to its default before the fit."
+            )
+
+
+def look_up(recorder: Recorder, out: Tensor, weight: Tensor, index: Tensor, padding: int | None) -> Any:
+    """Record rows of a table, or follow them where the index is the same for all examples (positions)."""
+    source = recorder.source(weight)
+    if source is None:
+        return out
+    if recorder.carries_examples("rows", [source], index.shape):
+        weights = None if padding is None else index != padding % weight.shape[0]
+        recorder.record(RowsUse(index, tuple(weight.shape), weights), out, weight=weight)
+    else:
+        recorder.derive(out, source, index=index if source.whole and padding is None else None)
+    return out
+
+
+def embedding(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`F.embedding(index, weight)`."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = bind(names, args, kwargs)
+    if not recorder.follows(given["weight"]):
+        return function(*args, **kwargs)
+    _refuse_rescaling(given)
+    out = function(*args, **kwargs)
+    return look_up(recorder, out, given["weight"], given["input"], given.get("padding_idx"))
+
+
+def index_select(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`torch.index_select(table, 0, index)`."""
+    out = function(*args, **kwargs)
+    given = bind(("input", "dim", "index"), args, kwargs)
+    return look_up(recorder, out, given["input"], given["index"], None) if given["dim"] == 0 else out
+
+
+def embedding_bag(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`F.embedding_bag(index, weight, offsets)`, sums and means; maxima are left to the generic way."""
+    given = bind(BAG, args, kwargs)
+    weight, mode = given["weight"], given.get("mode", "mean")
+    if not recorder.follows(weight) or mode == "max":
+        return function(*args, **kwargs)
+    _refuse_rescaling(given)
+    out = function(*args, **kwargs)
+    index, weights = given["input"], given.get("per_sample_weights")
+    kept = torch.ones_like(index, dtype=out.dtype) if weights is None else weights.detach()
+    if given.get("padding_idx") is not None:
+        kept = kept * (index != given["padding_idx"] % weight.shape[0])
+    if index.dim() == 1:
+        index, kept = _pad_bags(index, kept, given["offsets"], bool(given.get("include_last_offset")))
+    if mode == "mean":
+        kept = kept / kept.sum(1, keepdim=True).clamp(min=1)
+    recorder.record(RowsUse(index, tuple(weight.shape), kept, bag=True), out, weight=weight)
+    return out
+
+
+def _pad_bags(index: Tensor, kept: Tensor, offsets: Tensor, closed: bool) -> tuple[Tensor, Tensor]:
+    """Bags of different lengths, one after the other, as (b, longest) with weight 0 behind the end of each."""
+    ends = offsets[1:] if closed else torch.cat([offsets[1:], offsets.new_tensor([len(index)])])
+    starts = offsets[:-1] if closed else offsets
+    lengths = ends - starts
+    steps = torch.arange(int(lengths.max()) if len(lengths) else 0, device=index.device)
+    inside = steps < lengths[:, None]
+    where = (starts[:, None] + steps).clamp(max=max(len(index) - 1, 0))
+    return index[where], kept[where] * inside
+
+
+BAG = (
+    *("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse"),
+    *("per_sample_weights", "include_last_offset", "padding_idx"),
+)
+
+READERS: dict[Function, Reader] = {
+    F.embedding: embedding,
+    F.embedding_bag: embedding_bag,
+    torch.index_select: index_select,
+    Tensor.index_select: index_select,
+}

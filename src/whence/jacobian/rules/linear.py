@@ -1,0 +1,115 @@
+"""Linear maps: `F.linear`, `addmm`, matrix products with a weight on the right or on the left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whence.jacobian.gradients import Factor, Kind, Layout, Whole
+from whence.jacobian.rules.base import (
+    Arguments,
+    Function,
+    Keywords,
+    Reader,
+    Recorder,
+    Use,
+    bind,
+    functions,
+    grad_positions,
+    positions,
+    promoted,
+)
+
+
+@dataclass(frozen=True)
+class LinearUse(Use):
+    """y_t = W a_t + b: the gradient is the sum over t of g_t a_t^T.
+
+    Args:
+        inputs: a, (..., i), or (..., i, t) where the weight stood on the left.
+        transposed: Whether the weight is (i, o) instead of (o, i).
+        left: Whether the weight stood on the left.
+    """
+
+    inputs: Tensor
+    transposed: bool = False
+    left: bool = False
+    kind: ClassVar[Kind] = "kronecker"
+    joint: ClassVar[bool] = True
+
+    def axes(self, shape: Sequence[int]) -> Iterable[int]:
+        """All but the features'."""
+        last = len(shape) - 1
+        return (axis for axis in range(len(shape)) if axis != last - self.left)
+
+    def _sides(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = layout.canonical(self.inputs, grads.shape[0])
+        if self.left:
+            inputs, grads = inputs.transpose(-1, -2), grads.transpose(-1, -2)
+        return positions(inputs, 1), grad_positions(grads, 1)
+
+    def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
+        """Nothing is copied, but what a flattened layout asks for."""
+        a, g = self._sides(layout, grads)
+        return Whole(a.unsqueeze(1), ones), Whole(g.unsqueeze(2))
+
+    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
+        """The bias gets the sum over positions."""
+        a, g = self._sides(layout, grads)
+        if role == "bias":
+            return g.sum(2)
+        a, g = promoted(a, g)
+        return torch.einsum("nti,ncto->ncio" if self.transposed else "nti,ncto->ncoi", a, g)
+
+
+def linear(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`F.linear(input, weight, bias)`."""
+    given = bind(("input", "weight", "bias"), args, kwargs)
+    inputs, weight, bias = given["input"], given["weight"], given.get("bias")
+    out = function(*args, **kwargs)
+    if recorder.follows(weight, bias):
+        recorder.record(LinearUse(inputs.detach()), out, weight=weight, bias=bias)
+    return out
+
+
+def addmm(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`torch.addmm(bias, input, weight)`, as in Hugging Face's Conv1D."""
+    given = bind(("input", "mat1", "mat2"), args, kwargs)
+    out = function(*args, **kwargs)
+    if set(given) != {"input", "mat1", "mat2"}:  # scaled by alpha or beta
+        return out
+    bias, inputs, weight = given["input"], given["mat1"], given["mat2"]
+    if recorder.follows(weight, bias) and not recorder.follows(inputs) and bias.shape == out.shape[-1:]:
+        recorder.record(LinearUse(inputs.detach(), transposed=True), out, weight=weight, bias=bias)
+    return out
+
+
+def product(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`x @ W` and `W @ x`, with a matrix W; a product of followed tensors is followed itself."""
+    given = bind(("input", "other"), args, kwargs)
+    left: Any = given.get("input")
+    right: Any = given.get("other", given.get("mat2"))
+    out = function(*args, **kwargs)
+    if not recorder.follows(left, right):
+        return out
+    first, second = recorder.source(left), recorder.source(right)
+    if first is not None and second is not None:
+        recorder.derive(out, first, second)
+    elif second is not None and right.dim() == 2:
+        recorder.record(LinearUse(left.detach(), transposed=True), out, weight=right)
+    elif first is not None and left.dim() == 2 and right.dim() > 1:
+        recorder.record(LinearUse(right.detach(), left=True), out, weight=left)
+    return out
+
+
+READERS: dict[Function, Reader] = {
+    F.linear: linear,
+    **dict.fromkeys([torch.addmm, Tensor.addmm], addmm),
+    **dict.fromkeys(functions(torch, "matmul", "mm"), product),
+    **dict.fromkeys(functions(Tensor, "matmul", "mm"), product),
+}

@@ -1,0 +1,116 @@
+"""LSTM, GRU and plain recurrent networks, taken apart into the linear maps they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, bind
+
+State = tuple[Tensor, ...]
+Step = Callable[[Tensor, Tensor, State], State]  # (from the inputs, from the hidden state, state) to a new state
+
+
+def _lstm(inputs: Tensor, hidden: Tensor, state: State) -> State:
+    i, f, g, o = (inputs + hidden).chunk(4, -1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+def _gru(inputs: Tensor, hidden: Tensor, state: State) -> State:
+    (r, z, m), (hr, hz, hm) = inputs.chunk(3, -1), hidden.chunk(3, -1)
+    reset, update = (r + hr).sigmoid(), (z + hz).sigmoid()
+    candidate = (m + reset * hm).tanh()
+    return ((1 - update) * candidate + update * state[0],)
+
+
+def _tanh(inputs: Tensor, hidden: Tensor, state: State) -> State:
+    return ((inputs + hidden).tanh(),)
+
+
+def _relu(inputs: Tensor, hidden: Tensor, state: State) -> State:
+    return ((inputs + hidden).relu(),)
+
+
+def _scan(step: Step, inputs: Tensor, state: State, weights: Sequence[Tensor], biased: bool) -> tuple[Tensor, State]:
+    """One layer in one direction over inputs (t, n, i)."""
+    w_ih, w_hh, *rest = weights
+    b_ih, b_hh = (rest[0], rest[1]) if biased else (None, None)
+    project = rest[2 * biased] if len(rest) > 2 * biased else None
+    fed = F.linear(inputs, w_ih, b_ih)
+    outputs = []
+    for now in fed.unbind(0):
+        state = step(now, F.linear(state[0], w_hh, b_hh), state)
+        if project is not None:
+            state = (F.linear(state[0], project), *state[1:])
+        outputs.append(state[0])
+    return torch.stack(outputs), state
+
+
+def _run(step: Step, given: dict[str, Any], states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """All layers and directions; the final states come back stacked as they came in."""
+    inputs = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]
+    directions = 2 if given["bidirectional"] else 1
+    biased, params = bool(given["has_biases"]), list(given["params"])
+    each = len(params) // (given["num_layers"] * directions)
+    finals: list[State] = []
+    for layer in range(given["num_layers"]):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            sequence = inputs.flip(0) if direction else inputs
+            state = tuple(tensor[at] for tensor in states)
+            out, final = _scan(step, sequence, state, params[at * each : (at + 1) * each], biased)
+            outputs.append(out.flip(0) if direction else out)
+            finals.append(final)
+        inputs = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+    last = [torch.stack(tensors) for tensors in zip(*finals, strict=True)]
+    return (inputs.transpose(0, 1) if given["batch_first"] else inputs), last
+
+
+NAMES = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+
+
+def _network(step: Step) -> Reader:
+    def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        given = bind(NAMES, args, kwargs)
+        params = given["params"]
+        packed = not isinstance(params, (list, tuple)) or not isinstance(given["has_biases"], bool)
+        if packed or not recorder.follows(*params) or (given["train"] and given["dropout"] > 0):
+            return function(*args, **kwargs)
+        states = given["hx"] if isinstance(given["hx"], (list, tuple)) else [given["hx"]]
+        with recorder.watching():
+            outputs, last = _run(step, given, states)
+        return (outputs, *last)
+
+    return read
+
+
+def _cell(step: Step) -> Reader:
+    def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        given = bind(("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh"), args, kwargs)
+        if not recorder.follows(*(given.get(name) for name in ("w_ih", "w_hh", "b_ih", "b_hh"))):
+            return function(*args, **kwargs)
+        state = tuple(given["hx"]) if isinstance(given["hx"], (list, tuple)) else (given["hx"],)
+        with recorder.watching():
+            fed = F.linear(given["input"], given["w_ih"], given.get("b_ih"))
+            new = step(fed, F.linear(state[0], given["w_hh"], given.get("b_hh")), state)
+        return new if len(new) > 1 else new[0]
+
+    return read
+
+
+READERS: dict[Function, Reader] = {
+    torch.lstm: _network(_lstm),
+    torch.gru: _network(_gru),
+    torch.rnn_tanh: _network(_tanh),
+    torch.rnn_relu: _network(_relu),
+    torch.lstm_cell: _cell(_lstm),
+    torch.gru_cell: _cell(_gru),
+    torch.rnn_tanh_cell: _cell(_tanh),
+    torch.rnn_relu_cell: _cell(_relu),
+}

@@ -1,0 +1,306 @@
+"""Training examples with many outputs, seen through a few mixtures of them that differ from example to example.
+
+All that a fit needs to know of an example are the gradients J^T r of its residual and J^T R of a root of its Hessian
+L = R R^T, k columns for k classes. Here R is replaced by S with c columns and E[S S^T] = L: the largest columns of R as
+they are, and random signs times all the others. S and r span at most c + 1 directions among the outputs, and an
+orthonormal basis of these is what is looked at. In it the residual is exact, so that HeC0 is White's for this
+curvature; and since the curvature holds the example as J^T S S^T J, leaving it out by S is exact for it as well. With
+c as large as the number of outputs nothing is approximated.
+
+Bases are too large to keep: every pass makes them anew, and a saved fit that is loaded on another machine makes its
+own, to be used with coordinates of the first. They are therefore functions of the outputs alone, without the signs and
+rotations that eigenvectors are free to have, and without a choice between columns of nearly equal size: that choice is
+made once and kept with the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.data.batches import Batch, Batches, check_finite, take
+from whence.data.targets import example_weights, targets_at, unit_weights, weights_at
+from whence.errors import CorruptArtifactError, StaleModelError
+from whence.jacobian.network import Mixed, Network
+from whence.likelihoods import Likelihood
+from whence.linalg import eigh
+
+MANY = 64
+"""Fits look at all outputs of an example up to so many, unless told otherwise."""
+
+COLUMNS = 16
+"""How many columns of the Hessian's root are taken where there are more outputs, unless told otherwise."""
+
+BASIS_BYTES = 96 * 2**20
+"""Bases of one piece of a batch are kept under this size."""
+
+PARALLEL = 1e-14
+"""Squared sines of angles below which directions count as the same."""
+
+ROUNDED = 1e5
+"""So many roundings of the outputs large is a residual that counts as much as the Hessian's root in a basis."""
+
+
+@dataclass(frozen=True)
+class OutputSketch:
+    """What is known of outputs that are not all looked at.
+
+    Attributes:
+        columns: c.
+        width: outputs k at each position.
+        dense: whether the network answers at several positions.
+        counted: how many positions of training examples count.
+    """
+
+    columns: int
+    width: int
+    dense: bool
+    counted: int
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """One batch in the bases of its examples.
+
+    Attributes:
+        basis: (n, K, c + 1), an isometry onto what the columns of S and r span.
+        residuals: (n, c + 1) coordinates of the weighted residuals.
+        roots: (n, c + 1, c) coordinates of S.
+        outputs: (n, c + 1) of the network.
+        weights: (n,) of the examples.
+        largest: (n, c // 2) which columns of the Hessian's root are taken as they are; zeros where all are.
+        counted: how many positions count.
+    """
+
+    basis: Tensor
+    residuals: Tensor
+    roots: Tensor
+    outputs: Tensor
+    weights: Tensor
+    largest: Tensor
+    counted: int
+
+
+@dataclass
+class SketchedBatches:
+    """Batches whose inputs are views of a few mixtures of the outputs, made anew in every pass and always the same.
+
+    Attributes:
+        plain: the batches as they are.
+        network: the model.
+        likelihood: tells residuals and the Hessian's root.
+        columns: c.
+        seed: of the random signs.
+        dtype: of the algebra.
+        largest: (n, c // 2) which columns of each example's root are taken as they are; `None` in the first pass.
+        saved: residuals and roots in the bases of the fit that was saved, where one was loaded: in the bases that are
+            made here they must be the same.
+    """
+
+    plain: Batches
+    network: Network
+    likelihood: Likelihood
+    columns: int
+    seed: int
+    dtype: torch.dtype
+    largest: Tensor | None = None
+    saved: tuple[Tensor, Tensor] | None = None
+    notes: list[str] = field(init=False)
+    prints: list[tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What is noted here is noted there."""
+        self.notes, self.prints = self.plain.notes, self.plain.prints
+
+    @property
+    def loader(self) -> Iterable[Any]:
+        """What the batches come from."""
+        return self.plain.loader
+
+    @property
+    def positional(self) -> int:
+        """How many positional arguments the inputs are."""
+        return self.plain.positional
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Read all batches once, without a progress bar."""
+        return self.read(None)
+
+    def read(self, label: str | None) -> Iterator[Batch]:
+        """Read all batches once, in pieces whose bases fit in memory."""
+        for batch, _, reduced in self.reduced(label):
+            yield self._view(batch, reduced)
+
+    def reduced(self, label: str | None) -> Iterator[tuple[Batch, torch.Size, Reduced]]:
+        """Read all batches once: pieces of them, the shape (..., k) of an example's outputs, and what is seen."""
+        for number, batch in enumerate(self.plain.read(label)):
+            yield from self._pieces(batch, f"batch {number}")
+
+    def some(self, count: int) -> Iterator[tuple[int, Batch]]:
+        """A few batches, in pieces, and their numbers; see `Batches.some`."""
+        for number, batch in self.plain.some(count):
+            for piece, _, reduced in self._pieces(batch, f"batch {number}"):
+                yield number, self._view(piece, reduced)
+
+    def first(self) -> Batch:
+        """The first piece of the first batch of all."""
+        batch, _, reduced = next(self._pieces(self.plain.first(), "batch 0"))
+        return self._view(batch, reduced)
+
+    def _view(self, batch: Batch, reduced: Reduced) -> Batch:
+        return Batch(Mixed(batch.inputs, reduced.basis), batch.targets, batch.start, batch.size, batch.weights)
+
+    def _pieces(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, Reduced]]:
+        with torch.no_grad():
+            outputs = self.network.shaped(batch.inputs, where).detach()
+        check_finite(outputs, "outputs of the model", where)
+        each = outputs[0].numel() * (self.columns + 1) * torch.float64.itemsize
+        step = max(1, BASIS_BYTES // each)
+        for low in range(0, batch.size, step):
+            some = slice(low, min(low + step, batch.size))
+            weights = None if batch.weights is None else batch.weights[some]
+            piece = Batch(take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights)
+            reduced = self._reduce(outputs[some], piece, where)
+            if self.saved is not None:
+                self._check_saved(outputs[some], piece.rows, reduced, where)
+            yield piece, outputs.shape[1:], reduced
+
+    def _reduce(self, outputs: Tensor, batch: Batch, where: str) -> Reduced:
+        n, k = len(outputs), outputs.shape[-1]
+        flat = outputs.reshape(-1, k).double()  # what follows is exact for outputs that are rounded, however confident
+        likelihood = self.likelihood
+        targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
+        given = weights_at(batch.weights, outputs, where)
+        weights = unit_weights(flat, given, likelihood.counted(targets))
+        residuals = likelihood.residuals(flat, targets)
+        sizes = likelihood.root_sizes(flat, targets)
+        sizes = (sizes if weights is None else sizes * weights.unsqueeze(1)).reshape(n, -1)
+        largest = self._largest(sizes, batch.rows)
+        mixing = mixtures(largest, sizes.shape[1], self.columns, self.seed, batch.start).to(flat)
+        roots = likelihood.root_times(flat, targets, mixing.reshape(len(flat), -1, self.columns))
+        del mixing  # as large as what it makes
+        if weights is not None:
+            residuals, roots = residuals * weights.unsqueeze(1), roots * weights.sqrt().reshape(-1, 1, 1)
+        roots, residuals = roots.reshape(n, -1, self.columns), residuals.reshape(n, -1)
+        check_finite((roots, residuals), f"derivatives of the {likelihood.name} loss", where)
+        rounding = torch.finfo(outputs.dtype).eps * outputs.abs().flatten(1).amax(1).double()
+        basis, coordinates = joint_basis(roots, residuals, rounding)
+        basis = basis.to(outputs.dtype)
+        units = torch.ones_like(flat[:, 0]) if weights is None else weights
+        return Reduced(
+            basis=basis,
+            residuals=coordinates[:, :, -1].to(self.dtype),
+            roots=coordinates[:, :, :-1].to(self.dtype),
+            outputs=torch.einsum("nj,njc->nc", outputs.flatten(1), basis).to(self.dtype),
+            weights=example_weights(batch.weights, units.reshape(n, -1)).to(self.dtype),
+            largest=largest,
+            counted=int((units > 0).sum()),
+        )
+
+    def _largest(self, sizes: Tensor, rows: slice) -> Tensor:
+        """(n, c // 2) which columns of these sizes are taken as they are: those of the first pass, in all others."""
+        n, size = sizes.shape
+        if self.largest is not None:
+            found = self.largest[rows]
+            if self.saved is not None and found.numel() and int(found.max()) >= size:
+                raise CorruptArtifactError(
+                    f"expected columns 0 to {size - 1} of a Hessian's root for training examples {rows.start} to "
+                    f"{rows.stop - 1}, got {int(found.max())} in the saved fit. Fit and save again."
+                )
+            return found
+        if self.columns >= size:
+            return torch.zeros(n, self.columns // 2, dtype=torch.int64, device=sizes.device)
+        return sizes.topk(self.columns // 2, dim=1).indices
+
+    def _check_saved(self, outputs: Tensor, rows: slice, reduced: Reduced, where: str) -> None:
+        """Raise where mixtures made here are not those of the fit that was saved, by more than rounding.
+
+        Coordinates are Lipschitz functions of S and r, which change with the outputs about as logarithms do.
+        """
+        assert self.saved is not None
+        residuals, roots = (one[rows] for one in self.saved)
+        near = self.network.tolerance * (1.0 + float(outputs.abs().max()))
+        size, square = reduced.roots.flatten(1).norm(dim=1), reduced.residuals.norm(dim=1)
+        gaps = (reduced.roots - roots).flatten(1).norm(dim=1), (reduced.residuals - residuals).norm(dim=1)
+        bounds = size, square + size.square() / self.columns
+        for gap, bound, name in zip(gaps, bounds, ("Hessians", "residuals"), strict=True):
+            wrong = ~(gap <= min(4.0 * near, 0.5) * bound)
+            if bool(wrong.any()):
+                at = int(wrong.nonzero()[0])
+                raise StaleModelError(
+                    f"expected the {name} of the training examples as they were when the fit was saved, got another in "
+                    f"{where}, example {rows.start + at} (a difference of {float(gap[at]):.3g} where it is "
+                    f"{float(bound[at]):.3g}). The weights are the same, the outputs are not: build the model as it "
+                    "was then, and load where it computes in the same precision; or fit again here."
+                )
+
+
+def mixtures(largest: Tensor, size: int, columns: int, seed: int, start: int) -> Tensor:
+    """M (n, q, c) with E[M M^T] = I: some columns as they are, random signs of all the others.
+
+    Args:
+        largest: (n, c // 2) which columns are taken as they are.
+        size: q.
+        columns: c; with q or more of them, M is the identity, and zeros.
+        seed: of the signs, together with the positions of the examples.
+        start: position of the first example.
+
+    Examples:
+        >>> mixtures(torch.tensor([[1]]), 2, 2, 0, 0)
+        tensor([[[1., 0.],
+                 [0., 1.]]], dtype=torch.float64)
+    """
+    n, exact = largest.shape
+    found = torch.zeros(n, size, columns, dtype=torch.float64, device=largest.device)
+    if columns >= size:
+        found[:, :, :size] = torch.eye(size, dtype=found.dtype, device=found.device)
+        return found
+    signs = torch.stack([random_signs(size, columns - exact, seed, start + at) for at in range(n)])
+    found[:, :, exact:] = signs.to(found) / (columns - exact) ** 0.5
+    if exact:
+        found.scatter_(1, largest.unsqueeze(2).expand(-1, -1, columns), 0.0)
+        found.scatter_(1, largest.unsqueeze(1), 1.0)
+    return found
+
+
+def random_signs(size: int, count: int, seed: int, example: int) -> Tensor:
+    """(size, count) random signs of one example, the same whenever they are asked for."""
+    # Torch reads 32 bits of a seed.
+    generator = torch.Generator(device="cpu").manual_seed((seed * 0x9E3779B1 + example) % 2**32)
+    return 2 * torch.randint(0, 2, (size, count), generator=generator, dtype=torch.int8, device="cpu") - 1
+
+
+def joint_basis(roots: Tensor, residuals: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """A basis B (n, K, c + 1) of the columns of S (n, K, c) and r (n, K), and coordinates T with B T = (S, r).
+
+    Both are functions of S and r alone: B T is the polar decomposition of C = (S / |S|, r / (|r| + d)), T its symmetric
+    root (C^T C)^1/2 and B = C T^+. Between two machines on which C differs by rounding, T differs by sqrt(2) |dC| at
+    most, whatever the rank and however near to each other the singular values, so that B of the one with T of the other
+    still gives C. An eigenbasis does not: its vectors change signs, and turn where eigenvalues are nearly equal.
+
+    The size of r does not matter to its place in the basis until it drowns in rounding: then d lets it fade, lest noise
+    turn S as well.
+
+    Args:
+        roots: S.
+        residuals: r.
+        rounding: (n,) that of the outputs.
+    """
+    tiny = torch.finfo(roots.dtype).tiny
+    size, length = roots.flatten(1).norm(dim=1), residuals.norm(dim=1)  # (n,)
+    drowned = ROUNDED * rounding * size.square() / roots.shape[2]
+    scale = torch.cat([size.unsqueeze(1).expand(-1, roots.shape[2]), (length + drowned).unsqueeze(1)], dim=1).clamp_min(
+        tiny
+    )
+    columns = torch.cat([roots, residuals.unsqueeze(2)], dim=2) / scale.unsqueeze(1)
+    values, vectors = eigh(columns.transpose(1, 2) @ columns)
+    kept = values > PARALLEL * values.shape[1] * values[:, -1:]
+    root = torch.where(kept, values.clamp_min(0.0).sqrt(), 0.0)
+    inverse = torch.where(kept, 1.0 / root, 0.0)
+    basis = columns @ (vectors * inverse.unsqueeze(1)) @ vectors.transpose(1, 2)
+    coordinates = (vectors * root.unsqueeze(1)) @ vectors.transpose(1, 2) * scale.unsqueeze(1)
+    return basis, coordinates

@@ -1,0 +1,164 @@
+"""Eigendecompositions of symmetric matrices, small ones by one thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy
+import torch
+from torch import Tensor
+
+from whence.errors import SingularCurvatureError
+
+SMALL = 512
+"""Matrices up to this size are decomposed in less time by one thread than by two."""
+
+
+def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh` of (..., m, m): eigenvalues, ascending, and eigenvectors.
+
+    Over small matrices several threads mostly wait for one another.
+
+    Examples:
+        >>> values, vectors = eigh(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+        >>> values.tolist()
+        [1.0, 2.0]
+    """
+    with alone(not matrices.is_cuda and matrices.shape[-1] <= SMALL):
+        values, vectors = torch.linalg.eigh(matrices)
+    return values, vectors
+
+
+@contextmanager
+def alone(wanted: bool = True) -> Iterator[None]:
+    """Let the main thread of Python compute by one thread of torch meanwhile, if that is wanted.
+
+    Torch counts the threads of each of its callers, so that no other is slowed down, but one that makes its very first
+    computation meanwhile: it takes the number that it finds. Other threads, as those of a service, do without:
+    there, new ones may begin at any time.
+    """
+    before = torch.get_num_threads()
+    if not wanted or before == 1 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def largest_first(scores: Tensor, ties: Tensor | None = None) -> Tensor:
+    """Places of the scores (n,) from the largest to the smallest, NaN last; equal ones in the order they come in.
+
+    Args:
+        scores: what to sort by.
+        ties: (n,) what orders equal scores, the largest first.
+
+    Examples:
+        >>> largest_first(torch.tensor([0.5, float("nan"), 2.0, 1.0])).tolist()
+        [2, 3, 0, 1]
+    """
+    if ties is None:
+        return (-scores).argsort(stable=True)
+    first = (-ties).argsort(stable=True)
+    return first[(-scores[first]).argsort(stable=True)]
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest scores of each row (m, n) and their places, (m, count) each; NaN only where there is nothing else.
+
+    Examples:
+        >>> largest(torch.tensor([[0.5, float("nan"), 2.0]]), 2)[1].tolist()
+        [[2, 0]]
+    """
+    found = scores.topk(count, dim=-1)
+    if not bool(found.values[..., :1].isnan().any()):  # a NaN would lead
+        return found.values, found.indices
+    index = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).topk(count, dim=-1).indices
+    return scores.gather(-1, index), index
+
+
+def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending, clamped at zero) and eigenvectors of symmetric positive matrices (..., m, m), in float64.
+
+    `torch.linalg.eigh` fails to converge, or gives NaN without a word, on matrices with many rows of zeros (pixels that
+    are always zero, units that never fire): in float32 often, in float64 now and then. Such rows are eigenvectors
+    already and are set aside. Where it fails all the same, other drivers are tried, and the fact is told; nothing is
+    ever added to the matrix.
+
+    Args:
+        matrix: sums of outer products.
+        where: names the matrix in messages.
+        facts: what was done out of the ordinary is added here.
+
+    Examples:
+        >>> values, vectors = eigenvectors(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), "here", [])
+        >>> values.tolist(), vectors.tolist()
+        ([0.0, 2.0], [[0.0, 1.0], [1.0, 0.0]])
+    """
+    exact = matrix.double()
+    check_finite_sums(exact, where)
+    live = torch.diagonal(exact, dim1=-2, dim2=-1) > 0
+    if bool(live.all()):
+        return _decompose(exact, where, facts)
+    size = exact.shape[-1]
+    pairs = [
+        _set_aside(one, alive, where, facts)
+        for one, alive in zip(exact.reshape(-1, size, size), live.reshape(-1, size), strict=True)
+    ]
+    values, vectors = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+    return values.reshape(exact.shape[:-1]), vectors.reshape(exact.shape)
+
+
+def _set_aside(matrix: Tensor, live: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+    """Decompose what is not zero; a row of zeros is an eigenvector by itself."""
+    alive, dead = live.nonzero().squeeze(1), (~live).nonzero().squeeze(1)
+    values, vectors = torch.zeros_like(matrix[0]), torch.zeros_like(matrix)
+    vectors[dead, torch.arange(len(dead), device=matrix.device)] = 1.0
+    if len(alive):
+        inner = _decompose(matrix[alive][:, alive], where, facts)
+        values[len(dead) :], vectors[alive, len(dead) :] = inner
+    return values, vectors
+
+
+def _decompose(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+    try:
+        values, vectors = eigh(matrix)
+        if bool(torch.isfinite(vectors).all()):
+            return values.clamp_min(0.0), vectors
+    except RuntimeError:  # torch.linalg.LinAlgError is one
+        pass
+    facts.append(f"the eigenvectors of {where} needed a second driver")
+    values, vectors = second_driver(matrix)
+    return values.clamp_min(0.0), vectors
+
+
+def second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by numpy, which is built with another library than torch."""
+    flat = matrix.reshape(-1, *matrix.shape[-2:]).cpu().numpy()
+    try:
+        pairs = [numpy.linalg.eigh(one) for one in flat]
+        values = numpy.stack([pair[0] for pair in pairs])
+        vectors = numpy.stack([pair[1] for pair in pairs])
+    except numpy.linalg.LinAlgError:
+        # A symmetric positive matrix has its eigenvectors as singular vectors; the driver is unrelated to eigh's.
+        left, sizes, _ = numpy.linalg.svd(flat, hermitian=False)
+        values, vectors = sizes[:, ::-1].copy(), left[:, :, ::-1].copy()
+    shape = matrix.shape
+    return (
+        torch.from_numpy(values).to(matrix.device).reshape(shape[:-1]),
+        torch.from_numpy(vectors).to(matrix.device).reshape(shape),
+    )
+
+
+def check_finite_sums(sums: Tensor, where: str) -> None:
+    """Raise when sums over the gradients of the training set are not finite."""
+    if not bool(torch.isfinite(sums).all()):
+        raise SingularCurvatureError(
+            f"expected finite gradients of the outputs in the weights, got NaN or infinity in {where}. Look for a "
+            "square root, a logarithm or a norm at zero in the model; gradients of a float16 model may overflow: use "
+            "float32."
+        )

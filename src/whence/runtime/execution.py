@@ -1,0 +1,208 @@
+"""Batches in pieces, and in smaller ones once a device has run out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from whence.errors import LoaderError, TooLargeError
+from whence.runtime.memory import give_back
+from whence.runtime.processes import ALONE, Processes
+
+T = TypeVar("T")
+
+
+class Chunks:
+    """Cuts batches into pieces; when one is too large for the device, it and all later ones are cut in half.
+
+    Args:
+        notes: is told when that happens.
+        what: is held for a piece, in the plural, for messages.
+    """
+
+    def __init__(self, notes: list[str], what: str) -> None:
+        """No limit yet."""
+        self.notes = notes
+        self.what = what
+        self.most: int | None = None
+
+    def of(self, size: int, step: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
+        """Yield (which examples, what `work` makes of them) for pieces of at most `step` examples, about equal.
+
+        Examples:
+            >>> list(Chunks([], "tangents").of(5, 4, lambda where: where.start))
+            [(slice(0, 3, None), 0), (slice(3, 5, None), 3)]
+        """
+        low = 0
+        while low < size:
+            count = -(-(size - low) // min(step, self.most or step))
+            where = slice(low, low + -(-(size - low) // count))
+            try:
+                found = work(where)
+            except (torch.cuda.OutOfMemoryError, TooLargeError) as error:
+                self._halve(where.stop - where.start, error)
+                continue
+            yield where, found
+            del found  # the next piece needs the room
+            low = where.stop
+
+    def _halve(self, size: int, error: Exception) -> None:
+        """Half as much from now on, if there is a half."""
+        if isinstance(error, TooLargeError) and not isinstance(error.__cause__, torch.cuda.OutOfMemoryError):
+            raise error
+        if size == 1:
+            raise TooLargeError(
+                f"expected the {self.what} of one example to fit on the device, got out of memory. Select fewer "
+                "parameters, look at fewer outputs (outputs=...), or use a device with more memory."
+            ) from error
+        self.most = size // 2
+        self.notes.append(
+            f"the device ran out of memory with the {self.what} of {size} examples at once; {self.most} were taken "
+            "from then on"
+        )
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+State = Mapping[str, Tensor]
+"""Tensors by name that a pass adds to, in place."""
+
+
+class CheckpointWriter(Protocol):
+    """Writes states down, pass by pass."""
+
+    def begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
+        """Open the next pass and fill its state: how many examples are in it, `None` for all of them."""
+
+    def note(self, done: int) -> None:
+        """So many examples are in the state now: write it down if it is time."""
+
+    def finish(self) -> None:
+        """All examples are in the state."""
+
+    def restart(self) -> None:
+        """The next pass is the first one again."""
+
+    def close(self) -> None:
+        """There are no more passes."""
+
+
+@dataclass
+class Passes:
+    """How the passes of a fit go.
+
+    Attributes:
+        process_group: the processes that share the data.
+        keeper: writes states down, in those that have the first part of the data; `None` if nothing is to be.
+        kept: whether any process writes states down.
+        offset: place of this process's first example among all.
+        here: how many examples this process has; `None` for all.
+        largest: the most that any process has; `None` for all.
+        layers: processes that all read all data, and share the layers of the network instead.
+        closed: whether several processes shared a fit, and have parted.
+        thrifty: whether a limit of memory was given, which is then kept also by what was freed.
+    """
+
+    process_group: Processes = ALONE
+    keeper: CheckpointWriter | None = None
+    kept: bool = False
+    offset: int = 0
+    here: int | None = None
+    largest: int | None = None
+    layers: Processes = ALONE
+    closed: bool = False
+    thrifty: bool = False
+
+    def over(
+        self,
+        items: Iterable[T],
+        rows: Callable[[T], slice],
+        label: str,
+        state: State,
+        given: Sequence[Tensor],
+        noted: bool = True,
+    ) -> Iterator[T]:
+        """Yield items of the training data, one after the other, whose reader adds what it makes of them to the state.
+
+        Args:
+            items: batches, or anything in the order of the examples.
+            rows: which examples an item is made of.
+            label: what the pass is for.
+            state: what is added to; zeros now, and the sums over all processes' data in the end.
+            given: what the sums depend on beside model, data and options: where that has changed, they start anew.
+            noted: whether the state may be written down after any item, and not only in the end.
+        """
+        if self.closed:
+            raise needs_all_data()
+        self.give_back()
+        done = self._begin(label, state, given)
+        if done is None:
+            return
+        for item in items:
+            where = rows(item)
+            if where.stop <= done:
+                continue
+            if where.start < done:
+                raise other_batch_size(where, done)
+            yield item
+            if noted and self.keeper is not None and not self.shared:
+                self.keeper.note(where.stop)
+        self.give_back()
+        self.process_group.add(list(state.values()), label)
+        if self.keeper is not None:
+            self.keeper.finish()
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes share the fit."""
+        return not (self.process_group.alone and self.layers.alone)
+
+    def give_back(self) -> None:
+        """Let the system have what was freed, where it is to be thrifty; else it is at hand for the next pass."""
+        if self.thrifty:
+            give_back()
+
+    def restart(self) -> None:
+        """The passes are done again, from the first one on."""
+        if self.keeper is not None:
+            self.keeper.restart()
+
+    def close(self) -> None:
+        """The fit is done: later passes are nobody else's business."""
+        if self.keeper is not None:
+            self.keeper.close()
+        self.keeper, self.kept, self.closed = None, False, not self.process_group.alone
+
+    def _begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
+        """How many examples are in the state already; `None` if the pass is done."""
+        done = self.keeper.begin(label, state, given) if self.keeper is not None else 0
+        if self.process_group.alone or not self.kept:
+            return done
+        complete = self.process_group.tell(label, done is None)[0]
+        if complete:
+            self.process_group.share(list(state.values()), 0, label)
+            return None
+        for one in state.values():  # what one process alone had begun is begun anew
+            one.zero_()
+        return 0
+
+
+def needs_all_data() -> LoaderError:
+    """The error for what needs all training data where each process has a part of them."""
+    return LoaderError(
+        "expected all training data for this question, got a fit of several processes, each of which has a part of "
+        "them. Save the fit, and whence.load(path, model, train_loader=...) with the batches of all processes, one "
+        "after the other."
+    )
+
+
+def other_batch_size(where: slice, done: int) -> LoaderError:
+    """The error for a batch of which only some examples are in the sums."""
+    return LoaderError(
+        f"expected batches of the same size as when the checkpoint was written, where one ended after {done} examples, "
+        f"got one of examples {where.start} to {where.stop}. Use the batch_size of that time, or another folder."
+    )

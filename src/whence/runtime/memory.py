@@ -1,0 +1,155 @@
+"""How much memory a computation takes, told before it is taken."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import torch
+from torch import Tensor
+
+from whence.errors import TooLargeError
+
+RESERVE = 0.8
+"""Share of the free memory that `whence` plans with."""
+
+UNKNOWN = 4 * 2**30
+"""What is planned with on a system that does not tell."""
+
+MANY = 2**15
+"""Numbers in the small matrices that a GPU decomposes at once."""
+
+CONTAINER_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+"""Limit, use and details of the memory of a container, new and old."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on a device.
+
+    Examples:
+        >>> free_memory(torch.device("cpu")) > 0
+        True
+    """
+    if device.type == "cuda":
+        used = torch.cuda.memory_allocated(device)
+        free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - used  # torch's own, to be used again
+        share = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # of torch 2.8 and later
+        return int(free if share is None else min(free, share(device) * total - used))
+    return min(_available(), *(_left(*files) for files in CONTAINER_FILES))
+
+
+def _available() -> int:
+    """What the machine has."""
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return UNKNOWN
+
+
+def _left(limit: str, used: str, details: str) -> int:
+    """What a container has left of its limit, with files that are cached only; everything where there is no limit."""
+    most, now = _read(limit).strip(), _read(used).strip()
+    if not (most.isdigit() and now.isdigit()):
+        return 2**62
+    pairs = [line.split() for line in _read(details).splitlines()]
+    cached = sum(int(pair[1]) for pair in pairs if pair[0] in ("active_file", "inactive_file"))
+    return int(most) - int(now) + cached
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def give_back() -> None:
+    """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        if trim is not None:
+            trim(0)
+
+
+def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
+    """Small matrices (n, k, k) in pieces that may be decomposed at once; all of them on a CPU.
+
+    For the eigenvectors of a matrix of 10 x 10 numbers cuSOLVER takes a workspace of about 300 kB, and for many of them
+    at once so many times that: 15 GB for 50,000 examples of ten classes.
+
+    Args:
+        matrices: to be decomposed one by one.
+        most: numbers in a piece; `MANY` on a GPU.
+
+    Examples:
+        >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3), most=18)]
+        [2, 2, 1]
+    """
+    if most is None and not matrices.is_cuda:
+        return (matrices,)
+    each = max(1, matrices.shape[-1] * matrices.shape[-2])
+    pieces: tuple[Tensor, ...] = matrices.split(max(1, (MANY if most is None else most) // each))
+    return pieces
+
+
+def readable(size: float) -> str:
+    """Bytes for people.
+
+    Examples:
+        >>> readable(3 * 2**30)
+        '3.0 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a GPU has no memory left; the libraries below torch say it in words of their own.
+
+    Examples:
+        >>> is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+        True
+        >>> is_full(RuntimeError("expected scalar type Float but found Double"))
+        False
+    """
+    libraries = isinstance(error, RuntimeError) and "STATUS_ALLOC_FAILED" in str(error)
+    return libraries or isinstance(error, torch.cuda.OutOfMemoryError)
+
+
+class Budget:
+    """The memory a fit may take.
+
+    Args:
+        device: where the large matrices will live.
+        limit: bytes; 80 % of what is free now when `None`.
+    """
+
+    def __init__(self, device: torch.device, limit: float | None = None) -> None:
+        """Look once at what is free."""
+        self.limit = int(limit if limit is not None else RESERVE * free_memory(device))
+
+    def fits(self, need: float) -> bool:
+        """Whether `need` bytes are within the budget."""
+        return need <= self.limit
+
+    def require(self, need: float, what: str, instead: str) -> None:
+        """Raise, before anything is allocated, when `need` bytes are too many."""
+        if not self.fits(need):
+            raise TooLargeError(
+                f"expected {what} to fit in {readable(self.limit)}, but it takes about {readable(need)}. {instead}"
+            )

@@ -1,0 +1,516 @@
+"""One number for the bits of a tensor, to notice that weights or data are not what they were."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.backends import cudnn, mha
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from whence.errors import InputError, NotDeterministicError
+
+SPAN = 2**12
+"""Bits are weighted by a table of this many odd numbers, and so are the sums of each span, until one is left."""
+
+PIECE = 2**22
+"""So many elements are looked at once, to bound the memory."""
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The numbers in memory as they are meant: dense, real, no sign or conjugate pending."""
+    found = tensor.detach()
+    if found.layout != torch.strided:
+        found = found.to_dense()
+    if found.is_complex():
+        found = torch.view_as_real(found.resolve_conj())
+    return found.resolve_neg()
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number that changes when a bit of the tensor does, or when two elements change places.
+
+    The same on every device; integers wrap around and are never rounded.
+
+    Examples:
+        >>> a, b = checksum(torch.tensor([1.0, 2.0])), checksum(torch.tensor([2.0, 1.0]))
+        >>> a == b, a == checksum(torch.tensor([1.0, 2.0]))
+        (False, True)
+    """
+    flat = _real(tensor).reshape(-1)
+    table = _table(flat.device)
+    if 0 < flat.numel() * flat.element_size() <= SPAN:  # one span at most, in few calls
+        return int(_sums(flat, table))
+    sums = [_sums(piece, table) for piece in flat.split(PIECE)]
+    joined = torch.cat(sums)
+    while len(joined) > 1:
+        joined = _sums(joined, table)
+    return int(joined) if len(joined) else 0
+
+
+def row_marks(tensor: Tensor) -> Tensor:
+    """The same for every row of a tensor (n, ...), by itself: (n,).
+
+    Examples:
+        >>> one, two = row_marks(torch.tensor([[1.0, 2.0], [2.0, 1.0]])).tolist()
+        >>> one == two, [one] == row_marks(torch.tensor([[1.0, 2.0]])).tolist()
+        (False, True)
+    """
+    found = _real(tensor)
+    n = len(found)
+    words = found.reshape(n, -1) if n else found
+    if not words.numel():
+        return torch.zeros(n, dtype=torch.int64, device=found.device)
+    table = _table(found.device)
+    return torch.cat([_row_sums(part, table) for part in words.split(max(1, PIECE // words.shape[1]))])
+
+
+def _row_sums(rows: Tensor, table: Tensor) -> Tensor:
+    """Weighted sums (n,) of the words in each row (n, m)."""
+    joined = rows.contiguous().view(_WORDS[rows.element_size()]).long()
+    while joined.shape[1] > 1:
+        spans = -(-joined.shape[1] // SPAN)
+        padded = torch.nn.functional.pad(joined, (0, spans * SPAN - joined.shape[1]))
+        joined = (padded.reshape(len(rows), spans, SPAN) * table).sum(2)
+    return joined.squeeze(1)
+
+
+def _sums(flat: Tensor, table: Tensor) -> Tensor:
+    """Weighted sums (s,) of the words in each span."""
+    words = flat.contiguous().view(_WORDS[flat.element_size()]).long()
+    spans = -(-len(words) // SPAN)
+    if spans == 1:
+        return (words * table[: len(words)]).sum(0, keepdim=True)
+    padded = torch.nn.functional.pad(words, (0, spans * SPAN - len(words)))
+    return (padded.reshape(spans, SPAN) * table).sum(1)
+
+
+@cache
+def _table(device: torch.device) -> Tensor:
+    """Odd numbers without a pattern: the finaliser of splitmix64 on 1, 2, 3, ..."""
+    mixed = torch.arange(1, SPAN + 1, device=device) * -0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    return (mixed ^ (mixed >> 31)) | 1
+
+
+class SharedSetting:
+    """A change of settings that is made for the first thread in, and undone after the last one out.
+
+    Args:
+        change: makes it, and undoes it on the way out.
+
+    Examples:
+        >>> @contextmanager
+        ... def door():
+        ...     print("open")
+        ...     yield
+        ...     print("closed")
+        >>> together = SharedSetting(door)
+        >>> with together.entered(), together.entered():
+        ...     print("two inside")
+        open
+        two inside
+        closed
+    """
+
+    def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
+        """Nobody is in."""
+        self._change = change
+        self._empty()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._left_behind)
+
+    def _empty(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._undo = ExitStack()
+
+    def _left_behind(self) -> None:
+        """In a process that was forked: the threads inside did not come along."""
+        self._undo.close()
+        self._empty()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Work under the changed settings."""
+        with self._lock:
+            if self._inside == 0:
+                self._undo.enter_context(self._change())
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside = max(self._inside - 1, 0)
+                if self._inside == 0:
+                    self._undo.close()
+
+
+@contextmanager
+def _plain_kernels() -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=Warning)
+        warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+        yield
+
+
+@contextmanager
+def _other_recurrent_kernels() -> Iterator[None]:
+    before = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        yield
+    finally:
+        cudnn.enabled = before
+
+
+@contextmanager
+def _same_draws() -> Iterator[None]:
+    ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
+    with torch.random.fork_rng(devices=()):
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(theirs)  # noqa: NPY002
+
+
+_PLAIN_KERNELS = SharedSetting(_plain_kernels)
+_NO_CUDNN = SharedSetting(_other_recurrent_kernels)
+_SAME_DRAWS = SharedSetting(_same_draws)
+
+
+def plain_kernels() -> AbstractContextManager[None]:
+    """Take kernels that can be differentiated in every way, and keep torch's own warnings about it from the user."""
+    return _PLAIN_KERNELS.entered()
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """Do without cuDNN, whose recurrent networks can be differentiated in training mode only."""
+    return _NO_CUDNN.entered()
+
+
+def same_draws() -> AbstractContextManager[None]:
+    """Set the random states of torch's CPU generator, numpy and Python back afterwards."""
+    return _SAME_DRAWS.entered()
+
+
+class _Products:
+    """Who wants products rounded, and who forbids it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wishes: list[bool] = []
+        self._before = (False, False)
+
+    @contextmanager
+    def rounded(self, allowed: bool | None) -> Iterator[None]:
+        with self._lock:
+            if not self._wishes:
+                self._before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
+            wish = self._before[0] if allowed is None else allowed
+            self._wishes.append(wish)
+            self._set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if wish in self._wishes:  # else in a process that was forked meanwhile
+                    self._wishes.remove(wish)
+                    self._set()
+
+    def _set(self) -> None:
+        products, convolutions = self._before if not self._wishes else (all(self._wishes),) * 2
+        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32 = products, convolutions
+
+    def left_behind(self) -> None:
+        """In a process that was forked: the threads inside did not come along."""
+        self._lock = threading.Lock()
+        if self._wishes:
+            self._wishes = []
+            self._set()
+
+
+_PRODUCTS = _Products()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_PRODUCTS.left_behind)
+
+
+def rounded_products(allowed: bool | None) -> AbstractContextManager[None]:
+    """Let a GPU round single-precision products to TF32 meanwhile, which is several times faster, or forbid it.
+
+    Args:
+        allowed: `None` leaves it to what the caller has set. While any thread forbids it, nothing is rounded.
+
+    Examples:
+        >>> with rounded_products(True), rounded_products(False):
+        ...     print(torch.backends.cuda.matmul.allow_tf32)
+        False
+    """
+    return _PRODUCTS.rounded(allowed)
+
+
+@dataclass
+class _ModelLock:
+    """The thread that uses a module, and how often it has claimed it without giving it back."""
+
+    thread: int
+    depth: int = 0
+
+
+class ModelLocks:
+    """Which thread uses which modules."""
+
+    def __init__(self) -> None:
+        """Nothing is in use."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is in use: in a process that was forked, the threads did not come along."""
+        self._given_back = threading.Condition()
+        self._claims: dict[int, _ModelLock] = {}
+
+    @contextmanager
+    def of(self, model: nn.Module) -> Iterator[None]:
+        """Claim a model and all its submodules at once, when no other thread uses any of them.
+
+        A thread may claim again what it has.
+        """
+        keys = {id(module) for module in model.modules()}
+        me = threading.get_ident()
+        with self._given_back:
+            self._given_back.wait_for(lambda: all(self._free(key, me) for key in keys))
+            for key in keys:
+                self._claims.setdefault(key, _ModelLock(me)).depth += 1
+        try:
+            yield
+        finally:
+            self._give_back(keys)
+
+    def _free(self, key: int, thread: int) -> bool:
+        claim = self._claims.get(key)
+        return claim is None or claim.thread == thread
+
+    def _give_back(self, keys: set[int]) -> None:
+        with self._given_back:
+            for key in keys & self._claims.keys():
+                claim = self._claims[key]
+                claim.depth -= 1
+                if claim.depth == 0:
+                    del self._claims[key]
+            self._given_back.notify_all()
+
+
+_LOCKS = ModelLocks()
+"""One for the process: threads meet nowhere else. It holds nothing while no model is in use."""
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_LOCKS.forget)
+
+
+@contextmanager
+def locked(model: nn.Module) -> Iterator[None]:
+    """Have a model for this thread alone, waiting for others that use it or parts of it through whence.
+
+    Examples:
+        >>> body = nn.Linear(3, 4)
+        >>> with locked(nn.Sequential(body, nn.ReLU())), locked(body):
+        ...     print("mine")
+        mine
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
+    with _LOCKS.of(model):
+        yield
+
+
+ROUNDED = 1e-5
+"""Rows of an embedding may be longer than its `max_norm` by this share at least, as after it has shortened them."""
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Restore what a forward pass may change on the way out, errors and interrupts included.
+
+    That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
+    and counters among them), and the random states of torch, numpy and Python. Inside, the caller's inference mode and
+    autocast are off, so that numbers do not depend on where a call stands, no graph is built unless asked for, and
+    embeddings leave their weights alone: `check_model` has seen that no row is longer than `max_norm`.
+    Another thread that borrows the model, or one that shares a submodule, waits.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(locked(model))
+        modules = [_Attributes(module) for module in model.modules()]
+        parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+        devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+        stack.enter_context(same_draws())
+        stack.enter_context(torch.random.fork_rng(devices=devices, enabled=bool(devices)))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        for kind in {"cpu", *(p.device.type for p in model.parameters())}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        try:
+            for _, layer in _limited(model):
+                layer.max_norm = None  # it shortens rows of the weight in place
+            yield
+        finally:
+            for attributes in modules:
+                attributes.restore()
+            for parameter, grad, requires_grad in parameters:
+                if parameter.grad is not grad:
+                    parameter.grad = grad
+                if parameter.requires_grad != requires_grad:
+                    parameter.requires_grad_(requires_grad)
+            for buffer, before in buffers:
+                if checksum(buffer) != checksum(before):
+                    buffer.copy_(before)
+
+
+class _Attributes:
+    """The attributes of a module, and what its dicts and lists hold (parameters, buffers, hooks, caches)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.values = dict(vars(module))
+        self.inside: list[tuple[Any, Any]] = [
+            (value, value.copy()) for value in self.values.values() if isinstance(value, (dict, list))
+        ]
+
+    def restore(self) -> None:
+        here = vars(self.module)
+        if not _same(here, self.values):
+            here.clear()
+            here.update(self.values)
+        for value, before in self.inside:
+            if not _same(value, before):
+                value.clear()
+                value.extend(before) if isinstance(value, list) else value.update(before)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two dicts or two lists hold the same objects."""
+    if len(one) != len(other):
+        return False
+    if isinstance(one, list):
+        return all(a is b for a, b in zip(one, other, strict=True))
+    return all(key in other and other[key] is value for key, value in one.items())
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model whose outputs depend on chance or on the batch, or whose weights are not there or not finite."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "expected a module of Python, got one compiled by torch.jit, whose layers cannot be watched. "
+            "Pass the module it was made from, with the same weights."
+        )
+    with locked(model):
+        check_evaluation_mode(model)
+        devices = {tensor.device for tensor in model.parameters()}
+        if len(devices) > 1 or any(device.type == "meta" for device in devices):
+            raise InputError(
+                f"expected all weights on one device, got {', '.join(sorted(map(str, devices)))}. "
+                "Move the model to one device with model.to(...)."
+            )
+        for name, parameter in model.named_parameters():
+            _check_parameter(name, parameter)
+        for name, layer in _limited(model):
+            _check_rows(name, layer)
+
+
+def _limited(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
+    """Embeddings with `max_norm`, whose forward pass shortens the rows it looks up, in place."""
+    found = [(name, one) for name, one in model.named_modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
+    return [(name, one) for name, one in found if one.max_norm is not None]
+
+
+def _check_rows(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Refuse an embedding whose rows the next forward pass would shorten."""
+    assert layer.max_norm is not None
+    lengths = torch.linalg.vector_norm(layer.weight.detach().double(), layer.norm_type, dim=1)
+    rounding = max(ROUNDED, 4 * torch.finfo(layer.weight.dtype).eps)
+    long = int((lengths > layer.max_norm * (1 + rounding)).sum())
+    if long:
+        weight = f"model.{name}.weight" if name else "model.weight"
+        raise InputError(
+            f"expected rows of {weight} no longer than its max_norm={layer.max_norm:g}, got {long} of {len(lengths)} "
+            "that are: a forward pass would change them, and the model with them. Shorten them first, as it does: "
+            f"with torch.no_grad(): torch.embedding_renorm_({weight}, torch.arange({len(lengths)}), "
+            f"{layer.max_norm:g}, {layer.norm_type:g})."
+        )
+
+
+def _check_parameter(name: str, parameter: Tensor) -> None:
+    if is_lazy(parameter):
+        raise InputError(
+            f"expected initialised weights, got the lazy parameter {name} without a shape. "
+            "Call the model once on a batch, and train it."
+        )
+    if parameter.is_inference():
+        raise InputError(
+            f"expected weights that can be differentiated, got {name} made under torch.inference_mode(). "
+            "Build or load the model outside of it."
+        )
+    if not bool(torch.isfinite(parameter).all()):
+        raise InputError(f"expected finite weights, got NaN or infinity in {name}. The training has diverged.")
+
+
+def check_evaluation_mode(model: nn.Module) -> None:
+    """Refuse a model with dropout or batch normalisation at work."""
+    restless = [name or type(module).__name__ for name, module in model.named_modules() if _restless(module)]
+    if restless:
+        raise NotDeterministicError(
+            "expected a model in evaluation mode, got training mode with dropout or batch normalisation in: "
+            f"{_listing(restless)}. Call model.eval() first."
+        )
+    mixing = [name or type(module).__name__ for name, module in model.named_modules() if _mixing(module)]
+    if mixing:
+        raise NotDeterministicError(
+            "expected outputs that do not depend on the other examples of a batch, got batch normalisation without "
+            f"running statistics in: {_listing(mixing)}. Use track_running_stats=True, or another normalisation."
+        )
+
+
+def _restless(module: nn.Module) -> bool:
+    if not module.training:
+        return False
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, _NormBase):
+        return isinstance(module, _BatchNorm) or module.track_running_stats
+    return isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
+
+
+def _mixing(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.running_mean is None
+
+
+def _listing(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def fingerprint(model: nn.Module) -> dict[str, int]:
+    """A number for each parameter and buffer that changes when its bits do."""
+    with locked(model):
+        tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return {name: checksum(tensor) for name, tensor in tensors.items()}

@@ -1,1 +1,0 @@
-"""Tangents: how the outputs move with the weights, example by example."""
