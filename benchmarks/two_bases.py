@@ -1,4 +1,4 @@
-"""One basis, a joint one, or two for the bread and the meats of EKFAC: quality against the exact dual, and cost.
+"""One basis or two for the bread and the meats of EKFAC: quality against the exact dual, and cost.
 
     python -m benchmarks.two_bases --data DIR --out results/two_bases.json --device cuda
 
@@ -38,11 +38,9 @@ ALL = {**CASES, **SMALL}
 
 VARIANTS = (
     "ekfac:meat=one_basis,basis=positions",
-    "ekfac:meat=joint,basis=positions",
     "ekfac:meat=two_bases,basis=positions,corner=64",
     "ekfac:meat=two_bases,basis=positions,corner=None",
     "ekfac:meat=one_basis,basis=gradients",
-    "ekfac:meat=joint,basis=gradients",
     "ekfac:meat=two_bases,basis=gradients,corner=16",
     "ekfac:meat=two_bases,basis=gradients,corner=32",
     "ekfac:meat=two_bases,basis=gradients,corner=64",

@@ -102,18 +102,18 @@ def run(work: str, folder: Path, name: str, cases: Sequence[str]) -> None:
     (folder / f"{name}.json").write_text(json.dumps(found))
 
 
-SHARED = {"ekfac": "layers", "single precision, ekfac": "layers", "core": "data", "primal": "data"}
-"""Cases that several processes fit together, and what they share."""
+SHARED = ("ekfac", "single precision, ekfac", "core", "primal")
+"""Cases that two processes fit together."""
 
 
 def share(folder: Path, rank: int) -> None:
     """Fit together with another process, and write down what this one says."""
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     found: dict[str, Any] = {}
-    for case, kind in SHARED.items():
+    for case in SHARED:
         model, batches, test = problem(**CASES[case])
-        mine = batches if kind == "layers" else [batches[:3], batches[3:]][rank]
-        tracer = whence.fit(model, mine, shard=kind, distributed=60, **options_of(case))
+        mine = [batches[:3], batches[3:]][rank]
+        tracer = whence.fit(model, mine, distributed=60, **options_of(case))
         said = tracer.predict(test, outputs=[0, 3, 69])
         found[case] = {"ho": said.ho.tolist(), "hec3": said.hec3.tolist(), "leverage": tracer.leverage.sum(1).tolist()}
     (folder / f"rank {rank}.json").write_text(json.dumps(found))

@@ -24,7 +24,6 @@ STRUCTURES: dict[str, whence.Structure] = {
     "sketch": whence.Sketch(size=20),
     "ekfac": whence.EKFAC(),
     "ekfac, whole": whence.EKFAC(tolerance=0.0),
-    "ekfac, joint": whence.EKFAC(meat="joint"),
     "ekfac, two bases": whence.EKFAC(meat="two_bases", corner=2),
     "ekfac, gradients": whence.EKFAC(basis="gradients"),
     "kfac": whence.KFAC(),

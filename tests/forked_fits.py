@@ -26,7 +26,7 @@ LIMIT = 60.0
 CASES: dict[str, dict[str, Any]] = {
     "ekfac": {"structure": "ekfac"},
     "ekfac, corner": {"structure": whence.EKFAC(tolerance=0.2), "ridge": 4.0, "recenter": True},
-    "ekfac, joint": {"structure": whence.EKFAC(meat="joint", basis="gradients")},
+    "ekfac, gradients": {"structure": whence.EKFAC(basis="gradients")},
     "ekfac, two bases": {"structure": whence.EKFAC(meat="two_bases", corner=2), "likelihood": "categorical"},
     "kfac": {"structure": "kfac", "likelihood": "categorical", "noise": "unbiased"},
     "diagonal": {"structure": "diagonal", "weighted": True},

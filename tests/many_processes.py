@@ -18,7 +18,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import whence
-from cut_layers import cut_layers
 from forked_fits import (
     CASES,
     LIMIT,
@@ -37,7 +36,8 @@ from forked_fits import (
     refused,
     test_inputs,
 )
-from long_factors import copied, fully_shard, long_sides, peaks  # noqa: F401 (asked for by name)
+from killed_fits import killed_fits
+from sharded_models import copied, fully_shard  # noqa: F401 (asked for by name)
 
 
 def fits(names: Sequence[str], where: slice) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def compare(folder: Path, names: Sequence[str], worlds: Sequence[int], shards: S
 def suite(folder: Path) -> dict[str, Any]:
     """What the tests ask for, in one process."""
     meetings = (partings, decompositions, failures, unlike)
-    works = (*meetings, predictions, saved, resumed, wrapped, layers, long_sides, cut_layers)
+    works = (*meetings, predictions, saved, resumed, wrapped, killed_fits)
     found = {work.__name__: work(folder) for work in works}
     found["compare"] = compare(folder, list(CASES), [2], ["uneven"])
     found["compare"] |= compare(folder, ["ekfac", "core", "primal"], [4], ["uneven"])
@@ -215,51 +215,6 @@ def refused_fit(name: str, loader: Any, checkpoint: Path) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
-
-
-def layers(folder: Path) -> dict[str, Any]:
-    """Every process reads all data, and has some of the layers; they predict together."""
-    names = ["ekfac", "ekfac, corner", "ekfac, two bases", "kfac", "diagonal"]
-    wanted = {name: fit(name, slice(0, 24)) for name in names}
-    shares = wanted["ekfac"].attribute(test_inputs()).hec3.share
-
-    def work(rank: int) -> Any:
-        found: dict[str, Any] = {}
-        for name in names:
-            tracer = fit(name, slice(0, 24), shard="layers")
-            gaps = gap(answers(tracer), answers(wanted[name]))
-            found[name] = [gaps, [block.name for block in tracer.bread.stream.blocks]]
-            tracer.save(folder / f"{name}.whence")
-            if name == "ekfac":
-                found["share"] = gap({"share": tracer.attribute(test_inputs()).hec3.share}, {"share": shares})
-                found["nowhere"] = refused(lambda tracer=tracer: tracer.save(folder / "nowhere" / "fit.whence"))
-            loaded = whence.load(folder / f"{name}.whence", network())
-            found[f"{name}, saved"] = gap(answers(loaded), answers(wanted[name]))
-        found["other data"] = refused(lambda: fit("ekfac", slice(rank, 24), shard="layers"))
-        found["core"] = refused(lambda: fit("core", slice(0, 24), shard="layers"))
-        elsewhere = folder / f"only {rank} sees"
-        found["unseen"] = refused(lambda: fit("kfac", slice(0, 24), shard="layers", checkpoint=elsewhere))
-        return found
-
-    def both(rank: int) -> Any:
-        found: dict[str, Any] = {}
-        for name in names:
-            tracer = fit(name, cut([15, 9], rank // 2), shard=2)
-            owned = [block.name for block in tracer.bread.stream.blocks]
-            found[name] = [gap(answers(tracer), answers(wanted[name])), owned]
-            tracer.save(folder / f"{rank // 2}-{name}.whence")
-            written = [(folder / f"{at}-{name}.whence").exists() for at in (0, 1)]
-            found[f"{name}, saved"] = (
-                written
-                if rank > 1
-                else gap(answers(whence.load(folder / f"0-{name}.whence", network())), answers(wanted[name]))
-            )
-        found["other data"] = refused(lambda: fit("ekfac", cut([6, 6, 6, 6], rank), shard=2))
-        found["three"] = refused(lambda: fit("ekfac", cut([15, 9], rank // 2), shard=3))
-        return found
-
-    found = {str(world): forked(world, folder, work) for world in (2, 3)}
-    return {**found, "4 by 2": forked(4, folder, both)}
 
 
 def wrapped(folder: Path) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from whence.fitting import (
     check_ridge,
     check_sharing,
     check_sizes,
-    divided,
     labels_of,
     named,
     run,
@@ -109,7 +108,6 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     every: float = EVERY,
     distributed: Distributed = "auto",
-    shard: Literal["data", "layers"] | int = "data",
 ) -> Tracer:
     """Fit the uncertainty of a trained network, after the fact.
 
@@ -156,10 +154,6 @@ def fit(
         distributed: let all processes of `torch.distributed` work together, each with its own shard of the data in
             `train_loader` and of the labels in `groups`: "auto" where there are several, or a number of seconds they
             wait for one another; `False` for a fit of this process alone. See `docs/distributed.md`.
-        shard: what processes share: the "data"; or the "layers" of a network that is too large for one of them: then
-            each reads all data and keeps the curvature of some layers, and they predict together (EKFAC, KFAC and
-            diagonal). A number: so many processes, of ranks next to each other, share the layers, and such groups of
-            them the data.
 
     Returns:
         A `Tracer`.
@@ -172,8 +166,8 @@ def fit(
         >>> tracer.predict(x[:3]).hec3.shape
         torch.Size([3, 1])
     """
-    data, layers = divided(shard, opened(distributed))
-    with data.working(), layers.working(stay=True):
+    processes = opened(distributed)
+    with processes.working():
         lam = check_ridge(ridge)
         loss: Likelihood = named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
         chosen: Structure = named(structure, STRUCTURES, Structure, "structure")
@@ -192,7 +186,7 @@ def fit(
             recenter=recenter,
             noise=noise,
             loo=loo,
-            groups=labels_of(groups, data),
+            groups=labels_of(groups, processes),
             policy=chosen.policy if leverage == "auto" else leverage,
             chunk_size=chunk_size,
             max_memory=max_memory,
@@ -203,9 +197,9 @@ def fit(
             if generator is None
             else int(torch.randint(2**31, (1,), generator=generator, device=generator.device)),
         )
-        check_sharing(chosen, data, layers)
+        check_sharing(chosen, processes)
         folder = check_checkpoint(checkpoint, every, chosen)
-        return run(asked, model, train_loader, Passes(data, layers=layers), folder, every, progress)
+        return run(asked, model, train_loader, Passes(processes), folder, every, progress)
 
 
 def load(

@@ -16,8 +16,6 @@ from whence.api import LIKELIHOODS, STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.core import primal_bytes
 from whence.curvature.ekfac import decomposition_bytes, examples_bytes, factor_bytes, sums_bytes
-from whence.curvature.kronecker import LARGEST_SIDE
-from whence.curvature.long_sides import side_bytes
 from whence.curvature.primal import CACHE_SHARE, QR_SIZE
 from whence.curvature.stream import PIECES, LayerGradients, working_precision
 from whence.data.batches import Batch, Batches, Inputs, batch_size, split, take
@@ -330,18 +328,13 @@ def _spectral(structure: Structure, sizes: ProblemSizes) -> Stages:
     if isinstance(structure, Diagonal):
         return {"sums and weights": sums + passing + examples}
     exact = structure.largest_exact if isinstance(structure, (EKFAC, KFAC)) else 0
-    copies = 2 if isinstance(structure, EKFAC) and structure.meat == "joint" else 1
-    side, long = LARGEST_SIDE, 0.0
-    if isinstance(structure, EKFAC):
-        side = structure.largest_side
-        long = 0.0 if structure.leading is None else side_bytes(sizes.blocks, side, structure.leading, 1)
-    factors = factor_bytes(sizes.blocks, exact, side)[0]
+    factors = factor_bytes(sizes.blocks, exact)[0]
     bases = factors * sizes.working / 8
     if isinstance(structure, EKFAC) and structure.meat == "two_bases" and structure.corner is None:
         bases, sums = 3.0 * bases, sums + 8.0 * 4 * sizes.d
     return {
-        "factors": copies * factors + passing + long,
-        "eigenvectors": decomposition_bytes(sizes.blocks, exact, copies, side) + long,
+        "factors": factors + passing,
+        "eigenvectors": decomposition_bytes(sizes.blocks, exact),
         "sums and weights": bases + sums + passing + examples,
     }
 

@@ -19,7 +19,7 @@ from whence.curvature.base import NO_GROUPS
 from whence.curvature.ridge_search import fit_at_best
 from whence.data.batches import Batches, differ
 from whence.data.targets import all_prints, roll_call
-from whence.errors import InputError, LoaderError, TooLargeError
+from whence.errors import InputError, TooLargeError
 from whence.estimators import LeftOut, Policy, Weighing, assemble
 from whence.io.checkpoint import described, open_checkpoint
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
@@ -28,8 +28,8 @@ from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Passes
 from whence.runtime.memory import Budget, is_full
-from whence.runtime.model_state import check_model, checksum, fingerprint, preserved, rounded_products
-from whence.runtime.processes import ALONE, Processes
+from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
+from whence.runtime.processes import Processes
 from whence.runtime.progress import Progress
 from whence.tracer import Tracer
 from whence.trust import trust_of_fit
@@ -145,34 +145,9 @@ EVERY = 60.0
 """Seconds between two looks at the sums of a pass, unless told otherwise."""
 
 
-def divided(shard: Any, process_group: Processes) -> tuple[Processes, Processes]:
-    """Those who share the data with this process, and those who share the layers."""
-    if isinstance(shard, str) and shard in ("data", "layers"):
-        return (process_group, ALONE) if shard == "data" else (ALONE, process_group)
-    if type(shard) is not int or shard < 1:
-        raise InputError(f'expected shard to be "data", "layers" or a number of processes, got {shard!r}.')
-    if process_group.size % shard:
-        raise InputError(
-            f"expected shard to be the number of processes that share the layers, of which {process_group.size} make "
-            f"several whole groups, got {shard}."
-        )
-    return (
-        (process_group, ALONE)
-        if shard == 1
-        else process_group.split(shard)
-        if shard < process_group.size
-        else (ALONE, process_group)
-    )
-
-
-def check_sharing(structure: Structure, data: Processes, layers: Processes) -> None:
-    """Raise where processes cannot share a fit in this way."""
-    if not layers.alone and not structure.by_layers:
-        raise InputError(
-            f"expected structure 'ekfac', 'kfac' or 'diagonal', whose layers are apart, where layers are shared, got "
-            f"{structure!r}. Use shard='data'."
-        )
-    if not data.alone and not structure.in_parts:
+def check_sharing(structure: Structure, processes: Processes) -> None:
+    """Raise where processes cannot share a fit."""
+    if not processes.alone and not structure.in_parts:
         raise InputError(_whole("one process, or distributed=False,", structure))
 
 
@@ -230,23 +205,15 @@ def begin(
     if not passes.shared and folder is None:
         return Budget(batches.device, limit)
     told = {name: described(option) for name, option in options.items()}
-    for some in (process_group, passes.layers):
-        _check_alike(some, {**told, "checkpoint": folder is not None}, fingerprint(model))
+    _check_alike(process_group, {**told, "checkpoint": folder is not None}, fingerprint(model))
     marks = roll_call(batches)
-    if len(set(passes.layers.tell("the data", (checksum(marks), passes.offset, passes.here)))) > 1:
-        raise LoaderError(
-            "expected processes that share the layers to read the same data, all of them, got different data. Use "
-            "shard='data' where each has its own."
-        )
     if max_memory is None and batches.device.type == "cpu":  # what was found free is for all on this machine
-        limit = limit // max(process_group.neighbours, passes.layers.neighbours)
-    for some in (process_group, passes.layers):
-        limit = min(some.tell("the memory", limit))
+        limit = limit // process_group.neighbours
+    limit = min(process_group.tell("the memory", limit))
     if folder is not None:
         passes.kept = True
         if process_group.rank == 0:
-            rest = (model, marks, limit, batches.progress, passes.layers)
-            passes.keeper, limit = open_checkpoint(folder, float(every), told, *rest)
+            passes.keeper, limit = open_checkpoint(folder, float(every), told, model, marks, limit, batches.progress)
         limit = process_group.tell("the checkpoint", limit)[0]
     return Budget(batches.device, limit)
 
@@ -351,7 +318,7 @@ def run(
     marks = fingerprint(model)
     with preserved(model):
         network = Network(model)
-        bar = Progress(progress and passes.process_group.rank == passes.layers.rank == 0)
+        bar = Progress(progress and passes.process_group.rank == 0)
         batches = Batches(loader, network.device, bar, passes=passes, fitting=True)
         selection = _first_look(network, batches, asked.likelihood, asked.parameters)
         budget = begin(batches, model, asked.max_memory, folder, every, asked.facts(selection))
@@ -397,7 +364,7 @@ def out_of_memory(error: Exception) -> TooLargeError:
     """The error for a device that is full where several processes share a fit."""
     return TooLargeError(
         f"expected this process's part of the fit to fit on its device, got out of memory ({first_line(error)}). "
-        "Give all processes a smaller max_memory or chunk_size, or use more of them with shard='layers'."
+        "Give all processes a smaller max_memory or chunk_size."
     )
 
 

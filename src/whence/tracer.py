@@ -451,7 +451,7 @@ class Tracer(Predictor):
 
         The file holds numbers and words only, in the format of safetensors: no model, no training data, no code. It
         takes the place of an older one once all of it is on the disk. A likelihood of your own is not in it, and is
-        handed to `whence.load` again; a structure of your own cannot be saved. With shard="layers" all processes save.
+        handed to `whence.load` again; a structure of your own cannot be saved.
         """
         save(self, self.step, self.diagnostics, Path(path))
 

@@ -38,7 +38,6 @@ STRUCTURES: dict[str, whence.Structure] = {
     "ekfac": whence.EKFAC(tolerance=0.0),
     "ekfac of gradients": whence.EKFAC(tolerance=0.0, basis="gradients"),
     "ekfac, two bases": whence.EKFAC(tolerance=0.0, meat="two_bases", corner=None),
-    "ekfac, joint": whence.EKFAC(tolerance=0.0, meat="joint"),
     "kfac": whence.KFAC(),
 }
 """The core with all coordinates and the sketch that keeps all blocks whole are exact."""

@@ -174,8 +174,7 @@ def kronecker(
     A layer's gradient matrix is sum_t g_t a_t^T over positions t, a_t with a one for the bias. Its factors are
     A = sum a_t a_t^T and B = sum_cc' L_cc' g_tc g_tc'^T, over examples and positions; for basis="gradients" they are
     those of whole gradient matrices G, sum G^T G and sum G G^T, where a layer is seen at several positions. Meats have
-    factors of the same kind, of the gradients G of r_i^T f: they give the meats a basis of their own ("two bases"), or
-    are added to those of the curvature, scaled to the same trace ("joint").
+    factors of the same kind, of the gradients G of r_i^T f: they give the meats a basis of their own ("two bases").
     """
     layers = [
         name for name, one in model.named_modules() if isinstance(one, nn.Linear) and f"{name}.weight" in selected
@@ -197,8 +196,6 @@ def kronecker(
                 factors[name][at] = factors[name][at] + one
     pairs, turned = {}, {}
     for name, (A, B, C, D) in factors.items():
-        if how == "ekfac, joint":
-            A, B = ((one + two * np.trace(one) / np.trace(two)) / 2 for one, two in ((A, C), (B, D)))
         pairs[name], turned[name] = (np.linalg.eigh(B), np.linalg.eigh(A)), (np.linalg.eigh(D), np.linalg.eigh(C))
     basis, products = columns_of(model, selected, pairs)
     if how == "ekfac, two bases":

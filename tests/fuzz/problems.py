@@ -193,7 +193,7 @@ EXACT = ("auto", "primal", "dual", "matrix free", "core", "sketch")
 
 def draw_structure(rng: Random, drawn: networks.Drawn) -> str:
     if drawn.plain and rng.random() < 0.5:
-        return rng.choice(["ekfac", "kfac", "ekfac of gradients", "ekfac, two bases", "ekfac, joint"])
+        return rng.choice(["ekfac", "kfac", "ekfac of gradients", "ekfac, two bases", "ekfac"])
     if rng.random() < 0.004:
         return "matrix free"
     return rng.choice(["auto", "auto", "primal", "dual", "core", "core", "core", "sketch", "diagonal", "diagonal"])

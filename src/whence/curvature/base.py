@@ -311,11 +311,6 @@ class Structure(ABC):
         """Whether its passes over the data all say what they add to, so that they may be shared, or done in parts."""
         return False
 
-    @property
-    def by_layers(self) -> bool:
-        """Whether layers are apart from each other, so that several processes may each keep some of them."""
-        return False
-
     @abstractmethod
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:
         """Fit the curvature.
@@ -364,11 +359,6 @@ class LayerStructure(OfSums):
     """Layers are apart, and leverages approximate."""
 
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
-
-    @property
-    def by_layers(self) -> bool:
-        """Yes: layers are apart."""
-        return True
 
 
 class OfFeatures(OfSums):

@@ -20,10 +20,8 @@ from whence.curvature.kronecker import (
     cut,
     decompose,
     gather_factors,
-    left_alone,
     takes_one_output_each,
 )
-from whence.curvature.long_sides import INPUTS, OUTPUTS, find_leading, side_bytes
 from whence.curvature.rotation import Basis
 from whence.curvature.spectral import FittedSpectral, Spectrum, Squares, gather_squares
 from whence.curvature.stream import LEAST_PIECES, PIECES, LayerGradients, working_precision
@@ -48,24 +46,22 @@ INSTEAD = (
 )
 
 
-def factor_bytes(blocks: Sequence[Block], largest_exact: int, largest_side: int = LARGEST_SIDE) -> tuple[float, float]:
+def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, float]:
     """Bytes of all Kronecker factors, in float64, and of the largest one."""
     each = []
     for block in blocks:
         shape = block.matrix_shape
         if block.kind == "kronecker":
-            each += [shape[0] * side**2 for side in shape[1:] if side <= largest_side]
+            each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
         elif block.kind == "rows" or block.numel <= largest_exact:
             each.append(shape[-1] ** 2)
     return 8.0 * sum(each), 8.0 * max(each, default=0)
 
 
-def decomposition_bytes(
-    blocks: Sequence[Block], largest_exact: int, copies: int = 1, largest_side: int = LARGEST_SIDE
-) -> float:
+def decomposition_bytes(blocks: Sequence[Block], largest_exact: int) -> float:
     """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
-    total, largest = factor_bytes(blocks, largest_exact, largest_side)
-    return (copies + 1.0) * total + 4.0 * largest
+    total, largest = factor_bytes(blocks, largest_exact)
+    return 2.0 * total + 4.0 * largest
 
 
 def sums_bytes(kept: float, size: int, working: int) -> float:
@@ -79,17 +75,9 @@ def examples_bytes(n: int, k: int, q: int, item: int) -> float:
     return item * n * (12.0 * k + blocks * k * max(k, q))
 
 
-def require_factors(
-    stream: LayerGradients,
-    largest_exact: int,
-    copies: int = 1,
-    largest_side: int = LARGEST_SIDE,
-    leading: int | None = None,
-) -> None:
+def require_factors(stream: LayerGradients, largest_exact: int) -> None:
     """Raise when the factors and their eigenvectors do not fit."""
-    need = decomposition_bytes(stream.blocks, largest_exact, copies, largest_side)
-    if leading is not None:
-        need += side_bytes(stream.known.blocks, largest_side, leading, stream.problem.passes.layers.size)
+    need = decomposition_bytes(stream.blocks, largest_exact)
     stream.problem.budget.require(
         HOLES * need, f"the Kronecker factors of {count(len(stream.blocks), 'block')} of parameters", _instead(stream)
     )
@@ -131,17 +119,13 @@ class EKFAC(LayerStructure):
     Args:
         meat: basis of the meats of HeC0, HeC2 and HeC3. "two_bases" gives them an eigenbasis of their own among the
             leading directions of each layer (the paper's appendix); "one_basis" takes them as diagonal in the
-            curvature's; "joint" chooses one basis for both, from the sum of both pairs of factors.
+            curvature's.
         basis: what a layer seen at several positions is decomposed by: "gradients", of examples, summed over
             positions; or "positions", one by one, as KFAC does.
         corner: leading directions of each side of a layer in which "two_bases" are kept, or `None` for all.
         tolerance: share of the homoscedastic variance that may lie outside the corner of the eigenbasis in which
             eigenvalues are kept one by one; outside, they are replaced by their mean. Zero keeps all of them.
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
-        largest_side: inputs, or outputs, of a layer up to which its factor is decomposed. Longer sides are taken as
-            they are, one by one, or
-        leading: so many of their leading directions are found from a factor of which each of the processes that share
-            the layers (`shard="layers"`) has some rows only; the rest is taken as alike.
 
     Examples:
         >>> import torch, whence
@@ -155,46 +139,39 @@ class EKFAC(LayerStructure):
     name: ClassVar[str] = "ekfac"
     tolerance: float = 1e-2
     largest_exact: int = LARGEST_EXACT
-    meat: Literal["one_basis", "joint", "two_bases"] = "one_basis"
+    meat: Literal["one_basis", "two_bases"] = "one_basis"
     basis: Literal["positions", "gradients"] = "positions"
     corner: int | None = 64
-    largest_side: int = LARGEST_SIDE
-    leading: int | None = None
 
     def __post_init__(self) -> None:
         """Check the choices at once, not after a pass over the data."""
-        choices = {"meat": ("one_basis", "joint", "two_bases"), "basis": ("positions", "gradients")}
+        choices = {"meat": ("one_basis", "two_bases"), "basis": ("positions", "gradients")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 wanted = ", ".join(map(repr, allowed))
                 raise InputError(f"expected EKFAC's {name} to be one of {wanted}, got {getattr(self, name)!r}.")
         if self.corner is not None and self.corner < 1:
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
-        if self.leading is not None and self.leading < 1:
-            raise InputError(f"expected EKFAC's leading to be at least 1 or None, got {self.leading!r}.")
-        if self.leading is not None and self.meat == "joint":
-            raise InputError("expected meat='one_basis' or 'two_bases' with EKFAC's leading, got 'joint'.")
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedSpectral:
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
         stream, facts = open_stream(problem)
-        if self.tolerance <= 0 and self.leading is None:
+        if self.tolerance <= 0:
             require_all(stream)
         with stream.keeping():
             return self._fit(stream, facts, lam, weigh)
 
     def _fit(self, stream: LayerGradients, facts: list[str], lam: float, weigh: Weigh | None) -> FittedSpectral:
         problem = stream.problem
-        whole, joint = self.basis == "gradients", self.meat == "joint"
-        sides, exact = (self.largest_side, self.leading), self.largest_exact
-        bases, _ = eigenbases(stream, lam, self.tolerance, exact, facts, whole=whole, joint=joint, sides=sides)
+        whole = self.basis == "gradients"
+        bases, _ = eigenbases(stream, lam, self.tolerance, self.largest_exact, facts, whole=whole)
         require_sums(stream, bases)
         noise = noise_covariance(problem)
         if self.meat != "two_bases":
             return FittedSpectral(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
         factors = MeatFactors([leading(basis, self.corner) for basis in bases], problem.device)
-        spectrum = gather_squares(stream, bases, noise, factors.add, factors.state(stream.mine))
+        spectrum = gather_squares(stream, bases, noise, factors.add, factors.state())
         turns = factors.turns(facts)
         parts = [one for turn in turns if turn is not None for one in turn.tensors]
         problem.passes.process_group.share(parts, 0, "the eigenvectors of the meats")  # signs of vectors are anybody's
@@ -207,7 +184,6 @@ class KFAC(LayerStructure):
 
     Args:
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
-        largest_side: inputs, or outputs, of a layer up to which its factor is decomposed; longer ones stay as they are.
 
     Examples:
         >>> import torch, whence
@@ -219,7 +195,6 @@ class KFAC(LayerStructure):
 
     name: ClassVar[str] = "kfac"
     largest_exact: int = LARGEST_EXACT
-    largest_side: int = LARGEST_SIDE
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedSpectral:
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
@@ -230,8 +205,8 @@ class KFAC(LayerStructure):
             return self._fit(stream, facts, lam, weigh)
 
     def _fit(self, stream: LayerGradients, facts: list[str], lam: float, weigh: Weigh | None) -> FittedSpectral:
-        problem, sides = stream.problem, (self.largest_side, None)
-        bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts, products=True, sides=sides)
+        problem = stream.problem
+        bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts, products=True)
         require_sums(stream, bases)
         noise = noise_covariance(problem)
         measured = gather_squares(stream, bases, noise)
@@ -295,9 +270,7 @@ def eigenbases(
     facts: list[str],
     *,
     whole: bool = False,
-    joint: bool = False,
     products: bool = False,
-    sides: tuple[int, int | None] = (LARGEST_SIDE, None),
 ) -> tuple[list[Basis], list[Tensor | None]]:
     """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in it.
 
@@ -308,24 +281,14 @@ def eigenbases(
         largest_exact: dense blocks up to this size are decomposed.
         facts: is told what is worth telling.
         whole: sum gradients over positions before they are counted.
-        joint: add the factors of the residual-weighted gradients, scaled to the same trace.
         products: whether KFAC's eigenvalues are wanted; else there are none.
-        sides: length up to which the sides of layers are decomposed, and how many leading directions longer ones get.
     """
-    largest, leading = sides
-    require_factors(stream, largest_exact, 2 if joint else 1, largest, leading)
-    long = {} if leading is None else find_leading(stream, largest, leading, left_alone(stream.problem), facts)
-    factors, weighted = gather_factors(
-        stream, largest_exact, whole=whole, residual_weighted=joint, largest_side=largest
-    )
-    for one in factors:
-        one.below, one.above = (long.get((one.block.name, side)) for side in (INPUTS, OUTPUTS))
+    require_factors(stream, largest_exact)
+    factors = gather_factors(stream, largest_exact, whole=whole)
     precision = working_precision(stream.problem)
 
     def make(at: int, notes: list[str]) -> Found:
         one = factors[at]
-        if joint and one.block.kind == "kronecker":  # other blocks have bases that are exact, or none
-            one.join(weighted[at])
         positions = one.positions / stream.problem.total_weight
         basis, product = cut(*one.basis(notes), positions, stream.problem.k, ridge, tolerance)
         stream.problem.passes.give_back()
@@ -334,7 +297,7 @@ def eigenbases(
     found = decompose(factors, make, stream.problem.passes.process_group, stream.problem.device, facts)
     bases = [basis for basis, _ in found]
     facts += describe_blocks(stream, largest_exact)
-    if takes_one_output_each(stream, whole or joint):
+    if takes_one_output_each(stream, whole):
         facts.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
     kept = sum(math.prod(basis.shape) for basis in bases)
     size = sum(block.numel for block in stream.blocks)

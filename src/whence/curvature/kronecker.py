@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,20 +131,6 @@ EXAMPLES_PER_SIDE = 40
 """And from so many for each output of the widest layer: small eigenvalues are then off by a fortieth or so at most."""
 
 
-class Leading(NamedTuple):
-    """Some of the eigenvectors of a factor that nobody has whole.
-
-    Attributes:
-        values: (e, r) the largest eigenvalues, ascending.
-        vectors: (e, i, r).
-        trace: of the factor.
-    """
-
-    values: Tensor
-    vectors: Tensor
-    trace: float
-
-
 @dataclass
 class Factors:
     """Sums of a a^T and g g^T of one block, in float64.
@@ -155,16 +140,12 @@ class Factors:
         outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
         counts: (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of pieces
             whose gradients were summed over positions first, and not counted position by position.
-        below: leading directions of the inputs, where these are too many for a factor.
-        above: of the outputs, likewise.
     """
 
     block: Block
     inputs: Tensor | None
     outputs: Tensor | None
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64, device="cpu"))
-    below: Leading | None = None
-    above: Leading | None = None
 
     @property
     def positions(self) -> float:
@@ -183,7 +164,6 @@ class Factors:
         largest_exact: int,
         device: torch.device,
         alone: int | None = None,
-        largest_side: int = LARGEST_SIDE,
     ) -> Factors:
         """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix.
 
@@ -195,8 +175,8 @@ class Factors:
 
         if block.kind == "kronecker":
             e, o, i = block.matrix_shape
-            below = zeros(e, i, i) if i <= largest_side else None
-            above = zeros(e, o, o) if o <= largest_side and o != alone else None
+            below = zeros(e, i, i) if i <= LARGEST_SIDE else None
+            above = zeros(e, o, o) if o <= LARGEST_SIDE and o != alone else None
             return cls(block, below, above)
         if block.kind == "rows":
             d = block.matrix_shape[1]
@@ -232,14 +212,6 @@ class Factors:
         _add(self.inputs, below)
         _add(self.outputs, above)
 
-    def join(self, other: Factors) -> None:
-        """Replace each factor by the mean of both, the other's scaled to the same trace: one basis for two matrices."""
-        for mine, theirs in ((self.inputs, other.inputs), (self.outputs, other.outputs)):
-            if mine is not None and theirs is not None:
-                sizes = [torch.diagonal(one, dim1=-2, dim2=-1).sum(-1, keepdim=True) for one in (mine, theirs)]
-                scale = sizes[0] / sizes[1].clamp_min(torch.finfo(theirs.dtype).tiny)
-                mine.add_(theirs * scale.unsqueeze(-1)).div_(2.0)
-
     def basis(self, facts: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
         name = self.block.name
@@ -248,10 +220,6 @@ class Factors:
             below, inputs = eigenvectors(self.inputs, f"the input factor of {name}", facts)
         if self.outputs is not None:
             above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", facts)
-        if self.below is not None:
-            below, inputs = self.below.values, self.below.vectors
-        if self.above is not None:
-            above, outputs = self.above.values, self.above.vectors
         if above is not None and below is not None:
             spectrum = above.unsqueeze(-1) * below.unsqueeze(-2)
             tiny = torch.finfo(spectrum.dtype).tiny
@@ -307,10 +275,8 @@ def gather_factors(
     largest_exact: int,
     *,
     whole: bool = False,
-    residual_weighted: bool = False,
-    largest_side: int = LARGEST_SIDE,
-) -> tuple[list[Factors], list[Factors]]:
-    """One pass: factors of the curvature, and, where asked for, of the residual-weighted meat.
+) -> list[Factors]:
+    """One pass: the Kronecker factors of the curvature.
 
     Factors say in which basis the eigenvalues are summed, and nothing else. Where examples are many, one output of each
     tells as much about it as all of them: inputs are counted for every example, gradients for every k-th output.
@@ -319,34 +285,25 @@ def gather_factors(
         stream: tangents of the training set.
         largest_exact: dense blocks above this size get no matrix.
         whole: sum the gradients of layers seen at several positions over them before they are counted.
-        residual_weighted: count the gradients J_i^T r_i, too.
-        largest_side: longer sides of layers get no matrix.
     """
     problem = stream.problem
-    sizes = (largest_exact, problem.device, left_alone(problem), largest_side)
-    plain = [Factors.empty(block, *sizes) for block in stream.blocks]
-    weighted = [Factors.empty(block, *sizes) for block in stream.blocks if residual_weighted]
+    factors = [Factors.empty(block, largest_exact, problem.device, left_alone(problem)) for block in stream.blocks]
     roots = problem.hessian_roots
-    sampled = takes_one_output_each(stream, whole or residual_weighted)
+    sampled = takes_one_output_each(stream, whole)
     cotangents, count = (_one_each(problem), 1) if sampled else (stream.identity(), problem.k)
-    state: dict[str, Tensor] = {}
-    for name, factors in (("plain", plain), ("weighted", weighted)):
-        for at, one in zip(stream.mine, factors, strict=False):  # there may be no weighted ones
-            state.update(one.state(f"{name}.{at}"))
+    state = {name: tensor for at, one in enumerate(factors) for name, tensor in one.state(str(at)).items()}
     for where, tangents in stream.read("Kronecker factors", cotangents, count, state):
         for at, tangent in enumerate(tangents):
             weights = None if problem.sample_weights is None else problem.sample_weights[where]
             curved = tangent if roots is None or sampled else combine(tangent, roots[where])
             if whole and isinstance(tangent, Kronecker) and tangent.positions > 1:
-                plain[at].add_whole(curved, weights)
+                factors[at].add_whole(curved, weights)
             else:
-                plain[at].add(curved, weights)
-            if residual_weighted:
-                weighted[at].add_whole(combine(tangent, problem.residuals[where].unsqueeze(2)))
+                factors[at].add(curved, weights)
             del tangent, curved
         stream.spare(tangents)
         del tangents  # the next piece needs the room
-    return plain, weighted
+    return factors
 
 
 def takes_one_output_each(stream: LayerGradients, whole: bool) -> bool:

@@ -30,7 +30,6 @@ from whence.curvature.stream import LayerGradients, working_precision
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import SingularCurvatureError
 from whence.jacobian.gradients import Dense, Kronecker, Rows, Tangent
-from whence.jacobian.linearization import Linearization
 from whence.linalg import check_finite_sums, eigh
 
 
@@ -204,7 +203,7 @@ def gather_squares(
         weights = weights.new_ones(1, roots.shape[2] + 1).double()
         weights[:, -1] = 0.0
     sums = [Sums(basis, len(weights), problem.device) for basis in bases]
-    state = {**states(stream, sums), **(observed or {})}
+    state = {**states(sums), **(observed or {})}
     given = [frame, weights, *(one for basis in bases for one in basis.tensors)]
     for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k, state, given):
         residuals = problem.residuals[where] @ frame
@@ -232,10 +231,9 @@ def gather_squares(
     return Spectrum(curvature, noisy, [one.total for one in sums])
 
 
-def states(stream: LayerGradients, sums: Sequence[Sums]) -> dict[str, Tensor]:
-    """What the sums of this process's blocks are, by their places among all, and names."""
-    pairs = zip(stream.mine, sums, strict=True)
-    return {name: tensor for at, one in pairs for name, tensor in one.state(str(at)).items()}
+def states(sums: Sequence[Sums]) -> dict[str, Tensor]:
+    """The tensors of all blocks' sums, by name."""
+    return {name: tensor for at, one in enumerate(sums) for name, tensor in one.state(str(at)).items()}
 
 
 def check_invertible(bases: Sequence[Basis], curvature: Sequence[Squares], ridge: float) -> None:
@@ -311,7 +309,7 @@ def gather_meats(stream: LayerGradients, sums: MeatSums, roots: Mapping[str, Ten
 
     directly = joined.shape[2] <= problem.k
     reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
-    for where, tangents in stream.read("meats", *reading, states(stream, sums.sums), [joined, *sums.given]):
+    for where, tangents in stream.read("meats", *reading, states(sums.sums), [joined, *sums.given]):
         ready = basis_views(tangents, sums.bases, problem.device)
         if directly:
             sums.add_pulled(ready, where.stop - where.start)
@@ -393,10 +391,8 @@ class Weights:
         return rotated.grams(self.inside, self.positive)
 
 
-def sum_of(parts: Sequence[Tensor], shape: Sequence[int], problem: Linearization) -> Tensor:
-    """Add tensors of one shape up, the first one in place; zeros where a process has no blocks."""
-    if not parts:
-        return torch.zeros(*shape, dtype=working_precision(problem), device=problem.device)
+def sum_of(parts: Sequence[Tensor]) -> Tensor:
+    """Add tensors of one shape up, the first one in place."""
     first, *rest = parts
     for part in rest:
         first += part
@@ -652,7 +648,7 @@ class FittedSpectral(FittedCurvature):
             float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
             for s, basis in zip(spectrum.curvature, bases, strict=True)
         )
-        self.degrees_of_freedom = float(stream.together(torch.tensor([freedom], dtype=torch.float64, device="cpu")))
+        self.degrees_of_freedom = freedom
         selected = self.problem.selection.parameters
         self._step = []
         for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True)):
@@ -675,15 +671,12 @@ class FittedSpectral(FittedCurvature):
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
-        squared = torch.tensor(
-            [sum(float(step.square().sum()) for step in self._step)], dtype=torch.float64, device="cpu"
-        )
-        size = float(self.stream.together(squared)) ** 0.5
+        size = math.hypot(*(float(step.norm()) for step in self._step))
         weights = self.problem.weights()
         relative = size / max(float(weights.norm()), torch.finfo(torch.float64).tiny)
         direction = None
         if with_direction:
-            direction = self.stream.joined(self._step).to(self.problem.dtype)
+            direction = self.stream.flatten(self._step).to(self.problem.dtype)
         return NewtonStep(self._change, relative, direction)
 
     def sandwich(self, meats: Meats) -> SpectralSandwich:
@@ -735,7 +728,7 @@ class FittedSpectral(FittedCurvature):
         """The inverse of this curvature."""
         given = self.problem.selection.unflatten(vectors.double())
         solved = [self.solve(at, basis.block.to_matrix(given)) for at, basis in enumerate(self.bases)]
-        return self.stream.joined(solved, len(vectors)).to(vectors.dtype)
+        return self.stream.flatten(solved, len(vectors)).to(vectors.dtype)
 
     def at(self, ridge: float, weigh: Weigh | None) -> FittedSpectral:
         """The same bases and eigenvalues: one pass, for the leverages and the meats."""
@@ -802,8 +795,7 @@ class FittedSpectral(FittedCurvature):
             one.align(tangent) if isinstance(one, Preconditioned) else align(tangent, one)
             for tangent, one in zip(tangents, directions, strict=True)
         ]
-        whole = self.stream.together(sum_of(summed, (n, c, m * k), self.problem))
-        return whole.reshape(n, c, m, k).permute(2, 3, 0, 1)
+        return sum_of(summed).reshape(n, c, m, k).permute(2, 3, 0, 1)
 
     def _leverage(self, weigh: Weigh | None) -> tuple[Tensor, Tensor]:
         problem = self.problem
@@ -825,7 +817,7 @@ class FittedSpectral(FittedCurvature):
         if weigh is not None:  # no examples tell how many weights each will have
             none = slice(0, 0)
             self._meats = self.open_meats(weigh(none, leverage_blocks[none], change[none]))
-            state.update(states(self.stream, self._meats.sums))
+            state.update(states(self._meats.sums))
             given += self._meats.given
         for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k, state, given):
             ready = self.stream.views(tangents, self.bases)
@@ -835,8 +827,6 @@ class FittedSpectral(FittedCurvature):
                 if self._meats is None or self._meats.in_views_alone:
                     view.let_go()
                 del view
-            self.stream.together(leverage_blocks[where])
-            self.stream.together(change[where])
             if weigh is not None and self._meats is not None:
                 self._meats.add(ready, weigh(where, leverage_blocks[where], change[where]))
             self.stream.forget(where)
@@ -879,25 +869,24 @@ class SpectralSandwich(Sandwich):
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
         dtype = self.bread.problem.dtype
-        outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view), 2)
+        outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view))
         return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The same without the covariances between outputs: gradients are read once for all estimators."""
         dtype = self.bread.problem.dtype
-        outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view), 1)
+        outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view))
         return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
 
-    def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor], sides: int) -> tuple[Tensor, Tensor]:
-        """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k), with one or two sides."""
+    def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, Tensor]:
+        """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k)."""
         stream, k = self.bread.stream, self.bread.problem.seen(inputs)
         outputs, sums = [], []
         with stream.by_few_threads(batch_size(inputs, "this batch"), k):
             for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):
                 ready = basis_views(tangents, self.bread.bases, self.bread.problem.device)
                 found = [of(weights, one) for weights, one in zip(self.weights, ready, strict=True)]
-                shape = (len(self.names), len(out), *[k] * sides)
-                sums.append(stream.together(sum_of(found, shape, self.bread.problem)))
+                sums.append(sum_of(found))
                 outputs.append(out)
                 stream.spare(ready)
                 del ready, tangents  # the next piece needs the room

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from copy import copy
 from dataclasses import dataclass
 from math import prod
 
@@ -22,7 +21,6 @@ from whence.linalg import alone
 from whence.runtime.execution import Chunks, State
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
-from whence.runtime.processes import shared_out
 
 PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
@@ -228,7 +226,6 @@ class LayerGradients:
 
     Attributes:
         held: bytes that are in use beside the pieces, as far as they are known; pieces take what is left.
-        mine: places of the blocks that are this process's business among all.
     """
 
     def __init__(self, problem: Linearization, known: LayerSizes | None = None) -> None:
@@ -256,62 +253,18 @@ class LayerGradients:
         self._kept = GradientCache()
         self._spare: tuple[object, ...] = ()
         self._roomy = False
-        self._layers = problem.passes.layers
-        owners = enumerate(shared_out([block_cost(block) for block in known.blocks], self._layers.size))
-        self.mine = [at for at, owner in owners if owner == self._layers.rank]
-        self._watched = self.mine
-        idle = self._layers.size - len(known.blocks)
-        if idle > 0:
-            self.notes.append(f"{idle} of {self._layers.size} processes have no layer of their own, and rows at most")
-        if not self._layers.alone:
-            self._watch_only_mine()
-
-    def _watch_only_mine(self) -> None:
-        """Capture this process's layers alone, where that finds the same blocks: gradients of others are not kept."""
-        few = take((first := self.problem.batches.first()).inputs, slice(0, min(first.size, PROOF)))
-        names = {name for block in self.blocks for name in block.parameters}
-        selected = {name: one for name, one in self.problem.selection.parameters.items() if name in names}
-        if selected:
-            with rounded_products(False):
-                found = Capture(
-                    self.problem.network,
-                    selected,
-                    example_inputs=few,
-                    more=self._more,
-                    told=self.problem.batches.notes,
-                )
-            if found.blocks == self.blocks:
-                self._capture, self._watched = found, list(range(len(found.blocks)))
-        told = self._layers.tell("the layers", self._measure(few))  # pieces are of the same size everywhere
-        self.known = LayerSizes(self.known.blocks, *map(max, zip(*told, strict=True)))
-
-    def watching(self, chosen: Sequence[int]) -> LayerGradients:
-        """The same for some of all blocks, whichever process has them; all that share the layers must ask for it."""
-        other = copy(self)
-        other._capture, other.mine, other._watched = None, list(chosen), list(chosen)
-        other._kept = GradientCache()  # gradients of other blocks
-        other._watch_only_mine()
-        return other
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks of parameters that are this process's business, in the order of the tangents."""
-        return tuple(self.known.blocks[at] for at in self.mine)
+        """Blocks of parameters, in the order of the tangents."""
+        return self.known.blocks
 
-    def together(self, tensor: Tensor) -> Tensor:
-        """A sum over blocks, those of other processes included; in place."""
-        self._layers.add([tensor], "sums over layers")
-        return tensor
-
-    def joined(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
-        """(*lead, d) from float64 matrices of the blocks of all processes."""
+    def flatten(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
+        """(*lead, d) from matrices of the blocks."""
         tensors: dict[str, Tensor] = {}
         for block, matrix in zip(self.blocks, matrices, strict=True):
             tensors.update(block.from_matrix(matrix))
-        selected, device = self.problem.selection.parameters, self.problem.device
-        for name in selected.keys() - tensors.keys():
-            tensors[name] = torch.zeros(*lead, *selected[name].shape, dtype=torch.float64, device=device)
-        return self.together(self.problem.selection.flatten(tensors, len(lead)))
+        return self.problem.selection.flatten(tensors, len(lead))
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, proved on these inputs if it was not yet."""
@@ -437,7 +390,7 @@ class LayerGradients:
                 return *known, self.problem.outputs[where]
             captured = capture.run(take(inputs, part))
             pulled = captured.tangents(cotangents(where, part.stop - part.start), last=True)
-            return where, [pulled[at] for at in self._watched], captured.outputs
+            return where, list(pulled), captured.outputs
 
         size = batch_size(inputs, "this batch")
         step = self.piece(count, size)
@@ -482,12 +435,6 @@ class LayerGradients:
                 held = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
                 each += 4.0 * sum(part.numel() for part in held) / n
         return fixed, each, work
-
-
-def block_cost(block: Block) -> float:
-    """About what a block costs: sums over its weights, and eigenvectors of both sides."""
-    *_, o, i = (1, 1, *block.matrix_shape)
-    return float(block.numel * (o + i))
 
 
 def working_precision(problem: Linearization) -> torch.dtype:

@@ -146,10 +146,10 @@ class MeatFactors:
             self.inputs.append(below)
             self.outputs.append(above)
 
-    def state(self, places: Sequence[int]) -> dict[str, Tensor]:
-        """What is summed up, by name; blocks go by their places among those of all processes."""
+    def state(self) -> dict[str, Tensor]:
+        """What is summed up, by name."""
         named = (("inputs", self.inputs), ("outputs", self.outputs))
-        pairs = [(name, at, one) for name, each in named for at, one in zip(places, each, strict=True)]
+        pairs = [(name, at, one) for name, each in named for at, one in enumerate(each)]
         return {f"{name}.{at}": one for name, at, one in pairs if one is not None}
 
     def add(self, at: int, tangent: Tangent) -> None:

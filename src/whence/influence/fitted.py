@@ -303,8 +303,8 @@ def inputs_fingerprint(inputs: Inputs) -> Fingerprint:
 
     Examples:
         >>> one = torch.tensor([1.0, 2.0])
-        >>> inputs_fingerprint(one) == inputs_fingerprint(one.clone()), inputs_fingerprint(one) == inputs_fingerprint(one.flip(0))
-        (True, False)
+        >>> [inputs_fingerprint(one) == inputs_fingerprint(other) for other in (one.clone(), one.flip(0))]
+        [True, False]
     """
     return tuple((tuple(leaf.shape), leaf.dtype, checksum(leaf)) for leaf in tensors_of(inputs))
 

@@ -20,7 +20,7 @@ from whence.curvature.spectral import FittedSpectral, SpectralSandwich, Spectrum
 from whence.curvature.stream import LayerGradients, LayerSizes
 from whence.curvature.two_bases import FittedTwoBases, Turn, TurnedWeights
 from whence.errors import InputError
-from whence.io.files import BLOCKS, Draft, Saved
+from whence.io.files import Draft, Saved
 from whence.io.problem import Given, read_budget
 from whence.jacobian.gradients import Block
 from whence.jacobian.jacobian import Jacobian
@@ -324,7 +324,7 @@ def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwi
     draft.put("change", bread._change)
     turns = bread.turns if isinstance(bread, FittedTwoBases) else [None] * len(bread.bases)
     for at, (basis, turn) in enumerate(zip(bread.bases, turns, strict=True)):
-        part = draft.part(f"{BLOCKS}{bread.stream.known.blocks.index(basis.block)}")
+        part = draft.part(f"block_{bread.stream.known.blocks.index(basis.block)}")
         write_basis(part.part("basis"), basis)
         write_squares(part, "curvature", bread.spectrum.curvature[at])
         write_squares(part, "noise", bread.spectrum.noise[at])
@@ -362,7 +362,7 @@ def _read(
     names = saved.texts("estimators")
     if sorted(names) != sorted([*meats.roots, "jackknife", "laplace"]):
         raise saved.wrong("estimators", "those of this version")
-    parts = [saved.part(f"{BLOCKS}{at}") for at in range(len(bread.stream.blocks))]
+    parts = [saved.part(f"block_{at}") for at in range(len(bread.stream.blocks))]
     bread.bases = [
         read_basis(part.part("basis"), block) for part, block in zip(parts, bread.stream.blocks, strict=True)
     ]

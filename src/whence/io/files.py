@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from whence.errors import CorruptArtifactError, FormatError, InputError, ProcessError
-from whence.runtime.processes import Processes
+from whence.errors import CorruptArtifactError, FormatError, InputError
 
 EXCLUSIVE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
@@ -509,47 +508,3 @@ class Saved:
         if not isinstance(order, list) or sorted(map(repr, order)) != [repr(axis) for axis in range(axes)]:
             raise damaged(self.container.path, f"the axes of {full} are in no order")
         return order
-
-
-SAVING = "saving the fit"
-BLOCKS = "block_"
-"""How the parts of blocks are called, of which each process has some."""
-
-
-def bring_together(draft: Draft, part: str, process_group: Processes) -> None:
-    """Give the first process the blocks of all; one tensor after the other travels, in main memory.
-
-    Args:
-        draft: what this process would write; its blocks are called by their places among all.
-        part: the name of the part of the draft that has the blocks.
-        process_group: the processes that share the layers.
-    """
-    mine = [name for name in draft.tensors if name.startswith(f"{part}.{BLOCKS}")]
-    facts = {name: fact for name, fact in draft.facts[part].items() if name.startswith(BLOCKS)}
-    orders = {name: draft.orders[name] for name in mine if name in draft.orders}
-    sizes = [(name, draft.tensors[name].dtype, tuple(draft.tensors[name].shape)) for name in mine]
-    for owner, (theirs, turned, entries) in enumerate(process_group.tell(SAVING, (facts, orders, sizes))):
-        if process_group.rank == 0:
-            draft.facts[part].update(theirs)
-            draft.orders.update(turned)
-        for name, dtype, shape in entries:
-            own = owner == process_group.rank
-            tensor = draft.tensors[name].detach().cpu() if own else torch.empty(shape, dtype=dtype, device="cpu")
-            process_group.share([tensor], owner, SAVING)
-            if process_group.rank == 0:
-                draft.tensors[name] = tensor
-
-
-def written_by_first(process_group: Processes, work: Callable[[], None]) -> None:
-    """Let the first process write, and all of them know how that went: they go on sharing the fit."""
-    failed: Exception | None = None
-    if process_group.rank == 0:
-        try:
-            work()
-        except Exception as error:  # whatever it is, the others wait for a word
-            failed = error
-    words = process_group.tell(SAVING, None if failed is None else f"{type(failed).__name__}: {failed}")[0]
-    if failed is not None:
-        raise failed
-    if words is not None:
-        raise ProcessError(f"expected the first process to write the fit, got {words}")

@@ -37,14 +37,12 @@ from whence.io.files import (
     Draft,
     Saved,
     Target,
-    bring_together,
     damaged,
     number,
     opened,
     plain,
     printable,
     write,
-    written_by_first,
 )
 from whence.io.model import check_same, write_model
 from whence.io.problem import Given, read_groups, read_problem, read_selection, write_groups, write_problem
@@ -81,9 +79,6 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
             f"expected a structure of whence itself to save, got {type(fitted.bread).__name__}, which only its author "
             "knows how to write down. Fit with one of whence's structures, or save the model and fit again."
         )
-    layers = fitted.problem.passes.layers
-    if not layers.alone and fitted.problem.passes.process_group.rank > 0:
-        return  # those who share the layers of the first part of the data write the same
     draft = Draft()
     with using_model(fitted):
         write_model(draft.part("model"), fitted.problem.network.model)
@@ -113,9 +108,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     for each in ("hec2", "hec3", "leverage"):
         draft.put(each, getattr(fitted.left_out, each))
     KINDS[name][1](draft.part("bread"), fitted.bread, fitted.sandwich)
-    if not layers.alone:
-        bring_together(draft, "bread", layers)
-    written_by_first(layers, lambda: write(path, {**draft.facts, "orders": draft.orders}, draft.tensors))
+    write(path, {**draft.facts, "orders": draft.orders}, draft.tensors)
 
 
 def restore(path: Path, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:

@@ -372,11 +372,7 @@ class _Sketching:
     """One pass over sketched batches."""
 
     def __init__(self, batches: SketchedBatches, device: torch.device) -> None:
-        self.device, self.process_group, self.layers = (
-            device,
-            batches.plain.passes.process_group,
-            batches.plain.passes.layers,
-        )
+        self.device, self.process_group = device, batches.plain.passes.process_group
         self.parts: list[tuple[Tensor, ...]] = []
         given: list[bool] = []
         counted, shape = 0, torch.Size()
@@ -396,13 +392,8 @@ class _Sketching:
         self.sketch = OutputSketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in told))
 
     def joined(self) -> list[Tensor]:
-        """Outputs, residuals, roots, weights, and which columns were the largest, of all examples.
-
-        Processes that share the layers read the same data, and may choose otherwise among columns of nearly equal size:
-        the first one's choice, and what it saw, are those of all.
-        """
+        """Outputs, residuals, roots, weights, and which columns were the largest, of all examples."""
         parts = [torch.cat(each) for each in zip(*self.parts, strict=True)]
-        self.layers.share(parts, 0, "the outputs")
         local: list[Tensor | None] = [*parts] or [None] * 5
         return [self.process_group.gather(one, "the outputs", self.device) for one in local]
 

@@ -102,7 +102,6 @@ class Passes:
         offset: place of this process's first example among all.
         here: how many examples this process has; `None` for all.
         largest: the most that any process has; `None` for all.
-        layers: processes that all read all data, and share the layers of the network instead.
         closed: whether several processes shared a fit, and have parted.
         thrifty: whether a limit of memory was given, which is then kept also by what was freed.
     """
@@ -113,7 +112,6 @@ class Passes:
     offset: int = 0
     here: int | None = None
     largest: int | None = None
-    layers: Processes = ALONE
     closed: bool = False
     thrifty: bool = False
 
@@ -159,7 +157,7 @@ class Passes:
     @property
     def shared(self) -> bool:
         """Whether several processes share the fit."""
-        return not (self.process_group.alone and self.layers.alone)
+        return not self.process_group.alone
 
     def give_back(self) -> None:
         """Let the system have what was freed, where it is to be thrifty; else it is at hand for the next pass."""

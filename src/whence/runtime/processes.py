@@ -151,8 +151,8 @@ class Processes:
         return dist.device_mesh.DeviceMesh.from_group(group, device.type)
 
     @contextmanager
-    def working(self, stay: bool = False) -> Iterator[None]:
-        """Let the others know when this process fails, and part at the end, unless they stay together."""
+    def working(self) -> Iterator[None]:
+        """Let the others know when this process fails, and part at the end."""
         if self.alone:
             yield
             return
@@ -169,33 +169,7 @@ class Processes:
             self.part()
             raise
         else:
-            if not stay:
-                self.part()
-
-    def split(self, together: int) -> tuple[Processes, Processes]:
-        """Those who have other data than this process, and those who have other layers.
-
-        Args:
-            together: so many processes, of ranks next to each other, share the layers; those of equal places among
-                them share the data.
-        """
-        places = [range(at, self.size, together) for at in range(together)]
-        rows = [range(low, low + together) for low in range(0, self.size, together)]
-        own = [[one for ranks in each if (one := self._some(ranks)) is not None] for each in (places, rows)]
-        self.part()
-        return own[0][0], own[1][0]
-
-    def _some(self, ranks: Sequence[int]) -> Processes | None:
-        """A few of the processes, if this one is among them; all must ask for it."""
-        found: Processes | None = ALONE if self.rank in ranks else None
-        if len(ranks) > 1:
-            wanted = [self._ranks[rank] for rank in ranks]
-            limit = timedelta(seconds=self._timeout)
-            group = dist.new_group(wanted, backend="gloo", timeout=limit)
-            wide = dist.new_group(wanted, timeout=limit) if "nccl" in dist.get_backend() else group
-            if found is not None:
-                found = Processes(wanted, group, wide, self._timeout, self.neighbours)
-        return found
+            self.part()
 
     def part(self) -> None:
         """From now on everybody is alone."""

@@ -400,7 +400,7 @@ def share_inside(fitted: Fitted) -> float | None:
         return None
     features, d = bread.features, problem.selection.size
     plain = not problem.dense and problem.sketch is None and problem.k <= OUTPUTS
-    alone = problem.passes.process_group.alone and problem.passes.layers.alone and fitted.weighing.groups is None
+    alone = problem.passes.process_group.alone and fitted.weighing.groups is None
     if not features.orthonormal or features.size >= d or not plain or not alone:
         return None
     room = min(BYTES, 0.1 * problem.budget.limit) / (8.0 * COPIES * d)

@@ -242,21 +242,6 @@ def test_the_diagnostics_tell_the_share() -> None:
 # --- Other choices ---------------------------------------------------------------------------------------------------
 
 
-def test_a_joint_basis_lies_between_the_two() -> None:
-    torch.manual_seed(10)
-    model = Flat(nn.Linear(4, 3, bias=False)).double().eval()
-    inputs = torch.randn(12, 4).double()
-    tracer = fit(model, inputs, whence.EKFAC(tolerance=0.0, meat="joint"))
-    tangents = tangents_of(model, inputs)
-    weighted = meats_of(tracer, tangents)["hec0"].reshape(12, 3, 4)
-    x = np.asarray(inputs)
-    below, theirs = x.T @ x, np.einsum("noi,noj->ij", weighted, weighted)
-    [basis] = tracer.bread.bases
-    U = np.asarray(basis.inputs[0])
-    turned = U.T @ (below / np.trace(below) + theirs / np.trace(theirs)) @ U
-    close(turned, np.diag(np.diag(turned)), rtol=1e-9)
-
-
 @pytest.mark.parametrize("options", [{"meat": "both"}, {"basis": "kfac"}, {"corner": 0}])
 def test_unknown_choices_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(whence.InputError, match=f"EKFAC's {next(iter(options))}"):
