@@ -87,7 +87,9 @@ def one(width: int, rank: int, process_group: Crew, store: str, device: torch.de
     torch.manual_seed(0)
     network = Tokens(width).eval().to(device)
     few = Tokens(16).eval().to(device)
-    whence.fit(few, batches(16, 0, 1, device), structure="ekfac", progress=False, distributed=False)  # warm up
+    whence.fit(
+        few, batches(16, 0, 1, device), structure="ekfac", progress=False, execution=whence.Execution(distributed=False)
+    )  # warm up
     counted = Counted()
     processes = process_group.data * process_group.layers
     if processes > 1:
@@ -99,7 +101,13 @@ def one(width: int, rank: int, process_group: Crew, store: str, device: torch.de
     def fit() -> None:
         start, clock = time.process_time(), time.perf_counter()
         whence.fit(
-            network, mine, structure=structure, ridge=1.0, progress=False, shard=process_group.layers, max_memory=room
+            network,
+            mine,
+            structure=structure,
+            ridge=1.0,
+            progress=False,
+            shard=process_group.layers,
+            execution=whence.Execution(max_memory=room),
         )
         if device.type == "cuda":
             torch.cuda.synchronize()

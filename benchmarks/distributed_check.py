@@ -104,7 +104,9 @@ def alone(
     """The fit of a process that knows that it is alone."""
     before, api.opened = api.opened, opened
     try:
-        return whence.fit(model, batches(x, y), "categorical", structure, **options, distributed=False)
+        return whence.fit(
+            model, batches(x, y), "categorical", structure, **options, execution=whence.Execution(distributed=False)
+        )
     finally:
         api.opened = before
 

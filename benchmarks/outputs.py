@@ -69,7 +69,7 @@ def measure(outputs: int) -> dict[str, Any]:
     first = 0.0
 
     def fit(columns: Any) -> whence.Tracer:
-        return whence.fit(net, batches, "categorical", "ekfac", ridge=1.0, outputs=columns, progress=False)
+        return whence.fit(net, batches, "categorical", "ekfac", ridge=1.0, hessian_columns=columns, progress=False)
 
     def kept(columns: Any) -> None:
         nonlocal tracer, first

@@ -48,7 +48,9 @@ def main():
 
     loader = DataLoader(shard(TensorDataset(x, y), rank, world), batch_size=32)
     folder = os.environ.get("CHECKPOINT")  # where rank 0 writes sums down, if anywhere
-    tracer = whence.fit(model.eval(), loader, structure="core", ridge=0.3, recenter=True, checkpoint=folder)
+    tracer = whence.fit(
+        model.eval(), loader, structure="core", ridge=0.3, recenter=True, execution=whence.Execution(checkpoint=folder)
+    )
 
     inputs = DataLoader(shard(TensorDataset(torch.linspace(-4, 4, 9).unsqueeze(1)), rank, world), batch_size=4)
     found = whence.gather(tracer.predict([batch[0] for batch in inputs]))  # of all processes, in order

@@ -113,7 +113,7 @@ def share(folder: Path, rank: int) -> None:
     for case in SHARED:
         model, batches, test = problem(**CASES[case])
         mine = [batches[:3], batches[3:]][rank]
-        tracer = whence.fit(model, mine, distributed=60, **options_of(case))
+        tracer = whence.fit(model, mine, execution=whence.Execution(distributed=60), **options_of(case))
         said = tracer.predict(test, outputs=[0, 3, 69])
         found[case] = {"ho": said.ho.tolist(), "hec3": said.hec3.tolist(), "leverage": tracer.leverage.sum(1).tolist()}
     (folder / f"rank {rank}.json").write_text(json.dumps(found))

@@ -62,7 +62,9 @@ def same(one: whence.Tracer, other: whence.Tracer) -> list[str]:
 
 def fit(loader: Any, structure: str, folder: Path | None, **options: Any) -> whence.Tracer:
     settings: dict[str, Any] = {"ridge": 0.5, "progress": False, "every": 0, "recenter": True, **options}
-    return whence.fit(network(), loader, structure=STRUCTURES[structure], checkpoint=folder, **settings)
+    return whence.fit(
+        network(), loader, structure=STRUCTURES[structure], execution=whence.Execution(checkpoint=folder), **settings
+    )
 
 
 def until_it_ends(

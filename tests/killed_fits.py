@@ -42,7 +42,7 @@ def killed_fits(folder: Path) -> dict[str, Any]:
             found["worlds"].append(world)
         found[name] = {"gaps": [one.get("trace") or gap(one, wanted) for one in said], "kills": kills}
     counted = Counted(_batches("ekfac", ALL))
-    alone = _fit("ekfac", ALL, lambda _: counted, checkpoint=folder / "ekfac")
+    alone = _fit("ekfac", ALL, lambda _: counted, execution=whence.Execution(checkpoint=folder / "ekfac"))
     found["again"] = [gap(alone, _fit("ekfac", ALL)), counted.read]
     return found
 
@@ -55,7 +55,9 @@ def _attempt(name: str, place: Path, world: int, victim: int, left: int, rank: i
         found.left = left
         return found
 
-    return _fit(name, _part(world, rank), dying if rank == victim else list, checkpoint=place)
+    return _fit(
+        name, _part(world, rank), dying if rank == victim else list, execution=whence.Execution(checkpoint=place)
+    )
 
 
 class Counted:

@@ -103,7 +103,9 @@ def unlike(folder: Path) -> dict[str, Any]:
         model = network()
         some = cut([12, 12], rank)
         ridge = refused(lambda: fit("ekfac", some, ridge=0.5 + rank))
-        once = refused(lambda: fit("ekfac", some, checkpoint=folder / "once" if rank else None))
+        once = refused(
+            lambda: fit("ekfac", some, execution=whence.Execution(checkpoint=folder / "once" if rank else None))
+        )
         with torch.no_grad():
             model[3].bias += rank
         batches = batches_of(data(None), some)
@@ -121,7 +123,10 @@ def absent(folder: Path) -> dict[str, Any]:
         if rank:
             time.sleep(8)
             return None
-        return [refused(lambda given=given: fit("diagonal", slice(0, 24), distributed=given)) for given in (3, False)]
+        return [
+            refused(lambda given=given: fit("diagonal", slice(0, 24), execution=whence.Execution(distributed=given)))
+            for given in (3, False)
+        ]
 
     return {"said": forked(2, folder, work)[0]}
 
@@ -163,7 +168,7 @@ def failures(folder: Path, seconds: float = 5.0) -> dict[str, Any]:
                     loader or plain,
                     structure="ekfac",
                     progress=False,
-                    distributed=seconds if kind == "hangs" else LIMIT,
+                    execution=whence.Execution(distributed=seconds if kind == "hangs" else LIMIT),
                 )
             except BaseException as error:
                 return [type(error).__name__, str(error), time.monotonic() - start]
@@ -193,14 +198,16 @@ def resumed(folder: Path, names: Sequence[str] = ("ekfac",)) -> dict[str, Any]:
             copy = folder / f"{name}-{world}"
             shutil.copytree(folder / name, copy)
             if world == 1:
-                gaps = [gap(answers(fit(name, slice(0, 24), checkpoint=copy)), wanted[name])]
+                gaps = [
+                    gap(answers(fit(name, slice(0, 24), execution=whence.Execution(checkpoint=copy))), wanted[name])
+                ]
             else:
                 sizes = SHARDS["uneven"][world]
                 told = forked(
                     world,
                     folder,
                     lambda rank, name=name, sizes=sizes, copy=copy: answers(
-                        fit(name, cut(sizes, rank), checkpoint=copy)
+                        fit(name, cut(sizes, rank), execution=whence.Execution(checkpoint=copy))
                     ),
                 )
                 gaps = [one.get("trace") or gap(one, wanted[name]) for one in told]
@@ -211,7 +218,7 @@ def resumed(folder: Path, names: Sequence[str] = ("ekfac",)) -> dict[str, Any]:
 def refused_fit(name: str, loader: Any, checkpoint: Path) -> str:
     options = {"ridge": 0.5, "progress": False, **CASES[name]}
     try:
-        whence.fit(network(), loader, checkpoint=checkpoint, **options)
+        whence.fit(network(), loader, execution=whence.Execution(checkpoint=checkpoint), **options)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"

@@ -117,7 +117,9 @@ def measure(name: str, max_memory: int | None) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = status("VmRSS")
     try:
-        whence.fit(model, loader, case.likelihood, ridge=10.0, max_memory=max_memory, **settings)
+        whence.fit(
+            model, loader, case.likelihood, ridge=10.0, execution=whence.Execution(max_memory=max_memory), **settings
+        )
         refused = False
     except whence.TooLargeError:
         refused = True

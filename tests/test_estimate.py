@@ -85,7 +85,7 @@ def batches(n: int = 64, size: int = 16) -> list[tuple[torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("structure", ["exact", "core", "ekfac", "kfac", "diagonal", "sketch"])
 def test_what_is_told(structure: str) -> None:
-    found = whence.estimate(network(), batches(), structure=structure, max_memory=2**30)
+    found = whence.estimate(network(), batches(), structure=structure, execution=whence.Execution(max_memory=2**30))
     assert (found.examples, found.outputs, found.parameters) == (64, 2, 182)
     assert found.limit == 2**30
     assert found.fits
@@ -104,7 +104,9 @@ def test_what_is_told(structure: str) -> None:
 
 
 def test_what_does_not_fit() -> None:
-    found = whence.estimate(network(), batches(), structure=whence.Exact(road="primal"), max_memory=100_000)
+    found = whence.estimate(
+        network(), batches(), structure=whence.Exact(road="primal"), execution=whence.Execution(max_memory=100_000)
+    )
     assert not found.fits
     assert "does NOT fit in 97.7 KiB" in str(found)
     assert 'parameters="last_layer", fewer outputs (outputs=...), a smaller chunk_size' in str(found)
@@ -120,7 +122,13 @@ def test_a_layer_is_not_advised_where_there_is_one_already() -> None:
     assert "last_layer" not in str(caught.value)
     assert "fewer training examples" in str(caught.value)
     with pytest.raises(whence.TooLargeError):
-        whence.fit(network(), batches(), structure=whence.Exact(road="primal"), max_memory=100_000, progress=False)
+        whence.fit(
+            network(),
+            batches(),
+            structure=whence.Exact(road="primal"),
+            execution=whence.Execution(max_memory=100_000),
+            progress=False,
+        )
 
 
 @pytest.mark.parametrize("structure", ["ekfac", "kfac", "diagonal", "core"])
@@ -130,12 +138,18 @@ def test_layers_that_do_not_fit_are_refused_with_ways_out(structure: str) -> Non
         r"to fit in 976\.6 KiB, but it takes about .*parameters='last_layer'.*whence\.Core\(size=\.\.\.\).*max_memory"
     )
     with pytest.raises(whence.TooLargeError, match=message):
-        whence.fit(model, batches(), structure=structure, max_memory=1_000_000, progress=False)
+        whence.fit(
+            model, batches(), structure=structure, execution=whence.Execution(max_memory=1_000_000), progress=False
+        )
 
 
 def test_more_of_everything_takes_more() -> None:
-    small = whence.estimate(network(), batches(64), structure=whence.Exact(road="dual"), max_memory=2**33)
-    large = whence.estimate(network(), batches(640), structure=whence.Exact(road="dual"), max_memory=2**33)
+    small = whence.estimate(
+        network(), batches(64), structure=whence.Exact(road="dual"), execution=whence.Execution(max_memory=2**33)
+    )
+    large = whence.estimate(
+        network(), batches(640), structure=whence.Exact(road="dual"), execution=whence.Execution(max_memory=2**33)
+    )
     assert large.examples == 640
     assert large.memory > 20 * small.memory
     double = whence.estimate(
@@ -143,9 +157,14 @@ def test_more_of_everything_takes_more() -> None:
     )
     assert double.memory > whence.estimate(network(), batches(), structure="ekfac").memory
     half = whence.estimate(
-        network(), batches(), structure=whence.Exact(road="primal"), dtype=torch.float32, max_memory=2**30
+        network(),
+        batches(),
+        structure=whence.Exact(road="primal"),
+        execution=whence.Execution(dtype=torch.float32, max_memory=2**30),
     )
-    whole = whence.estimate(network(), batches(), structure=whence.Exact(road="primal"), max_memory=2**30)
+    whole = whence.estimate(
+        network(), batches(), structure=whence.Exact(road="primal"), execution=whence.Execution(max_memory=2**30)
+    )
     assert half.memory < 0.75 * whole.memory
 
 
@@ -154,7 +173,9 @@ def test_few_mixtures_of_many_outputs_take_less() -> None:
     x, y = torch.randn(64, 6), torch.randint(0, 200, (64,))
     loader = list(zip(x.split(16), y.split(16), strict=True))
     options: dict[str, Any] = {"likelihood": "categorical", "structure": "ekfac", "max_memory": 2**33}
-    usual, few, every = (whence.estimate(model, loader, outputs=outputs, **options) for outputs in ("auto", 4, "all"))
+    usual, few, every = (
+        whence.estimate(model, loader, hessian_columns=outputs, **options) for outputs in ("auto", 4, "all")
+    )
     assert usual.outputs == few.outputs == every.outputs == 200
     assert few.memory < usual.memory < 0.3 * every.memory
     assert few.seconds < every.seconds

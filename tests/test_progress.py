@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import whence
 from doubles import batches, fit, mlp
 from whence.runtime.progress import Progress, clock, describe
 
@@ -152,7 +153,7 @@ def test_nothing_done_yet() -> None:
 def test_a_slow_fit_shows_its_progress(progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     ticks = iter(range(0, 1_000_000, 20))
     monkeypatch.setattr("whence.runtime.progress.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
-    tracer = fit(mlp(), batches(), progress=progress, max_memory=15_000)
+    tracer = fit(mlp(), batches(), progress=progress, execution=whence.Execution(max_memory=15_000))
     tracer.predict([x for x, _ in batches()])
     shown = capsys.readouterr().err
     for label in ("outputs, batch 1 of 3", "kernel, batch", "predictions, batch 1 of 3"):

@@ -24,6 +24,7 @@ from whence.influence import Attribution, Explanation, GroupShares, Shares, Sugg
 from whence.influence.split import Sources, Split
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, one_hot
 from whence.results import Diagnostics, Finding, Uncertainty
+from whence.runtime.execution import Execution
 from whence.tracer import Tracer
 from whence.trust import Check, Trust
 
@@ -40,6 +41,7 @@ __all__ = [
     "Diagonal",
     "Estimate",
     "Exact",
+    "Execution",
     "Explanation",
     "Finding",
     "FormatError",

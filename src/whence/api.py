@@ -10,10 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
+from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
 from whence.errors import InputError
 from whence.fitting import (
-    EVERY,
     FitOptions,
     check_apart,
     check_checkpoint,
@@ -22,7 +21,6 @@ from whence.fitting import (
     check_groups,
     check_ridge,
     check_sharing,
-    check_sizes,
     labels_of,
     named,
     run,
@@ -31,7 +29,7 @@ from whence.io import Given, restore
 from whence.jacobian.network import Choice, bare
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from whence.results import Chosen, Seen, Uncertainty, join
-from whence.runtime.execution import Passes
+from whence.runtime.execution import Execution, Passes, check_memory
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
 
@@ -82,14 +80,16 @@ def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, 
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
-STRUCTURES: dict[str, type[Structure]] = {kind.name: kind for kind in (Exact, EKFAC, Core, Sketch, KFAC, Diagonal)}
+STRUCTURES: dict[str, type[Structure]] = {
+    kind.name: kind for kind in (Auto, Exact, EKFAC, Core, Sketch, KFAC, Diagonal)
+}
 
 
 def fit(
     model: nn.Module,
     train_loader: Iterable[Any],
     likelihood: str | Likelihood = "gaussian",
-    structure: str | Structure = "exact",
+    structure: str | Structure = "auto",
     parameters: Choice = "all",
     ridge: float | Literal["loo"] = 1.0,
     progress: bool = True,
@@ -99,15 +99,8 @@ def fit(
     loo: Literal["example", "position", "output"] = "example",
     groups: Any = None,
     leverage: Literal["auto", "exact", "one_plus_q", "clip"] = "auto",
-    chunk_size: int | None = None,
-    max_memory: float | None = None,
-    dtype: torch.dtype = torch.float64,
-    tf32: bool = True,
-    outputs: Literal["auto", "all"] | int = "auto",
-    generator: torch.Generator | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    every: float = EVERY,
-    distributed: Distributed = "auto",
+    hessian_columns: Literal["auto", "all"] | int = "auto",
+    execution: Execution | None = None,
 ) -> Tracer:
     """Fit the uncertainty of a trained network, after the fact.
 
@@ -119,9 +112,9 @@ def fit(
             "labels" and perhaps weights under "sample_weight"; can be read again and again.
         likelihood: the loss it was trained with: "gaussian" (squared error), "categorical" (softmax cross-entropy),
             "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its own.
-        structure: "exact" for small networks; "core" (dense algebra where it matters, honest scale), "ekfac" (the
-            paper's, cheapest), "sketch", "kfac" or "diagonal" for large ones; or a `Structure` with options of its own
-            such as `whence.Exact(road="dual")`.
+        structure: of the curvature. "auto" takes "exact" where that needs about a minute at most and fits in memory,
+            else "core" (dense algebra where it matters, honest scale). By name also "ekfac" (the paper's, cheapest),
+            "sketch", "kfac" and "diagonal"; or a `Structure` with options such as `whence.Exact(road="dual")`.
         parameters: "all", "last_layer", names or patterns, or a function of name and parameter. What has
             `requires_grad=False` is left out.
         ridge: lambda on the sum scale, as in "sum of squared errors + lambda ||w||^2" or "sum of cross-entropies +
@@ -139,21 +132,11 @@ def fit(
             belong together and are left out together, which makes HeC0 and HeC3 cluster-robust (CR0 and CR3). For the
             exact structure, the core and the sketch.
         leverage: "exact" for exact structures; "one_plus_q" or the paper's "clip" for approximate ones.
-        chunk_size: examples whose tangents are held at once.
-        max_memory: bytes that may be taken; 80 % of what is free when not given.
-        dtype: of the algebra; the model computes in its own.
-        tf32: let approximate structures round single-precision products to TF32 on a GPU; their answers stay the same
-            to three digits.
-        outputs: how much of an example's outputs is looked at, each number a backward pass: "all"; or so many columns
-            of a root of the loss's Hessian, the largest as they are and random mixtures of the rest, beside the
-            residual, which stays exact. "auto" takes all up to 64 outputs, and 16 columns of more.
-        generator: of what is random about these columns; the same ones every time by default.
-        checkpoint: a folder in which the sums of the fit are written down, so that the same call goes on from there
-            after a crash, to the same result, in any number of processes; see `docs/saving.md`.
-        every: seconds after which the sums of a pass are written down again.
-        distributed: let all processes of `torch.distributed` work together, each with its own shard of the data in
-            `train_loader` and of the labels in `groups`: "auto" where there are several, or a number of seconds they
-            wait for one another; `False` for a fit of this process alone. See `docs/distributed.md`.
+        hessian_columns: how many columns of a root of each example's loss Hessian to use, each of them a backward
+            pass: "all"; or a number, of which half are the largest columns and half random mixtures of the rest,
+            beside the residual, which stays exact. "auto" takes all up to 64 outputs, and 16 columns of more.
+        execution: how the fit runs, see `whence.Execution`: chunk size, memory, precision of the algebra, checkpoints,
+            processes.
 
     Returns:
         A `Tracer`.
@@ -166,18 +149,18 @@ def fit(
         >>> tracer.predict(x[:3]).hec3.shape
         torch.Size([3, 1])
     """
-    processes = opened(distributed)
+    execution = execution or Execution()
+    if not isinstance(execution, Execution):
+        raise InputError(f"expected execution to be a whence.Execution, got {execution!r}.")
+    processes = opened(execution.distributed)
     with processes.working():
         lam = check_ridge(ridge)
         loss: Likelihood = named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
         chosen: Structure = named(structure, STRUCTURES, Structure, "structure")
         check_choices(noise=(noise, ("mle", "unbiased")), loo=(loo, ("example", "position", "output")))
         check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
-        check_sizes(chunk_size, max_memory)
         check_apart(loss, loo)
         check_groups(groups, loo, chosen)
-        if dtype not in (torch.float32, torch.float64):
-            raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
         asked = FitOptions(
             likelihood=loss,
             structure=chosen,
@@ -188,18 +171,13 @@ def fit(
             loo=loo,
             groups=labels_of(groups, processes),
             policy=chosen.policy if leverage == "auto" else leverage,
-            chunk_size=chunk_size,
-            max_memory=max_memory,
-            dtype=dtype,
-            tf32=tf32,
-            columns=check_columns(outputs),
-            seed=0
-            if generator is None
-            else int(torch.randint(2**31, (1,), generator=generator, device=generator.device)),
+            columns=check_columns(hessian_columns),
+            execution=execution,
+            seed=execution.seed,
         )
         check_sharing(chosen, processes)
-        folder = check_checkpoint(checkpoint, every, chosen)
-        return run(asked, model, train_loader, Passes(processes), folder, every, progress)
+        check_checkpoint(execution, chosen)
+        return run(asked, model, train_loader, Passes(processes), progress)
 
 
 def load(
@@ -240,7 +218,7 @@ def load(
         >>> bool((again.predict(x).hec3 == tracer.predict(x).hec3).all())
         True
     """
-    check_sizes(None, max_memory)
+    check_memory(max_memory)
     if likelihood is not None and not isinstance(likelihood, Likelihood):
         raise InputError(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "

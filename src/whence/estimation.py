@@ -13,19 +13,22 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from whence.api import LIKELIHOODS, STRUCTURES
-from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
+from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
+from whence.curvature.auto import choose
 from whence.curvature.core import primal_bytes
 from whence.curvature.ekfac import decomposition_bytes, examples_bytes, factor_bytes, sums_bytes
+from whence.curvature.exact import Road
 from whence.curvature.primal import CACHE_SHARE, QR_SIZE
 from whence.curvature.stream import PIECES, LayerGradients, working_precision
 from whence.data.batches import Batch, Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.errors import InputError
-from whence.fitting import check_columns, check_sizes, named
+from whence.fitting import check_columns, named
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization, linearize
 from whence.jacobian.network import Choice, Network, select
 from whence.likelihoods import Likelihood
+from whence.runtime.execution import Execution
 from whence.runtime.memory import Budget, readable
 from whence.runtime.model_state import check_model, preserved
 from whence.runtime.progress import Progress, clock
@@ -120,7 +123,7 @@ class Estimate:
             lines.append("    ! does not fit")
         if not self.fits:
             fewer = "" if self.one_layer else 'parameters="last_layer", '
-            few = "fewer outputs (outputs=...), " if self.outputs > 1 else ""
+            few = "fewer columns (hessian_columns=...), " if self.outputs > 1 else ""
             lines.append(f"  or: {fewer}{few}a smaller chunk_size, fewer examples, a larger max_memory")
         return "\n".join(lines)
 
@@ -539,20 +542,18 @@ def _projected_seconds(
     return found, rows + 12.0 * sizes.k * float(r) ** 2 / speed.algebra
 
 
-KNOWN = (Exact, EKFAC, KFAC, Diagonal, Core, Sketch)
+KNOWN = (Auto, Exact, EKFAC, KFAC, Diagonal, Core, Sketch)
 
 
 def estimate(
     model: nn.Module,
     train_loader: Iterable[Any],
     likelihood: str | Likelihood = "gaussian",
-    structure: str | Structure = "exact",
+    structure: str | Structure = "auto",
     parameters: Choice = "all",
     *,
-    chunk_size: int | None = None,
-    max_memory: float | None = None,
-    dtype: torch.dtype = torch.float64,
-    outputs: Literal["auto", "all"] | int = "auto",
+    hessian_columns: Literal["auto", "all"] | int = "auto",
+    execution: Execution | None = None,
 ) -> Estimate:
     """Tell what memory and time `whence.fit` would take, without fitting.
 
@@ -567,16 +568,14 @@ def estimate(
         likelihood: as for `whence.fit`.
         structure: as for `whence.fit`; the others are told beside it.
         parameters: as for `whence.fit`.
-        chunk_size: as for `whence.fit`.
-        max_memory: as for `whence.fit`.
-        dtype: as for `whence.fit`.
-        outputs: as for `whence.fit`.
+        hessian_columns: as for `whence.fit`.
+        execution: as for `whence.fit`.
 
     Examples:
         >>> import torch, whence
         >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
         >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
-        >>> found = whence.estimate(net, [(x, 2 * x + 1)], max_memory=2**30)
+        >>> found = whence.estimate(net, [(x, 2 * x + 1)], execution=whence.Execution(max_memory=2**30))
         >>> found.fits, found.examples, found.parameters
         (True, 20, 2)
     """
@@ -586,8 +585,8 @@ def estimate(
         raise InputError(
             f"expected a structure of whence itself, got {type(chosen).__name__}, whose needs only its author knows."
         )
-    check_sizes(chunk_size, max_memory)
-    columns = check_columns(outputs)
+    execution = execution or Execution()
+    columns = check_columns(hessian_columns)
     check_model(model)
     with preserved(model):
         network = Network(model)
@@ -602,10 +601,10 @@ def estimate(
             selection,
             Batches([_few(first)], network.device, quiet),
             loss,
-            dtype=dtype,
-            budget=Budget(network.device, max_memory),
+            dtype=execution.dtype,
+            budget=Budget(network.device, execution.max_memory),
             progress=quiet,
-            chunk_size=chunk_size,
+            chunk_size=execution.chunk_size,
             columns=columns,
         )
         n, batch = count_examples(batches)
@@ -623,6 +622,12 @@ def _few(first: Batch) -> tuple[Any, ...]:
 
 def _estimate(chosen: Structure, problem: Linearization, sizes: ProblemSizes, speed: Speed) -> Estimate:
     limit = problem.budget.limit
+    if isinstance(chosen, Auto):
+
+        def memory(road: Road) -> float:
+            return max(stages_of(Exact(road), sizes, limit)[0].values())
+
+        chosen, _ = choose(sizes.numbers, sizes.d, memory, limit, problem.device)
     stages, bounded = stages_of(chosen, sizes, limit)
     steps, prediction = steps_of(chosen, sizes, speed, limit)
     return Estimate(

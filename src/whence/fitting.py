@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
@@ -26,7 +24,7 @@ from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize
 from whence.jacobian.network import Choice, Network, Selection, bare, first_line, follow_own_loss, select
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Passes
+from whence.runtime.execution import Execution, Passes
 from whence.runtime.memory import Budget, is_full
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
 from whence.runtime.processes import Processes
@@ -80,7 +78,7 @@ def check_positions(problem: Linearization, loo: str) -> None:
     if loo != "example" and problem.sketch is not None:
         raise InputError(
             f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
-            f'{loo!r}. Fit with outputs="all" to leave out single {loo}s.'
+            f'{loo!r}. Fit with hessian_columns="all" to leave out single {loo}s.'
         )
     if loo == "position" and problem.units is None:
         raise InputError(
@@ -89,24 +87,16 @@ def check_positions(problem: Linearization, loo: str) -> None:
         )
 
 
-def check_columns(outputs: Any) -> int | None:
-    """How many columns of the loss's Hessian are looked at: 0 to decide by the number of outputs, `None` for all."""
-    if isinstance(outputs, str) and outputs in ("auto", "all"):
-        return 0 if outputs == "auto" else None
-    if isinstance(outputs, bool) or not isinstance(outputs, Integral) or int(outputs) < 1:
+def check_columns(columns: Any) -> int | None:
+    """How many columns of the loss's Hessian are used: 0 to decide by the number of outputs, `None` for all."""
+    if isinstance(columns, str) and columns in ("auto", "all"):
+        return 0 if columns == "auto" else None
+    if isinstance(columns, bool) or not isinstance(columns, Integral) or int(columns) < 1:
         raise InputError(
-            'expected outputs to be "auto", "all", or the number of columns of each example\'s Hessian to look at, at '
-            f"least 1, got {outputs!r}. Single outputs are chosen in predict(x, outputs=[...])."
+            'expected hessian_columns to be "auto", "all", or how many columns of each example\'s Hessian to use, at '
+            f"least 1, got {columns!r}. Single outputs are chosen in predict(x, outputs=[...])."
         )
-    return int(outputs)
-
-
-def check_sizes(chunk_size: Any, max_memory: Any) -> None:
-    """Raise unless sizes are sizes."""
-    if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
-        raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
-    if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
-        raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {max_memory!r}.")
+    return int(columns)
 
 
 def check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
@@ -141,33 +131,16 @@ def named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
     )
 
 
-EVERY = 60.0
-"""Seconds between two looks at the sums of a pass, unless told otherwise."""
-
-
 def check_sharing(structure: Structure, processes: Processes) -> None:
     """Raise where processes cannot share a fit."""
     if not processes.alone and not structure.in_parts:
         raise InputError(_whole("one process, or distributed=False,", structure))
 
 
-def check_checkpoint(checkpoint: Any, every: Any, structure: Structure) -> Path | None:
-    """The folder of the checkpoint, if there is to be one; an error where that makes no sense.
-
-    Args:
-        checkpoint: as given.
-        every: as given.
-        structure: of the curvature.
-    """
-    if not isinstance(every, Real) or not 0 <= float(every) < math.inf:
-        raise InputError(f"expected every as a number of seconds, not below zero, got {every!r}.")
-    if checkpoint is None:
-        return None
-    if not isinstance(checkpoint, (str, os.PathLike)):
-        raise InputError(f"expected checkpoint to be the name of a folder, got {checkpoint!r}.")
-    if not structure.in_parts:
+def check_checkpoint(execution: Execution, structure: Structure) -> None:
+    """Raise where the structure cannot resume from a checkpoint."""
+    if execution.checkpoint is not None and not structure.in_parts:
         raise InputError(_whole("no checkpoint", structure))
-    return Path(checkpoint)
 
 
 def _whole(instead: str, structure: Structure) -> str:
@@ -180,9 +153,7 @@ def _whole(instead: str, structure: Structure) -> str:
 def begin(
     batches: Batches,
     model: nn.Module,
-    max_memory: float | None,
-    folder: Path | None,
-    every: float,
+    execution: Execution,
     options: Mapping[str, Any],
 ) -> Budget:
     """Learn which process has which examples, and whether some of the work is done already.
@@ -190,16 +161,15 @@ def begin(
     Args:
         batches: the training data.
         model: the network.
-        max_memory: bytes that each process may take; what is free, where that is not told.
-        folder: of the checkpoint, if there is to be one.
-        every: seconds between two looks at the sums of a pass.
+        execution: how the fit runs.
         options: everything that the result depends on, beside model and data.
 
     Returns:
         The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
     """
     passes = batches.passes
-    process_group = passes.process_group
+    process_group, max_memory = passes.process_group, execution.max_memory
+    folder = None if execution.checkpoint is None else Path(execution.checkpoint)
     limit = Budget(batches.device, max_memory).limit
     passes.thrifty = max_memory is not None
     if not passes.shared and folder is None:
@@ -213,7 +183,9 @@ def begin(
     if folder is not None:
         passes.kept = True
         if process_group.rank == 0:
-            passes.keeper, limit = open_checkpoint(folder, float(every), told, model, marks, limit, batches.progress)
+            passes.keeper, limit = open_checkpoint(
+                folder, float(execution.checkpoint_seconds), told, model, marks, limit, batches.progress
+            )
         limit = process_group.tell("the checkpoint", limit)[0]
     return Budget(batches.device, limit)
 
@@ -281,16 +253,15 @@ class FitOptions:
     loo: str
     groups: Any
     policy: Policy
-    chunk_size: int | None
-    max_memory: float | None
-    dtype: torch.dtype
-    tf32: bool
     columns: int | None
+    execution: Execution
     seed: int
 
     def facts(self, selection: Selection) -> dict[str, Any]:
         """Everything that a result depends on, beside model and data."""
-        return {**vars(self), "parameters": ", ".join(selection.parameters), "groups": digest_of(self.groups)}
+        execution = {name: getattr(self.execution, name) for name in ("chunk_size", "max_memory", "dtype", "tf32")}
+        own = {name: value for name, value in vars(self).items() if name != "execution"}
+        return {**own, **execution, "parameters": ", ".join(selection.parameters), "groups": digest_of(self.groups)}
 
 
 def run(
@@ -298,8 +269,6 @@ def run(
     model: nn.Module,
     loader: Iterable[Any],
     passes: Passes,
-    folder: Path | None,
-    every: float,
     progress: bool,
 ) -> Tracer:
     """Fit.
@@ -309,8 +278,6 @@ def run(
         model: trained network.
         loader: of its training data, or of this process's shard of them.
         passes: how the passes of the fit go, and which processes share them.
-        folder: of the checkpoint, if there is to be one.
-        every: seconds between two looks at the sums of a pass.
         progress: show how far it is.
     """
     model = bare(model)
@@ -321,16 +288,16 @@ def run(
         bar = Progress(progress and passes.process_group.rank == 0)
         batches = Batches(loader, network.device, bar, passes=passes, fitting=True)
         selection = _first_look(network, batches, asked.likelihood, asked.parameters)
-        budget = begin(batches, model, asked.max_memory, folder, every, asked.facts(selection))
+        budget = begin(batches, model, asked.execution, asked.facts(selection))
         problem = linearize(
             network,
             selection,
             batches,
             asked.likelihood,
-            dtype=asked.dtype,
+            dtype=asked.execution.dtype,
             budget=budget,
             progress=bar,
-            chunk_size=asked.chunk_size,
+            chunk_size=asked.execution.chunk_size,
             columns=asked.columns,
             seed=asked.seed,
         )
@@ -371,7 +338,7 @@ def out_of_memory(error: Exception) -> TooLargeError:
 def _fitted(asked: FitOptions, problem: Linearization, marks: dict[str, int]) -> Tracer:
     """The curvature, and all that follows from it."""
     check_positions(problem, asked.loo)
-    chosen = asked.structure
+    chosen, why = asked.structure.resolve(problem, asked.ridge)
     weighing = Weighing(
         problem.residuals,
         problem.hessian_roots,
@@ -382,13 +349,13 @@ def _fitted(asked: FitOptions, problem: Linearization, marks: dict[str, int]) ->
         problem.units if asked.loo == "position" else None,
     )
     problem = replace(problem, folds=weighing.folds)
-    with rounded_products(True if asked.tf32 and chosen.tf32 else None):
+    with rounded_products(True if asked.execution.tf32 and chosen.tf32 else None):
         if asked.ridge is None and problem.hessian_roots is not None:
             bread = fit_at_best(chosen, problem, weighing.columns)
         else:
             bread = chosen.fit(problem, asked.ridge, weighing.columns)
-        bread.tf32 = asked.tf32 and chosen.tf32
-        return _assemble(problem, bread, weighing, asked.noise, marks)
+        bread.tf32 = asked.execution.tf32 and chosen.tf32
+        return _assemble(problem, bread, weighing, asked.noise, marks, Finding("structure", chosen.name, why))
 
 
 def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters: Choice) -> Selection:
@@ -411,6 +378,7 @@ def _assemble(
     weighing: Weighing,
     noise: str,
     marks: dict[str, int],
+    structure: Finding,
 ) -> Tracer:
     parts = assemble(problem, bread, weighing, unbiased=noise == "unbiased")
     return Tracer(
@@ -423,7 +391,7 @@ def _assemble(
         weighing=weighing,
         sigma=parts.noise.covariance,
         noise_scale=parts.noise.scale,
-        diagnostics=_diagnose(problem, bread, parts.step, parts.left_out, weighing),
+        diagnostics=Diagnostics((structure, *_diagnose(problem, bread, parts.step, parts.left_out, weighing))),
         marks=marks,
     )
 

@@ -20,6 +20,7 @@ from whence.errors import InputError
 from whence.influence import Explanation
 from whence.integrations.perceptron import Scaled, layers, train
 from whence.results import Uncertainty
+from whence.runtime.execution import Execution
 from whence.tracer import Tracer
 
 try:
@@ -93,7 +94,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
             self.structure,
             ridge=self.ridge * float(network.scale) ** 2,  # errors in units of the targets, squared
             progress=False,
-            distributed=False,
+            execution=Execution(distributed=False),
         )
 
 

@@ -103,7 +103,9 @@ def test_the_forced_road_is_taken(road: Any) -> None:
 def test_float32_algebra() -> None:
     x, _ = inputs_and_targets()
     for road in ("primal", "dual"):
-        single = fit(mlp(), batches(), structure=whence.Exact(road=road), dtype=torch.float32)
+        single = fit(
+            mlp(), batches(), structure=whence.Exact(road=road), execution=whence.Execution(dtype=torch.float32)
+        )
         assert single.leverage.dtype == single.predict(x).hec3.dtype == torch.float32
         double = fit(mlp(), batches(), structure=whence.Exact(road=road))
         torch.testing.assert_close(single.predict(x).hec3.double(), double.predict(x).hec3, rtol=1e-3, atol=1e-5)
@@ -157,7 +159,9 @@ def test_a_coarser_tolerance_is_coarser_but_near() -> None:
 
 
 def test_memory_grows_with_the_square_of_the_smaller_side() -> None:
-    small, large = (fit(mlp(), [inputs_and_targets(n=n)], chunk_size=1).problem for n in (10, 20))
+    small, large = (
+        fit(mlp(), [inputs_and_targets(n=n)], execution=whence.Execution(chunk_size=1)).problem for n in (10, 20)
+    )
     assert memory_needed(large, "primal") == memory_needed(small, "primal")
     assert 3.5 < memory_needed(large, "dual") / memory_needed(small, "dual") < 4.0
 
@@ -167,7 +171,7 @@ def test_memory_grows_with_the_square_of_the_smaller_side() -> None:
 def test_predictions_in_blocks_give_the_same(road: Any, max_memory: int | None) -> None:
     """Memory for a few rows at a time: many test points come in several blocks."""
     x, _ = inputs_and_targets(n=40)
-    tracer = fit(mlp(), batches(), structure=whence.Exact(road=road), max_memory=max_memory)
+    tracer = fit(mlp(), batches(), structure=whence.Exact(road=road), execution=whence.Execution(max_memory=max_memory))
     whole = tracer.predict(x)
     parts = [tracer.predict(part) for part in x.split(7)]
     for name in NAMES:
@@ -176,7 +180,7 @@ def test_predictions_in_blocks_give_the_same(road: Any, max_memory: int | None) 
 
 def test_blocks_of_a_prediction_stay_within_their_share() -> None:
     x, _ = inputs_and_targets(n=40)
-    tracer = fit(mlp(), batches(), structure=whence.Exact(road="dual"), max_memory=60_000)
+    tracer = fit(mlp(), batches(), structure=whence.Exact(road="dual"), execution=whence.Execution(max_memory=60_000))
     left = tracer.bread.problem.budget.limit  # type: ignore[attr-defined]
     blocks = list(tracer.bread.blocks(x))  # type: ignore[attr-defined]
     assert len(blocks) > 1
@@ -191,7 +195,7 @@ def test_chunks_and_batches_do_not_matter(road: Any, chunk_size: int, device: to
     x, y = inputs_and_targets(device)
     options: dict[str, Any] = {"structure": whence.Exact(road=road), "ridge": 100.0}  # few steps of a solve
     expected = fit(mlp(device), [(x, y)], **options)
-    found = fit(mlp(device), batches(device, size=4), **options, chunk_size=chunk_size)
+    found = fit(mlp(device), batches(device, size=4), **options, execution=whence.Execution(chunk_size=chunk_size))
     assert_agree(found, expected, x, 1e-9)
 
 

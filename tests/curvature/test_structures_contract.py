@@ -82,7 +82,7 @@ def test_batches_and_chunks_do_not_matter(structure: whence.Structure) -> None:
     @given(st.sampled_from(list(cases)), st.integers(1, 11), st.integers(1, 4), st.one_of(st.none(), st.integers(1, 5)))
     def holds(name: str, batch: int, test_batch: int, chunk: int | None) -> None:
         case = cases[name]
-        split = fit(case, structure, batch=batch, chunk_size=chunk)
+        split = fit(case, structure, batch=batch, execution=whence.Execution(chunk_size=chunk))
         parts = case.test_inputs.split(test_batch)
         assert_alike(whole[name], split, list(parts))
 

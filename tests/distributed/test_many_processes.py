@@ -208,4 +208,9 @@ def test_one_process_needs_nobody() -> None:
 )
 def test_options_that_cannot_be(given: Any, words: str) -> None:
     with pytest.raises(whence.InputError, match=words):
-        whence.fit(network(), batches_of(data(None), slice(0, 24)), distributed=given, progress=False)
+        whence.fit(
+            network(),
+            batches_of(data(None), slice(0, 24)),
+            execution=whence.Execution(distributed=given),
+            progress=False,
+        )

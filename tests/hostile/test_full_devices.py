@@ -133,16 +133,21 @@ class Allocating(whence.Diagonal):
 def test_libraries_that_are_refused_memory_count_as_a_full_device() -> None:
     x, y = inputs_and_targets(n=20)
     structure = Allocating("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    found = fit(mlp(), [(x, y)], structure=structure, chunk_size=20)
+    found = fit(mlp(), [(x, y)], structure=structure, execution=whence.Execution(chunk_size=20))
     notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
     assert [note.rpartition(", ")[2] for note in notes] == ["chunks of 10 examples", "chunks of 5 examples"]
     with pytest.raises(RuntimeError, match="another reason"):
-        fit(mlp(), [(x, y)], structure=Allocating("another reason"), chunk_size=20)
+        fit(mlp(), [(x, y)], structure=Allocating("another reason"), execution=whence.Execution(chunk_size=20))
 
 
 def test_a_fit_that_is_written_down_keeps_to_its_plan(tmp_path: Path) -> None:
     with pytest.raises(whence.TooLargeError, match=r"A fit that is shared or written down keeps to its plan\."):
-        fit(mlp(), batches(), structure=Hungry(), max_memory=2**26, checkpoint=tmp_path / "sums")
+        fit(
+            mlp(),
+            batches(),
+            structure=Hungry(),
+            execution=whence.Execution(max_memory=2**26, checkpoint=tmp_path / "sums"),
+        )
 
 
 class Starving(whence.Diagonal):
@@ -175,7 +180,7 @@ def test_a_device_that_is_full(name: str, told: bool) -> None:
     answer, peaks = torch.zeros(0), []
     for chunk in (n, 20):
         with Full(2**50) as counted:
-            wanted = fit(model, [(x, y)], **options, chunk_size=chunk)
+            wanted = fit(model, [(x, y)], **options, execution=whence.Execution(chunk_size=chunk))
         answer = wanted.predict(x[:50]).hec3
         peaks.append(counted.peak)
         del wanted
@@ -203,7 +208,9 @@ class Fixed(whence.Diagonal):
 def test_memory_that_must_be_is_not_planned_away(chunk: int | None) -> None:
     """Half the memory would be refused by the plan: then chunks alone become smaller."""
     x, y = inputs_and_targets(n=20)
-    found = fit(mlp(), [(x, y)], structure=Fixed(), max_memory=100 * 2**20, chunk_size=chunk)
+    found = fit(
+        mlp(), [(x, y)], structure=Fixed(), execution=whence.Execution(max_memory=100 * 2**20, chunk_size=chunk)
+    )
     notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
     assert "50.0 MiB, chunks of 5 examples" in notes[-1] or "50.0 MiB, chunks of 10 examples" in notes[-1]
 

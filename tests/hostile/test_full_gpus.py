@@ -52,7 +52,7 @@ class Case:
         self.options["dtype"] = torch.float32
 
     def fit(self, chunk: int) -> whence.Tracer:
-        return fit(self.model, [(self.x, self.y)], **self.options, chunk_size=chunk)
+        return fit(self.model, [(self.x, self.y)], **self.options, execution=whence.Execution(chunk_size=chunk))
 
     def answer(self, tracer: whence.Tracer) -> Tensor:
         return tracer.predict(self.x[:50]).hec3

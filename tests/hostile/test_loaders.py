@@ -109,7 +109,7 @@ def test_data_that_change_from_pass_to_pass(change: str) -> None:
     with pytest.raises(
         whence.LoaderError, match=f"other data in batch {wrong} than in the first pass. Use shuffle=False"
     ):
-        fit(mlp(), loader, max_memory=13_000)  # rows do not fit: the data are read again
+        fit(mlp(), loader, execution=whence.Execution(max_memory=13_000))  # rows do not fit: the data are read again
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_number_of_batches_that_changes(more: bool, message: str) -> None:
         return items if number <= 3 else [*items, items[0]] if more else items[:-1]
 
     with pytest.raises(whence.LoaderError, match=message):
-        fit(mlp(), Changing(batches(), changed), max_memory=13_000)
+        fit(mlp(), Changing(batches(), changed), execution=whence.Execution(max_memory=13_000))
 
 
 def test_random_augmentation_in_a_data_loader() -> None:

@@ -79,7 +79,7 @@ def test_options_of_the_exact_structure(options: dict[str, Any], message: str) -
 
 def test_sizes_given_as_floats_of_bytes_are_fine() -> None:
     x, _ = inputs_and_targets()
-    assert fit(mlp(), batches(), max_memory=1e9).predict(x).hec3.shape == (8, 2)
+    assert fit(mlp(), batches(), execution=whence.Execution(max_memory=1e9)).predict(x).hec3.shape == (8, 2)
 
 
 def test_no_parameter_selected() -> None:
@@ -175,7 +175,7 @@ class TestRidgeZero:
         with pytest.raises(
             whence.SingularCurvatureError, match=r"got at least \d+ of 12 directions without information"
         ):
-            fit(model, [(torch.cat([x, x], 1), y)], ridge=0.0, max_memory=max_memory)
+            fit(model, [(torch.cat([x, x], 1), y)], ridge=0.0, execution=whence.Execution(max_memory=max_memory))
 
     @pytest.mark.parametrize("seed", range(6))
     @pytest.mark.parametrize("max_memory", [None, 3_800], ids=["rows-kept", "rows-computed-again"])
@@ -185,7 +185,7 @@ class TestRidgeZero:
         x = torch.cat([x, x @ torch.randn(3, 3, generator=generator, dtype=torch.float64)], 1)
         model = torch.nn.Linear(6, 1, bias=False, dtype=torch.float64)
         with pytest.raises(whence.SingularCurvatureError, match=r"got at least \d of 6 directions"):
-            fit(model, [(x, x[:, :1])], ridge=0.0, max_memory=max_memory)
+            fit(model, [(x, x[:, :1])], ridge=0.0, execution=whence.Execution(max_memory=max_memory))
 
     def test_a_column_of_zeros(self) -> None:
         x, y = inputs_and_targets()

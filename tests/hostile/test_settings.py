@@ -70,9 +70,9 @@ def test_autocast_is_off(device: torch.device) -> None:
     """Else a fit inside and a prediction outside would be about two different functions."""
     x, y = inputs_and_targets(device)
     model = mlp(device, torch.float32)
-    expected = fit(model, [(x.float(), y)], dtype=torch.float32).predict(x.float())
+    expected = fit(model, [(x.float(), y)], execution=whence.Execution(dtype=torch.float32)).predict(x.float())
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        found = fit(model, [(x.float(), y)], dtype=torch.float32).predict(x.float())
+        found = fit(model, [(x.float(), y)], execution=whence.Execution(dtype=torch.float32)).predict(x.float())
         assert torch.is_autocast_enabled(device.type)
     torch.testing.assert_close(found.hec3, expected.hec3)
     torch.testing.assert_close(found.mean, expected.mean)

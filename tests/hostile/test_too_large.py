@@ -22,7 +22,12 @@ def test_the_message(road: Any, takes: str) -> None:
         r"max_memory"
     )
     with pytest.raises(whence.TooLargeError, match=message) as caught:
-        fit(mlp(), batches(), max_memory=1024, structure=whence.Exact(road=road), chunk_size=4)
+        fit(
+            mlp(),
+            batches(),
+            execution=whence.Execution(max_memory=1024, chunk_size=4),
+            structure=whence.Exact(road=road),
+        )
     assert isinstance(caught.value, MemoryError)
 
 
@@ -30,14 +35,14 @@ def test_a_road_that_would_fit_is_named() -> None:
     with pytest.raises(
         whence.TooLargeError, match=r"What fits: structure=whence\.Exact\(road='dual'\); structure='core'"
     ):
-        fit(mlp(), batches(), max_memory=20_000, structure=whence.Exact(road="primal"))
+        fit(mlp(), batches(), execution=whence.Execution(max_memory=20_000), structure=whence.Exact(road="primal"))
 
 
 def test_nothing_is_allocated() -> None:
     x, y = inputs_and_targets()
     model = nn.Sequential(nn.Linear(3, 40_000), nn.Linear(40_000, 2)).double()
     with pytest.raises(whence.TooLargeError, match=r"primal road\) to fit in 1\.0 GiB, but it takes about 3\.8 TiB"):
-        fit(model, [(x, y)], structure=whence.Exact(road="primal"), max_memory=2**30)
+        fit(model, [(x, y)], structure=whence.Exact(road="primal"), execution=whence.Execution(max_memory=2**30))
 
 
 def test_the_limit_is_the_machine_without_an_option() -> None:
@@ -76,7 +81,7 @@ def test_rows_that_are_not_kept_give_the_same(road: Any) -> None:
     structure = whence.Exact(road=road)
     kept = fit(mlp(), batches(), structure=structure, recenter=True)
     need = {"primal": 53_000, "dual": 14_300}[road]
-    again = fit(mlp(), batches(), structure=structure, recenter=True, max_memory=need)
+    again = fit(mlp(), batches(), structure=structure, recenter=True, execution=whence.Execution(max_memory=need))
     torch.testing.assert_close(again.leverage, kept.leverage, rtol=1e-10, atol=1e-13)
     ours, theirs = again.predict(x), kept.predict(x)
     for name in theirs.covariances:

@@ -196,7 +196,7 @@ def test_after_an_error_in_the_algebra(device: torch.device) -> None:
     with pytest.raises(whence.SingularCurvatureError):
         fit(model, batches(), ridge=0.0)
     with pytest.raises(whence.TooLargeError):
-        fit(model, batches(), max_memory=10)
+        fit(model, batches(), execution=whence.Execution(max_memory=10))
     with pytest.raises(ZeroDivisionError):
         fit(model, batches(), parameters=lambda name, parameter: 1 / 0)
     check_same(before, model)

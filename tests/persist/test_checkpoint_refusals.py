@@ -86,7 +86,7 @@ def exact_fit(size: int, folder: Path | None, after: int | None = None) -> whenc
     data = list(zip(quarters(24, 3, seed=8).split(size), quarters(24, 2, seed=9).split(size), strict=True))
     loader = data if after is None else Faulty(data, after)
     options: dict[str, Any] = {"ridge": 0.5, "progress": False, "every": 0, "recenter": True}
-    return whence.fit(model, loader, structure="diagonal", checkpoint=folder, **options)
+    return whence.fit(model, loader, structure="diagonal", execution=whence.Execution(checkpoint=folder), **options)
 
 
 def test_batches_of_another_size(tmp_path: Path) -> None:
@@ -201,5 +201,5 @@ def test_places_that_cannot_be(path: Any, every: Any, words: str, tmp_path: Path
     (tmp_path / "full" / "mine").write_text("mine")
     folder = tmp_path / path if isinstance(path, str) else path
     with pytest.raises(whence.InputError, match=words):
-        fit(batches(), "diagonal", folder, every=every)
+        fit(batches(), "diagonal", folder, execution=whence.Execution(checkpoint_seconds=every))
     assert (tmp_path / "full" / "mine").read_text() == "mine"

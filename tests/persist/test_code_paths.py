@@ -175,7 +175,9 @@ class Once:
 def test_batches_that_were_not_compared_on_loading_are_compared_when_they_are_read(tmp_path: Path) -> None:
     fit = many("core")
     single = [(x[at : at + 1], y[at : at + 1]) for x, y in fit.batches for at in range(len(x))]
-    tracer = whence.fit(fit.model, single, "categorical", whence.Core(size=12), ridge=0.4, outputs=2, progress=False)
+    tracer = whence.fit(
+        fit.model, single, "categorical", whence.Core(size=12), ridge=0.4, hessian_columns=2, progress=False
+    )
     turned(tracer, 11)
     tracer.save(tmp_path / "fit.whence")
     again = whence.load(tmp_path / "fit.whence", fit.model, Once(single), progress=False)

@@ -49,7 +49,7 @@ def test_questions_about_training_examples(structure: str, tmp_path: Path) -> No
 
 def test_a_loaded_fit_can_be_saved(tmp_path: Path) -> None:
     for structure in ("dual", "ekfac, two bases", "core"):
-        fit = regression(structure, max_memory=2**28)
+        fit = regression(structure, execution=whence.Execution(max_memory=2**28))
         without = reload(fit, tmp_path, data=False)
         without.save(tmp_path / "second.whence")
         assert (tmp_path / "second.whence").read_bytes() == (tmp_path / "fit.whence").read_bytes()

@@ -62,7 +62,12 @@ def test_batch_size_does_not_matter(road: str, batch: int, test_batch: int) -> N
 def test_batches_and_chunks_do_not_matter_without_a_matrix(batch: int, chunk: int | None) -> None:
     case = networks.build("two_inputs")
     wanted = covariances(fit(case, "dual"), case.test_inputs)
-    assert_same(covariances(fit(case, "matrix_free", batch=batch, chunk_size=chunk), case.test_inputs), wanted)
+    assert_same(
+        covariances(
+            fit(case, "matrix_free", batch=batch, execution=whence.Execution(chunk_size=chunk)), case.test_inputs
+        ),
+        wanted,
+    )
 
 
 @pytest.mark.parametrize("road", ROADS)
@@ -121,4 +126,4 @@ def test_duplicated_data_halve_variances(road: str) -> None:
 def test_chunking_does_not_matter(road: str, chunk: int) -> None:
     case = networks.build("embedding")
     wanted = covariances(fit(case, road), case.test_inputs)
-    assert_same(covariances(fit(case, road, chunk_size=chunk), case.test_inputs), wanted)
+    assert_same(covariances(fit(case, road, execution=whence.Execution(chunk_size=chunk)), case.test_inputs), wanted)

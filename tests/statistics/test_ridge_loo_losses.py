@@ -170,4 +170,4 @@ def test_what_cannot_be_is_told(data: tuple[np.ndarray, np.ndarray]) -> None:
         with pytest.raises(whence.InputError, match=r'got "loo", which needs true leverages'):
             fit(model, x, y, structure)
     with pytest.raises(whence.InputError, match="mixtures of the outputs"):
-        fit(model, x, y, outputs=1)
+        fit(model, x, y, hessian_columns=1)

@@ -89,7 +89,9 @@ def test_a_core_or_sketch_that_keeps_everything_is_exact(structure: str) -> None
 @pytest.mark.parametrize("structure", [whence.EKFAC(), whence.Exact(road="dual"), whence.Exact(road="primal")])
 def test_little_memory_changes_the_pieces_only(structure: whence.Structure) -> None:
     case = networks.build("mlp")
-    tracer = fit(case.model, case.batches(4), structure=structure, ridge=RIDGE, chunk_size=2)
+    tracer = fit(
+        case.model, case.batches(4), structure=structure, ridge=RIDGE, execution=whence.Execution(chunk_size=2)
+    )
     wanted = gathered(tracer, case.test_inputs, networks.TEST_POINTS)
     tracer.bread.problem.budget.limit = 1000  # less than the gradients of one test point take
     pieces = [where.stop - where.start for where, _ in tracer.bread.alignments(case.test_inputs)]

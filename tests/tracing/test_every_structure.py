@@ -235,7 +235,15 @@ def test_weights_and_the_optimum(loss: str, structure: str) -> None:
 def test_little_memory_changes_the_pieces_only(loss: str, structure: str) -> None:
     model, x, y, label = network_and_data(loss)
     loader = batches_of(x, y, 9)
-    tracer = whence.fit(model, loader, loss, STRUCTURES[structure], ridge=RIDGE, progress=False, chunk_size=4)
+    tracer = whence.fit(
+        model,
+        loader,
+        loss,
+        STRUCTURES[structure],
+        ridge=RIDGE,
+        progress=False,
+        execution=whence.Execution(chunk_size=4),
+    )
     wanted, trusted = answers(loss, structure), trusted_numbers(loss, structure)
     tracer.bread.problem.budget.limit = tracer.problem.budget.limit = 40_000  # bytes
     agree(asked(tracer, label), wanted, rtol=1e-7)
@@ -275,7 +283,13 @@ def test_devices_agree(loss: str, structure: str) -> None:
     model, x, y, label = network_and_data(loss)
     try:
         on_gpu = whence.fit(
-            model.cuda(), batches_of(x, y), loss, STRUCTURES[structure], ridge=RIDGE, progress=False, tf32=False
+            model.cuda(),
+            batches_of(x, y),
+            loss,
+            STRUCTURES[structure],
+            ridge=RIDGE,
+            progress=False,
+            execution=whence.Execution(tf32=False),
         )
         found, trust = asked(on_gpu, label), numbers_of(on_gpu)
     finally:

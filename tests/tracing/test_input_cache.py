@@ -109,7 +109,7 @@ def test_what_can_be_read_once() -> None:
 def test_some_outputs_and_mixtures() -> None:
     x = drawn(10, 2, seed=4)
     before = x.clone()
-    for tracer, outputs in ((fit(), [2, 0]), (fit(), "all"), (fit(outputs=2), "all")):
+    for tracer, outputs in ((fit(), [2, 0]), (fit(), "all"), (fit(hessian_columns=2), "all")):
         now = tracer.predict(before, outputs=outputs, covariance=True)
         x.copy_(before)
         found = tracer.predict(x, outputs=outputs)

@@ -196,7 +196,13 @@ def test_weights_stand_for_noise_of_another_size(generator: torch.Generator) -> 
 @pytest.mark.parametrize("structure", ["dual", "ekfac"])
 def test_little_memory_changes_nothing(structure: str) -> None:
     case = networks.build("mlp")
-    tracer = fit(case.model, case.batches(4), structure=STRUCTURES[structure], ridge=RIDGE, chunk_size=2)
+    tracer = fit(
+        case.model,
+        case.batches(4),
+        structure=STRUCTURES[structure],
+        ridge=RIDGE,
+        execution=whence.Execution(chunk_size=2),
+    )
     wanted = tracer.split(case.test_inputs)
     tracer.problem.budget.limit = 20_000
     found = tracer.split(case.test_inputs)

@@ -62,7 +62,7 @@ def test_little_memory_and_small_chunks_change_nothing(converged: nn.Sequential)
     x, y = sine()
     loader = list(zip(x.split(17), y.split(17), strict=True))
     wanted = look(fit(converged, [(x, y)], ridge=RIDGE, structure="ekfac"), TEST, tolerance=1e-12)
-    tracer = fit(converged, loader, ridge=RIDGE, structure="ekfac", chunk_size=3)
+    tracer = fit(converged, loader, ridge=RIDGE, structure="ekfac", execution=whence.Execution(chunk_size=3))
     tracer.problem.budget.limit = 2000
     found = look(tracer, TEST, tolerance=1e-12)
     for one, other in zip(found, wanted, strict=True):
@@ -164,7 +164,11 @@ def test_on_a_gpu() -> None:
     cuda = torch.device("cuda")
     for structure in ("exact", "ekfac", "core"):
         wanted = look(fit(mlp(CPU), batches(CPU), structure=structure), None, tolerance=1e-10)
-        found = look(fit(mlp(cuda), batches(cuda), structure=structure, tf32=False), None, tolerance=1e-10)
+        found = look(
+            fit(mlp(cuda), batches(cuda), structure=structure, execution=whence.Execution(tf32=False)),
+            None,
+            tolerance=1e-10,
+        )
         for one, other in zip(found, wanted, strict=True):
             assert one.level == other.level
             assert dict(one.numbers) == pytest.approx(dict(other.numbers), rel=1e-5, abs=1e-8), one.name

@@ -155,7 +155,7 @@ def test_many_outputs_are_looked_at_through_a_few_mixtures(generator: torch.Gene
     x = torch.randn(12, 4, generator=generator, dtype=torch.float64)
     y = torch.randint(20, (12,), generator=generator)
     model = torch.nn.Linear(4, 20, dtype=torch.float64).eval()
-    tracer = fit(model, [(x[:7], y[:7]), (x[7:], y[7:])], likelihood="categorical", ridge=RIDGE, outputs=5)
+    tracer = fit(model, [(x[:7], y[:7]), (x[7:], y[7:])], likelihood="categorical", ridge=RIDGE, hessian_columns=5)
     for given in (x[:4], None):
         trust = tracer.trust(given, sample=3, tolerance=1e-10, seconds=1e9)
         assert trust["distance"].numbers["hec3"] == pytest.approx(1.0, rel=1e-6)

@@ -1,5 +1,6 @@
 """Curvatures: the bread of the sandwich."""
 
+from whence.curvature.auto import Auto
 from whence.curvature.base import FittedCurvature, Groups, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Structure
 from whence.curvature.core import Core
 from whence.curvature.ekfac import EKFAC, KFAC, Diagonal
@@ -10,6 +11,7 @@ from whence.curvature.sketch import Sketch
 __all__ = [
     "EKFAC",
     "KFAC",
+    "Auto",
     "Core",
     "Diagonal",
     "Exact",

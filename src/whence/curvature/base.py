@@ -311,6 +311,10 @@ class Structure(ABC):
         """Whether its passes over the data all say what they add to, so that they may be shared, or done in parts."""
         return False
 
+    def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
+        """The structure to fit, and why where it was chosen: this one, unless it stands for a choice among others."""
+        return self, ""
+
     @abstractmethod
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:
         """Fit the curvature.

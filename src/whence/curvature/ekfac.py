@@ -42,7 +42,7 @@ WHOLE = 5.0
 
 INSTEAD = (
     "structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
-    "fit(..., outputs=16) where outputs are many, or a larger max_memory."
+    "fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
 )
 
 

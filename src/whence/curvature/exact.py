@@ -114,7 +114,7 @@ def _instead(problem: Linearization) -> str:
         + "structure='core' or 'ekfac' (a few times the weights); "
         + ("" if problem.selection.one_layer else "parameters='last_layer'; ")
         + "fewer training examples; "
-        + ("fewer outputs (outputs=...); " if problem.k > 1 else "")
+        + ("fewer columns (hessian_columns=...); " if problem.k > 1 else "")
         + "a smaller chunk_size where its rows are what is too large; "
         "structure=whence.Exact(road='matrix_free') for a handful of test points; or a larger max_memory."
     )

@@ -60,7 +60,7 @@ def check(structure: Structure, problem: Linearization) -> None:
     if problem.sketch is not None:
         raise InputError(
             f"expected a number as ridge where only {problem.sketch.columns} mixtures of the outputs are looked at, "
-            f'got "loo", which needs the loss of all outputs. Fit with outputs="all", {instead}.'
+            f'got "loo", which needs the loss of all outputs. Fit with hessian_columns="all", {instead}.'
         )
     if not problem.passes.process_group.alone or problem.passes.kept:
         raise InputError(

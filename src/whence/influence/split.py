@@ -183,7 +183,7 @@ def sources_of(fitted: Fitted, neighbours: int | None, anchors: int) -> Sources:
     if problem.sketch is not None:
         raise InputError(
             "expected a fit that looks at all outputs to tell noise from design, got one of some mixtures, which "
-            'differ from example to example. Fit with outputs="all".'
+            'differ from example to example. Fit with hessian_columns="all".'
         )
     counts = torch.ones(problem.n, dtype=problem.dtype, device=problem.device)
     if problem.sample_weights is not None:

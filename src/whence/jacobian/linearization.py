@@ -339,7 +339,7 @@ def _all_rows(
             raise ShapeError(
                 f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
                 "module that returns the same number of outputs for every batch. Sequences of several lengths are "
-                "padded to one, or seen through so many mixtures of their outputs: fit(..., outputs=16)."
+                "padded to one, or seen through so many mixtures of their outputs: fit(..., hessian_columns=16)."
             )
         check_finite(out, "outputs of the model", where)
         rows.append(TargetRows.of(likelihood, out.detach().to(dtype), batch, where))
@@ -348,8 +348,7 @@ def _all_rows(
             3.0 * held,  # they are joined; and roots of the noise and leverages are as large
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
             f"{_sizes(out.shape[1:])}",
-            "Look at a few mixtures of the outputs, for example outputs=16, use fewer training examples, or a larger "
-            "max_memory.",
+            "Use fewer columns of the Hessians (hessian_columns=16), fewer training examples, or a larger max_memory.",
         )
     return rows
 
@@ -363,7 +362,8 @@ def _enough(network: Network, batches: Batches) -> int | None:
         return None
     batches.notes.append(
         f"of {_sizes(shape)}, {COLUMNS} columns of the loss's Hessian were looked at in each training example, half of "
-        "them the largest and half of them random mixtures of the rest, and the residual; outputs='all' looks at all"
+        "them the largest and half of them random mixtures of the rest, and the residual; "
+        "hessian_columns='all' uses all"
     )
     return COLUMNS
 
@@ -430,8 +430,8 @@ def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMOR
         why = "A fit that is shared or written down keeps to its plan. " if shared else ""
         raise TooLargeError(
             f"expected the fit to take {readable(problem.budget.limit)} at most on {problem.device}, got out of memory "
-            f"({full}). {why}Pass a smaller max_memory or chunk_size, select fewer parameters, or look at fewer "
-            "outputs (outputs=...)."
+            f"({full}). {why}Pass a smaller max_memory or chunk_size, select fewer parameters, or use fewer "
+            "columns (hessian_columns=...)."
         )
     smaller = "" if chunk is None else f", chunks of {chunk} examples"
     problem.batches.notes.append(

@@ -173,7 +173,7 @@ def check_unsketched(given: str) -> None:
     if given == "pearson":
         raise InputError(
             "expected dispersion='fixed' where not all outputs are looked at, got 'pearson', which sums over the "
-            "residuals of all. Fit with outputs='all', or with dispersion='fixed'."
+            "residuals of all. Fit with hessian_columns='all', or with dispersion='fixed'."
         )
 
 

@@ -189,7 +189,7 @@ def _check_outputs(fitted: Reportable) -> None:
     if problem.sketch is not None:
         raise InputError(
             f"expected a fit that looks at all {problem.width} outputs, got one that looks at {problem.k} mixtures of "
-            'them. For a report call whence.fit with outputs="all".'
+            'them. For a report call whence.fit with hessian_columns="all".'
         )
 
 

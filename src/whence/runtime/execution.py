@@ -1,19 +1,83 @@
-"""Batches in pieces, and in smaller ones once a device has run out of memory."""
+"""How a fit runs: its options, passes over the data, chunks of batches, and what happens when memory runs out."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from numbers import Integral, Real
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from whence.errors import LoaderError, TooLargeError
+from whence.errors import InputError, LoaderError, TooLargeError
 from whence.runtime.memory import give_back
-from whence.runtime.processes import ALONE, Processes
+from whence.runtime.processes import ALONE, Distributed, Processes
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a fit runs. None of it changes what is computed, beyond rounding error.
+
+    Args:
+        chunk_size: examples whose gradients are held at once; as many as memory allows when not given.
+        max_memory: bytes that may be taken; 80 % of what is free when not given.
+        dtype: of the algebra; the model computes in its own.
+        tf32: let approximate structures round single-precision products to TF32 on a GPU; their answers stay the same
+            to three digits.
+        generator: draws the random mixtures of outputs where `hessian_columns` asks for some; the same ones every time
+            by default.
+        checkpoint: a folder in which the sums of the fit are saved, so that the same call resumes there after a crash,
+            with the same result, in any number of processes; see `docs/saving.md`.
+        checkpoint_seconds: time between two checkpoints within a pass.
+        distributed: share the fit among all processes of `torch.distributed`, each with its own shard of the data in
+            `train_loader` and of the labels in `groups`: "auto" where there are several, or the number of seconds to
+            wait for the others; `False` for a fit of this process alone. See `docs/distributed.md`.
+
+    Examples:
+        >>> Execution(max_memory=2**30).max_memory
+        1073741824
+    """
+
+    chunk_size: int | None = None
+    max_memory: float | None = None
+    dtype: torch.dtype = torch.float64
+    tf32: bool = True
+    generator: torch.Generator | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_seconds: float = 60.0
+    distributed: Distributed = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what no fit could use."""
+        chunk_size: Any = self.chunk_size
+        if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
+            raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
+        check_memory(self.max_memory)
+        if self.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {self.dtype!r}.")
+        seconds: Any = self.checkpoint_seconds
+        if not isinstance(seconds, Real) or not 0 <= float(seconds) < math.inf:
+            raise InputError(f"expected checkpoint_seconds as a number of seconds, not below zero, got {seconds!r}.")
+        if self.checkpoint is not None and not isinstance(self.checkpoint, (str, os.PathLike)):
+            raise InputError(f"expected checkpoint to be the name of a folder, got {self.checkpoint!r}.")
+
+    @property
+    def seed(self) -> int:
+        """Of the random mixtures of outputs."""
+        if self.generator is None:
+            return 0
+        return int(torch.randint(2**31, (1,), generator=self.generator, device=self.generator.device))
+
+
+def check_memory(max_memory: Any) -> None:
+    """Raise unless a limit of memory is a number of bytes."""
+    if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
+        raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {max_memory!r}.")
 
 
 class Chunks:
@@ -57,7 +121,7 @@ class Chunks:
         if size == 1:
             raise TooLargeError(
                 f"expected the {self.what} of one example to fit on the device, got out of memory. Select fewer "
-                "parameters, look at fewer outputs (outputs=...), or use a device with more memory."
+                "parameters, use fewer columns (hessian_columns=...), or use a device with more memory."
             ) from error
         self.most = size // 2
         self.notes.append(

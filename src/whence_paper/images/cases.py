@@ -158,7 +158,14 @@ def fitted(network: nn.Module, data: tuple[Tensor, Tensor], how: str, share: flo
     inputs, targets = data
     loader = list(zip(inputs.split(batch), targets.split(batch), strict=True))
     limit = GPU_MEMORY if inputs.is_cuda else None
-    return whence.fit(network, loader, ridge=share * len(inputs), progress=False, max_memory=limit, **FITS[how])
+    return whence.fit(
+        network,
+        loader,
+        ridge=share * len(inputs),
+        progress=False,
+        execution=whence.Execution(max_memory=limit),
+        **FITS[how],
+    )
 
 
 def some_of(data: tuple[Tensor, Tensor], size: int | None) -> tuple[Tensor, Tensor]:

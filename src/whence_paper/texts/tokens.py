@@ -88,7 +88,7 @@ def run(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:
         decoder.batches(states, labels, 8),
         likelihood="categorical",
         ridge=whence.ridge_from_weight_decay(WEIGHT_DECAY, predicted, loss="cross_entropy"),
-        outputs=asked["columns"],
+        hessian_columns=asked["columns"],
         progress=False,
     )
     below = decoder.from_below(model, [tokens for _, tokens in corpus.statements], asked["layers"])

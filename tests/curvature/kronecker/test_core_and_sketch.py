@@ -148,11 +148,11 @@ def test_the_size_is_bounded_by_the_memory() -> None:
     case = many(networks.build("mlp"))
     assert fit(case, whence.Core(share=0.9999, largest=6)).bread.features.size == 6
     room = int(primal_bytes(11)) + 1
-    tracer = fit(case, whence.Core(share=0.9999), max_memory=room)
+    tracer = fit(case, whence.Core(share=0.9999), execution=whence.Execution(max_memory=room))
     assert tracer.bread.features.size == 11
     for structure in (whence.Core(size=12), whence.Sketch(size=12)):
         with pytest.raises(whence.TooLargeError, match="Lower `size`"):
-            fit(case, structure, max_memory=room)
+            fit(case, structure, execution=whence.Execution(max_memory=room))
 
 
 def test_more_coordinates_come_closer() -> None:

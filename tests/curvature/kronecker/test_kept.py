@@ -72,7 +72,14 @@ def test_a_chunk_size_is_the_most_that_is_held() -> None:
     passes = []
     for chunk_size in (60, 59):
         data = Counted(1, "gaussian")
-        whence.fit(network(1), data, structure="ekfac", ridge=0.5, progress=False, chunk_size=chunk_size)
+        whence.fit(
+            network(1),
+            data,
+            structure="ekfac",
+            ridge=0.5,
+            progress=False,
+            execution=whence.Execution(chunk_size=chunk_size),
+        )
         passes.append(data.passes)
     assert passes[1] - passes[0] == 2
 
