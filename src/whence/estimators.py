@@ -155,6 +155,18 @@ def _apply(matrices: Tensor, vectors: Tensor) -> Tensor:
     return (matrices @ vectors.unsqueeze(-1)).squeeze(-1)
 
 
+def observation_noise(residuals: Tensor, loo_residuals: Tensor) -> Tensor:
+    """(k,) variance of a new observation around the regression function: the mean of e u, where u = e / (1 - h).
+
+    In a linear model without a ridge this has no bias, however many weights there are; the mean of e^2 is too small.
+
+    Args:
+        residuals: e (n, k).
+        loo_residuals: u (n, k).
+    """
+    return (residuals * loo_residuals).mean(0).clamp_min(0.0)
+
+
 def leave_groups_out(
     residuals: Tensor, alone: LeftOut, roots: Tensor | None, policy: Policy, blocks: Iterable[tuple[Tensor, Tensor]]
 ) -> LeftOut:

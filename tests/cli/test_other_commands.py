@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from command_line import call
-from whence.cli.leaving import FAILED, INTERRUPTED, UNUSABLE
-from whence.cli.oracle import by_hand, self_check
-from whence.tabular.saved import replacing_folder
+from whence.cli.console import FAILED, INTERRUPTED, UNUSABLE
+from whence.cli.doctor import by_hand, self_check
+from whence.tabular.storage import replacing_folder
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call
-from whence.cli.leaving import UNUSABLE
+from whence.cli.console import UNUSABLE
 
 SPEC = """
 import torch

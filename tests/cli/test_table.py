@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from command_line import call, houses, read, write
-from whence.cli.leaving import UNUSABLE
+from whence.cli.console import UNUSABLE
 
 
 class Run(NamedTuple):
@@ -98,6 +99,51 @@ def test_scores_are_those_of_the_held_out_lines(regression: Run) -> None:
     assert scores["coverage"] == pytest.approx(np.mean(inside))
     assert scores["R2"] > 0.7
     assert scores["coverage"] > 0.8
+
+
+def test_report_and_rows_show_the_same_interval(regression: Run) -> None:
+    page = (regression.folder / "report.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    mean, half = (np.frombuffer(base64.b64decode(data["arrays"][name]), "<f4") for name in ("mean", "wide"))
+    tested = [row for row in regression.rows if row["part"] == "held out"]
+    lower, upper = (np.array([float(row[name]) for row in tested]) for name in ("lower", "upper"))
+    np.testing.assert_allclose(mean - half, lower, rtol=1e-4)
+    np.testing.assert_allclose(mean + half, upper, rtol=1e-4)
+    coverage = regression.content["scores"]["coverage"]["value"]
+    assert f"Ranges that promise 95 % hold {coverage:.1%} of the observed values" in page
+
+
+def test_a_column_of_huge_numbers_is_used_like_any_other(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=60)
+    scores = []
+    for unit in (1.0, 1e200):
+        data = write(tmp_path / "huge.csv", {"x": x * unit, "y": x + 0.1 * np.sin(100 * x)})
+        result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r")
+        assert result.exit_code == 0, result.output
+        scores.append(json.loads(result.stdout)["scores"]["R2"]["value"])
+    assert scores[0] > 0.9
+    assert scores[1] == pytest.approx(scores[0], abs=0.02)
+
+
+def test_a_single_huge_number_is_noted(tmp_path: Path) -> None:
+    x = np.random.default_rng(3).normal(size=60)
+    data = write(tmp_path / "huge.csv", {"x": [1e200, *x[1:]], "y": x})
+    result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r.csv")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert "'x' holds extreme values in 1 of 60 rows, such as '1e+200'" in content["notes"][0]
+    assert content["scores"]["R2"]["value"] > 0.9
+
+
+def test_a_large_mean_of_the_target_costs_no_digits(tmp_path: Path) -> None:
+    x = np.random.default_rng(3).normal(size=60)
+    data = write(tmp_path / "far.csv", {"x": x, "y": [f"{1e9 + value:.6f}" for value in x]})
+    result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r.csv")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert content["scores"]["R2"]["value"] > 0.9
+    assert "'y' varies little" in content["notes"][0]
 
 
 def test_noise_is_found_where_it_is(regression: Run) -> None:

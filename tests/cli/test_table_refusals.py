@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from command_line import call, houses, write
-from whence.cli.leaving import LACKING, UNUSABLE
+from whence.cli.console import LACKING, UNUSABLE
 
 BROKEN: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
     ("no such column", houses(30), ("-t", "prise"), "Was 'price' meant?"),
@@ -18,6 +18,18 @@ BROKEN: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
     ("text in the target", {**houses(30), "price": ["1.5"] * 10 + ["2"] * 18 + ["?", "tbd"]}, ("-t", "price"), "'tbd'"),
     ("one row", houses(1), ("-t", "price"), "at least 20 rows"),
     ("constant target", {**houses(30), "price": [5] * 30}, ("-t", "price"), "target that varies"),
+    (
+        "huge target",
+        {**houses(30), "price": np.linspace(1e199, 1e200, 30)},
+        ("-t", "price"),
+        "got '1e+200' in 'price'. If this is no mistake in single cells, divide the column by 1e200",
+    ),
+    (
+        "tiny target",
+        {**houses(30), "price": np.linspace(1e-201, 1e-200, 30)},
+        ("-t", "price"),
+        "Multiply the column by 1e201",
+    ),
     ("nothing but a target", {"price": range(40)}, ("-t", "price"), "it has no other column"),
     ("nothing but an identifier", {"id": range(40), "y": np.sin(range(40))}, ("-t", "y"), "numbers the rows"),
     ("a target of texts", houses(60), ("-t", "house_id"), "Is it the right column?"),

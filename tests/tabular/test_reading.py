@@ -11,7 +11,7 @@ import torch
 
 from whence.errors import InputError, TooLargeError
 from whence.runtime.memory import free_memory
-from whence.tabular.reading import read_table
+from whence.tabular.files import read_table
 
 
 def written(path: Path, text: str, encoding: str = "utf-8") -> Path:

@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 
 from whence.errors import InputError, TargetError
-from whence.tabular.splits import split
-from whence.tabular.targets import Target, Task, find_column, settle_target
+from whence.tabular.target import Target, Task, detect_target, find_column, split_rows
 
 
 def cells(*values: Any) -> Any:
     return np.array([str(value) for value in values], dtype=object)
 
 
-def settled(values: Any, task: Task | None = None) -> tuple[Target, list[str]]:
+def detected(values: Any, task: Task | None = None) -> tuple[Target, list[str]]:
     notes: list[str] = []
-    return settle_target("y", values, task, notes), notes
+    return detect_target("y", values, task, notes), notes
 
 
 def test_numbers_are_amounts() -> None:
-    target, notes = settled(cells(*np.linspace(0, 1, 50)))
+    target, notes = detected(cells(*np.linspace(0, 1, 50)))
     assert target.task == "regression"
     assert (target.likelihood, target.outputs) == ("gaussian", 1)
     assert notes == []
@@ -30,35 +29,35 @@ def test_numbers_are_amounts() -> None:
 
 @pytest.mark.parametrize("pair", [("no", "yes"), (0, 1), (1, 2), (-1, 1), ("true", "false"), (0.5, 1.5)])
 def test_two_values_are_classes(pair: tuple[Any, Any]) -> None:
-    target, _ = settled(cells(*pair * 10))
+    target, _ = detected(cells(*pair * 10))
     assert target.task == "classification"
     assert (target.likelihood, target.outputs) == ("bernoulli", 1)
 
 
 def test_text_is_classes() -> None:
-    target, _ = settled(cells(*["a", "b", "c"] * 10))
+    target, _ = detected(cells(*["a", "b", "c"] * 10))
     assert target.classes == ("a", "b", "c")
     assert (target.likelihood, target.outputs) == ("categorical", 3)
-    assert target.read(cells("c", "a", "", "d"))[:2].tolist() == [2.0, 0.0]
-    assert np.isnan(target.read(cells("", "d"))).all()
+    assert target.parse(cells("c", "a", "", "d"))[:2].tolist() == [2.0, 0.0]
+    assert np.isnan(target.parse(cells("", "d"))).all()
 
 
 def test_whole_numbers_from_zero_or_one_are_classes_and_noted() -> None:
-    target, notes = settled(cells(*list(range(10)) * 5))
+    target, notes = detected(cells(*list(range(10)) * 5))
     assert target.classes == tuple("0123456789")
     assert "pass --task regression" in notes[0]
-    assert settled(cells(*list(range(10)) * 5), "regression")[0].task == "regression"
+    assert detected(cells(*list(range(10)) * 5), "regression")[0].task == "regression"
 
 
 def test_few_whole_numbers_from_elsewhere_are_amounts_and_noted() -> None:
-    target, notes = settled(cells(*[3, 4, 5, 6, 7, 8] * 20))
+    target, notes = detected(cells(*[3, 4, 5, 6, 7, 8] * 20))
     assert target.task == "regression"
     assert "pass --task classification" in notes[0]
-    assert settled(cells(*[3, 4, 5, 6, 7, 8] * 20), "classification")[0].classes == tuple("345678")
+    assert detected(cells(*[3, 4, 5, 6, 7, 8] * 20), "classification")[0].classes == tuple("345678")
 
 
 def test_equal_numbers_are_one_class() -> None:
-    assert settled(cells(*["1", "1.0", "0", "0.0"] * 5))[0].classes == ("0", "1")
+    assert detected(cells(*["1", "1.0", "0", "0.0"] * 5))[0].classes == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_equal_numbers_are_one_class() -> None:
 )
 def test_targets_that_cannot_be_used(values: Any, task: Task | None, message: str) -> None:
     with pytest.raises(TargetError, match=message):
-        settled(cells(*values), task)
+        detected(cells(*values), task)
 
 
 def test_name_that_is_none_gets_the_nearest() -> None:
@@ -86,23 +85,23 @@ def test_name_that_is_none_gets_the_nearest() -> None:
         find_column("zzzzzz", ["a", "b"])
 
 
-def test_parts_do_not_overlap_and_hold_all_classes() -> None:
+def test_split_do_not_overlap_and_hold_all_classes() -> None:
     target = Target("y", "classification", ("a", "b"))
     values = np.array([0.0] * 90 + [1.0] * 10 + [np.nan] * 5)
-    parts = split(values, target, 0.2, 0)
-    assert sorted([*parts.train, *parts.test, *parts.unknown]) == list(range(105))
-    assert len(parts.validation) == 3
-    assert len(set(np.concatenate(parts.validation).tolist())) == sum(map(len, parts.validation))
-    assert set(np.concatenate(parts.validation).tolist()) <= set(parts.train)
-    assert parts.unknown.tolist() == [100, 101, 102, 103, 104]
-    assert (values[parts.test] == 1).sum() == 2
-    assert all((values[rows] == 1).sum() == 1 for rows in parts.validation)
-    assert split(values, target, 0.2, 1).test.tolist() != parts.test.tolist()
-    assert parts.names(105).count("held out") == 20
+    split = split_rows(values, target, 0.2, 0)
+    assert sorted([*split.train, *split.test, *split.unlabelled]) == list(range(105))
+    assert len(split.validation) == 3
+    assert len(set(np.concatenate(split.validation).tolist())) == sum(map(len, split.validation))
+    assert set(np.concatenate(split.validation).tolist()) <= set(split.train)
+    assert split.unlabelled.tolist() == [100, 101, 102, 103, 104]
+    assert (values[split.test] == 1).sum() == 2
+    assert all((values[rows] == 1).sum() == 1 for rows in split.validation)
+    assert split_rows(values, target, 0.2, 1).test.tolist() != split.test.tolist()
+    assert split.names().count("held out") == 20
 
 
 @pytest.mark.parametrize("known", [0, 1, 19])
 def test_too_few_rows(known: int) -> None:
     values = np.array([float(number) for number in range(known)] + [np.nan] * 10)
     with pytest.raises(InputError, match=f"at least 20 rows with a value of 'y', got {known}"):
-        split(values, Target("y", "regression", ()), 0.2, 0)
+        split_rows(values, Target("y", "regression", ()), 0.2, 0)

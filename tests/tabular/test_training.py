@@ -9,24 +9,23 @@ from sklearn.metrics import log_loss, r2_score, roc_auc_score
 from torch import Tensor, nn
 
 import whence
+from whence.estimators import observation_noise
 from whence.runtime.progress import Progress
-from whence.tabular.network import build, choose_width, start, weights_of
-from whence.tabular.reading import Table
-from whence.tabular.results import affordable, noise_of
-from whence.tabular.scores import Predicted, score
-from whence.tabular.study import Options, choose_structure, prepare, ridge, study, training_data
-from whence.tabular.targets import Target
-from whence.tabular.training import Trained, loss_of, train
+from whence.tabular.files import Table
+from whence.tabular.fitted import Prepared, choose_structure, fit_table, prepare, ridge
+from whence.tabular.network import build_network, choose_width, count_weights, initialize, mean_loss, train
+from whence.tabular.predictions import affordable_rows, predict_rows, score_classes, score_numbers
+from whence.tabular.target import Target
 
 QUIET = Progress(enabled=False)
 
 
-def trained(target: Target, x: Tensor, y: Tensor, width: int = 5) -> tuple[nn.Module, Trained]:
-    network = build(x.shape[1], width, target)
-    generator = torch.Generator().manual_seed(0)
-    validation = torch.tensor([0, 1, 0, 2, 3])[torch.arange(len(x)) % 5]  # three rounds
-    done = train(network, lambda one: start(one, generator), target, (x, y), validation, QUIET)
-    return network.eval(), done
+def trained(target: Target, x: Tensor, y: Tensor, width: int = 5) -> tuple[nn.Module, float]:
+    network = build_network(x.shape[1], width, target)
+    initialize(network, torch.Generator().manual_seed(0))
+    folds = [torch.arange(len(x)) % 5 == rest for rest in (1, 3, 4)]
+    decay = train(network, target, x, y, folds, QUIET)
+    return network.eval(), decay
 
 
 def data(n: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -42,21 +41,21 @@ def target_of(y: Tensor) -> Target:
 def test_gradient_of_the_penalized_loss_is_nearly_zero() -> None:
     x, y = data(100, 0.3)
     target = target_of(y)
-    network, done = trained(target, x, y)
+    network, decay = trained(target, x, y)
     penalty = sum(weight.square().sum() for weight in network.parameters())
-    loss = loss_of(target, network(x), y) + done.weight_decay / 2 * penalty
+    loss = mean_loss(target, network(x), y) + decay / 2 * penalty
     loss.backward()
     size = torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None]).norm()
     assert float(size) < 0.01
     with torch.no_grad():
-        assert float(loss_of(target, network(x), y)) < 0.2
+        assert float(mean_loss(target, network(x), y)) < 0.2
 
 
 def test_noise_gets_a_stronger_decay() -> None:
     decays = []
     for noise in (0.05, 3.0):
         x, y = data(100, noise)
-        decays.append(trained(target_of(y), x, y)[1].weight_decay)
+        decays.append(trained(target_of(y), x, y)[1])
     assert decays[1] > decays[0]
 
 
@@ -67,16 +66,16 @@ def test_pure_noise_is_not_learnt() -> None:
     network, _ = trained(target, x, y)
     fresh, other = torch.randn(500, 3, generator=generator), torch.randn(500, generator=generator)
     with torch.no_grad():
-        assert float(loss_of(target, network(fresh), other)) < 1.4  # always saying the mean gives about 1
+        assert float(mean_loss(target, network(fresh), other)) < 1.4  # always saying the mean gives about 1
 
 
 def test_ridge_of_the_fit_is_the_penalty_of_the_training() -> None:
     """The Newton step left at the optimum is small only with the right ridge."""
     x, y = data(100, 0.3)
     target = target_of(y)
-    network, done = trained(target, x, y)
+    network, decay = trained(target, x, y)
     loader = [(x, y.unsqueeze(1))]
-    lam = ridge(target, done.weight_decay, len(x))
+    lam = ridge(target, decay, len(x))
     right, wrong = (
         float(whence.fit(network, loader, ridge=factor * lam, progress=False).diagnostics["Newton change"])
         for factor in (1.0, 100.0)
@@ -91,9 +90,9 @@ def test_ridge_of_the_fit_is_the_penalty_for_classes_too(classes: tuple[str, ...
     target = Target("y", "classification", classes)
     edges = torch.quantile(y, torch.linspace(0, 1, len(classes) + 1)[1:-1])
     values = torch.bucketize(y, edges).to(x.dtype)
-    network, done = trained(target, x, values)
+    network, decay = trained(target, x, values)
     loader = [(x, values.long())] if len(classes) > 2 else [(x, values.unsqueeze(1))]
-    lam = ridge(target, done.weight_decay, len(x))
+    lam = ridge(target, decay, len(x))
     tracer = whence.fit(network, loader, likelihood=target.likelihood, ridge=lam, progress=False)
     assert float(tracer.diagnostics["Newton change"]) < 0.05
 
@@ -103,20 +102,16 @@ def test_scores_are_those_of_scikit_learn() -> None:
     raw = generator.random((50, 3))
     probabilities = raw / raw.sum(1, keepdims=True)
     places = generator.integers(0, 3, 50)
-    nothing = np.zeros(50)
-    predicted = Predicted(probabilities.argmax(1), nothing, nothing, probabilities, nothing, nothing, nothing, nothing)
-    found = {one.name: one.value for one in score(Target("y", "classification", ("a", "b", "c")), predicted, places)}
+    found = {one.name: one.value for one in score_classes(places, probabilities, ("a", "b", "c"))}
     assert found["log loss"] == pytest.approx(log_loss(places, probabilities))
     assert found["accuracy"] == pytest.approx((probabilities.argmax(1) == places).mean())
 
     two = np.round(np.stack([1 - raw[:, 0], raw[:, 0]], axis=1), 1)  # rounded: with ties
-    predicted = Predicted(two.argmax(1), nothing, nothing, two, nothing, nothing, nothing, nothing)
-    found = {one.name: one.value for one in score(Target("y", "classification", ("a", "b")), predicted, places % 2)}
+    found = {one.name: one.value for one in score_classes(places % 2, two, ("a", "b"))}
     assert found["AUROC"] == pytest.approx(roc_auc_score(places % 2, two[:, 1]))
 
     center, values = generator.normal(size=50), generator.normal(size=50)
-    predicted = Predicted(center, center - 1, center + 1, raw[:, :0], nothing, nothing, nothing, nothing)
-    found = {one.name: one.value for one in score(Target("y", "regression", ()), predicted, values)}
+    found = {one.name: one.value for one in score_numbers(values, center, center - 1, center + 1)}
     assert found["R2"] == pytest.approx(r2_score(values, center))
     assert found["coverage"] == pytest.approx((abs(values - center) <= 1).mean())
 
@@ -131,15 +126,16 @@ def test_noise_has_no_bias_in_a_linear_model() -> None:
         network = nn.Linear(12, 1, bias=False, dtype=torch.float64)
         with torch.no_grad():
             network.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
-        found.append(noise_of(whence.fit(network.eval(), [(x, y)], ridge=1e-9, progress=False)))
+        tracer = whence.fit(network.eval(), [(x, y)], ridge=1e-9, progress=False)
+        found.append(float(observation_noise(tracer.residuals, tracer.loo_residuals)))
     error = np.std(found) / len(found) ** 0.5
     assert abs(np.mean(found) - 4.0) < 3 * error
     assert error < 0.3
 
 
 def test_width_and_structure_go_by_size() -> None:
-    assert weights_of(8, 32, 1) == sum(
-        parameter.numel() for parameter in build(8, 32, target_of(torch.randn(9))).parameters()
+    assert count_weights(8, 32, 1) == sum(
+        parameter.numel() for parameter in build_network(8, 32, target_of(torch.randn(9))).parameters()
     )
     assert choose_width(3, 1, 1_000) == 32
     assert choose_width(100, 1, 1_000) < 16
@@ -151,37 +147,50 @@ def test_width_and_structure_go_by_size() -> None:
 
 def test_verdicts_of_held_out_rows_come_first() -> None:
     rows, held_out = np.arange(50_000), np.arange(0, 50_000, 5)
-    few = affordable(rows, held_out, 40_000, 10, 1_500)
+    few = affordable_rows(rows, held_out, 40_000, 10, 1_500)
     assert 0 < len(few) < len(held_out)
     assert set(few) <= set(held_out)
-    assert len(affordable(rows[:1000], held_out[:200], 800, 1, 1_000)) == 1000
+    assert len(affordable_rows(rows[:1000], held_out[:200], 800, 1, 1_000)) == 1000
+
+
+def prepared(rows: int, width: int, names: tuple[str, str, str] = ("a", "b", "y")) -> Prepared:
+    x, y = data(rows, 0.3)
+    columns = (x[:, 0], x[:, 1], y)
+    cells = {
+        name: np.array([f"{value:.4f}" for value in values.tolist()], dtype=object)
+        for name, values in zip(names, columns, strict=True)
+    }
+    return prepare(Table(cells, np.arange(1, rows + 1), rows), names[2], width=width)
 
 
 def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whence.tabular.training.STEPS", 1)
-    monkeypatch.setattr("whence.tabular.training.LAST_ROUNDS", 1)
-    x, y = data(80, 0.3)
-    cells = {name: np.array([f"{value:.4f}" for value in values.tolist()], dtype=object) for name, values in (
-        ("a", x[:, 0]), ("b", x[:, 1]), ("y", y))}  # fmt: skip
-    table = Table(cells, np.arange(1, 81), 80, ())
-    options = Options(target="y", width=6)
-    done = study(prepare(table, options), options, QUIET, show=False)
-    assert done.recentered
-    assert done.tracer.weighing.recenter
+    monkeypatch.setattr("whence.tabular.network.STEPS", 1)
+    monkeypatch.setattr("whence.tabular.network.LAST_ROUNDS", 1)
+    fitted = fit_table(prepared(80, 6))
+    assert fitted.recentered
+    assert fitted.tracer.weighing.recenter
+
+
+def test_columns_named_like_results_get_another_name() -> None:
+    ready = prepared(40, 3, ("a", "b", "hec3"))
+    frame = predict_rows(fit_table(ready), ready.table).rows_frame()
+    assert list(frame.columns)[:3] == ["row", "hec3_", "prediction"]
+    assert (frame["hec3_"] == ready.table.columns["hec3"]).all()
+    assert (frame["hec3"] > 0).all()
 
 
 @pytest.mark.slow  # the same as for the exact structure, whose tests run by default
 def test_core_serves_where_it_is_asked_for() -> None:
-    x, y = data(50, 0.3)
-    cells = {name: np.array([f"{value:.4f}" for value in values.tolist()], dtype=object) for name, values in (
-        ("a", x[:, 0]), ("b", x[:, 1]), ("y", y))}  # fmt: skip
-    options = Options(target="y", width=4, structure="core")
-    done = study(prepare(Table(cells, np.arange(1, 51), 50, ()), options), options, QUIET, show=False)
-    assert done.structure == "core"
-    inputs, targets = training_data(done.model, done.inputs[done.parts.train], done.values[done.parts.train])[0]
+    ready = prepared(50, 4)
+    fitted = fit_table(ready, structure="core")
+    assert fitted.structure == "core"
     exact = whence.fit(
-        done.tracer.problem.network.model, [(inputs, targets)], ridge=done.tracer.ridge, recenter=done.recentered,
+        fitted.tracer.problem.network.model,
+        [fitted.model.batch(fitted.inputs, fitted.values)],
+        ridge=fitted.tracer.ridge,
+        recenter=bool(fitted.recentered),
         progress=False,
-    )  # fmt: skip
-    ratio = done.tracer.predict(done.inputs).hec3 / exact.predict(done.inputs).hec3
+    )
+    inputs = fitted.model.encode(ready.table)
+    ratio = fitted.tracer.predict(inputs).hec3 / exact.predict(inputs).hec3
     assert 0.8 < float(ratio.median()) < 1.25

@@ -7,16 +7,15 @@ from typing import Annotated
 import typer
 
 from whence import __version__
-from whence.cli.demo import demo
 from whence.cli.doctor import doctor
+from whence.cli.experiments import demo, reproduce
 from whence.cli.fit import fit
-from whence.cli.reproduce import reproduce
-from whence.cli.saved import explain, predict, report
+from whence.cli.query import explain, predict, report
 from whence.cli.table import table
 
 EPILOG = (
     "Exit codes: 0 done; 1 a fault of whence, or a self-check failed; 2 an option, a file or a model cannot be used; "
-    "3 a package, memory or disk space is lacking; 130 interrupted.\n\n"
+    "3 a package, memory or disk space is missing; 130 interrupted.\n\n"
     "Try: `whence demo --quick` or `whence table DATA.csv --target COLUMN`"
 )
 

@@ -1,18 +1,27 @@
-"""`whence doctor`: what is installed, what the machine has, and whether the estimators are right on it."""
+"""`whence doctor`: what is installed, what the machine has, and whether the estimators are right on it.
+
+The self-check compares with fractions worked out by hand, for three examples x = 1, 2, 2 with targets y = 1, 2, 3 and
+the model y = w x with sum of squared errors + lambda w^2:
+
+    lambda = 0: F = 9, w = 11/9, residuals -2/9, -4/9, 5/9, leverages 1/9, 4/9, 4/9, left out -1/4, -4/5, 1.
+    lambda = 1: F = 10, w = 11/10, residuals -1/10, -2/10, 8/10, leverages 1/10, 4/10, 4/10, left out -1/9, -1/3, 4/3.
+
+At x = 1 the alignments are x_i / F, and the variances follow by hand.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass
+from fractions import Fraction
 from importlib import metadata
 
 import torch
+from torch import nn
 
-from whence import __version__
-from whence.cli.leaving import FAILED, guarded, stop
-from whence.cli.options import AsJson
-from whence.cli.oracle import self_check
-from whence.cli.output import Output
+import whence
+from whence.cli.console import FAILED, AsJson, Output, handle_errors, stop
 from whence.runtime.memory import free_memory, readable
 
 NEEDED = ("torch", "numpy", "safetensors")
@@ -28,7 +37,7 @@ EXTRAS = {
 }
 
 
-@guarded
+@handle_errors
 def doctor(as_json: AsJson = False) -> None:
     """Tell versions, devices and extras, and check the estimators against numbers worked out by hand.
 
@@ -37,7 +46,7 @@ def doctor(as_json: AsJson = False) -> None:
     Examples: `whence doctor`, `whence doctor --json`
     """
     output = Output(as_json)
-    versions = {"whence": __version__, "python": platform.python_version()}
+    versions = {"whence": whence.__version__, "python": platform.python_version()}
     versions.update({name: metadata.version(name) for name in NEEDED})
     extras = {name: _version(name) for name in EXTRAS}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -54,13 +63,13 @@ def doctor(as_json: AsJson = False) -> None:
     passed = sum(check.passed for check in checks)
 
     output.fact("Versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
-    there = [f"{name} {version}" for name, version in extras.items() if version]
-    output.fact("Extras", ", ".join(there) or "none")
+    installed = [f"{name} {version}" for name, version in extras.items() if version]
+    output.fact("Extras", ", ".join(installed) or "none")
     for name, version in extras.items():
         if version is None:
             output.fact("", f"{name} is missing: pip install 'whence[{EXTRAS[name]}]'")
-    spoken = ", ".join(gpus) or "no GPU"
-    output.fact("Machine", f"{machine['system']}, {machine['cores']} cores, {readable(free)} free, {spoken}")
+    cores, gpu_names = machine["cores"], ", ".join(gpus) or "no GPU"
+    output.fact("Machine", f"{machine['system']}, {cores} cores, {readable(free)} free, {gpu_names}")
     output.fact("Check", f"{passed} of {len(checks)} numbers agree with those worked out by hand, to ten digits")
     wrong = [check for check in checks if not check.passed]
     for check in wrong:
@@ -83,3 +92,68 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Check:
+    """One number, computed and worked out by hand."""
+
+    name: str
+    found: float
+    expected: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether they agree to ten digits."""
+        return abs(self.found - self.expected) <= TOLERANCE * max(1.0, abs(self.expected))
+
+
+def by_hand(ridge: int) -> dict[str, Fraction]:
+    """Ho, HeC0, HeC3 and the largest leverage, as fractions.
+
+    Examples:
+        >>> by_hand(0)["hec3"], by_hand(0)["ho"]
+        (Fraction(883, 10800), Fraction(5, 243))
+    """
+    inputs, targets = (1, 2, 2), (1, 2, 3)
+    curvature = 9 + ridge
+    weight = Fraction(11, curvature)
+    residuals = [y - weight * x for x, y in zip(inputs, targets, strict=True)]
+    leverages = [Fraction(x * x, curvature) for x in inputs]
+    left_out = [e / (1 - h) for e, h in zip(residuals, leverages, strict=True)]
+    aligned = [Fraction(x, curvature) for x in inputs]
+    noise = Fraction(sum(e * e for e in residuals)) / 3
+    return {
+        "ho": noise * sum(a * a for a in aligned),
+        "hec0": Fraction(sum(a * a * e * e for a, e in zip(aligned, residuals, strict=True))),
+        "hec3": Fraction(sum(a * a * u * u for a, u in zip(aligned, left_out, strict=True))),
+        "leverage": max(leverages),
+    }
+
+
+def self_check(device: torch.device) -> list[Check]:
+    """Fit the three examples in several ways, and compare."""
+    ways: list[tuple[str, int, str | whence.Structure]] = [
+        ("exact, primal", 0, whence.Exact(road="primal")),
+        ("exact, dual", 1, whence.Exact(road="dual")),
+        ("exact, matrix-free", 1, whence.Exact(road="matrix_free")),
+        ("core", 1, "core"),
+    ]
+    checks = []
+    for name, ridge, structure in ways:
+        expected = by_hand(ridge)
+        model = nn.Linear(1, 1, bias=False, dtype=torch.float64, device="cpu")
+        with torch.no_grad():
+            model.weight.fill_(11 / (9 + ridge))
+        model = model.eval().to(device)
+        inputs = torch.tensor([[1.0], [2.0], [2.0]], dtype=torch.float64, device=device)
+        targets = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64, device=device)
+        tracer = whence.fit(model, [(inputs, targets)], structure=structure, ridge=float(ridge), progress=False)
+        u = tracer.predict(inputs[:1])
+        found = {key: float(getattr(u, key)) for key in ("ho", "hec0", "hec3")}
+        found["leverage"] = float(tracer.leverage.max())
+        checks += [Check(f"{key}, {name}", found[key], float(expected[key])) for key in expected]
+    return checks

@@ -1,57 +1,73 @@
-"""`whence table`: from a table in a file to a report."""
+"""`whence table`: train a network on a table in a file, and report on it."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy
 import typer
 
-from whence.cli import options as shared
-from whence.cli.demo import check_parent
-from whence.cli.leaving import guarded, stop
-from whence.cli.output import Output
-from whence.cli.table_output import about_data, about_results, tell_data, tell_results
-from whence.cli.table_results import suspicion, trace, write_csv, write_report
+from whence.cli import console
+from whence.cli.console import Output, figure, percent, stop
+from whence.io.files import replacing
 from whence.runtime.progress import Progress
-from whence.tabular import saved
-from whence.tabular.reading import read_table
-from whence.tabular.results import Results
-from whence.tabular.study import Options, Study, prepare, study
+from whence.tabular.files import Table, read_table
+from whence.tabular.fitted import FittedTable, Prepared, TableModel, fit_table, prepare
+from whence.tabular.predictions import Predictions, affordable_rows, predict_rows
+from whence.tabular.storage import check_folder, save_table
+from whence.tabular.target import Task
+
+ADVICE = {
+    "confident": "nothing to do",
+    "noisy labels nearby": "similar training rows err more than others: check the labels of those named in `check`",
+    "scarce data": "few training rows are similar: collect more like these",
+    "both": "check the labels, and collect more",
+}
+DOUBT = {
+    "regression": "  doubt: standard deviations between the label and what the other rows say",
+    "classification": "  doubt: grows as the other rows leave the label less of a chance",
+}
+SUSPECTS = 5
+TRACED, ALL_TRACED = 500, 2000
+"""Predictions that a report traces to training rows; up to the second number all of them are traced."""
+
+Verdicts = Literal["auto", "all", "held-out", "none"]
+"""Which rows get a verdict."""
 
 
-@guarded
+@console.handle_errors
 def table(
     data: Annotated[Path, typer.Argument(help="A CSV or parquet file with names of columns; .gz, .bz2, .xz too.")],
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="The column to predict; lists the columns when not given.")
     ] = None,
-    task: Annotated[
-        shared.Task | None, typer.Option(help="Predict an amount or a class; found out when not given.")
-    ] = None,
+    task: Annotated[Task | None, typer.Option(help="Predict an amount or a class; guessed when not given.")] = None,
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", "-x", help="A column to leave out; may be given several times.")
     ] = None,
-    out: shared.Report = None,
+    out: console.Report = None,
     csv: Annotated[Path | None, typer.Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep everything in this folder, for predict, explain and report.")
     ] = None,
-    rows: shared.Rows = 50_000,
+    rows: console.Rows = 50_000,
     held_out: Annotated[float, typer.Option(min=0.05, max=0.5, help="Share of the rows kept apart for testing.")] = 0.2,
     verdicts: Annotated[
-        shared.Verdicts, typer.Option(help="Which rows get a verdict; auto takes all where that takes a minute or so.")
-    ] = shared.Verdicts.auto,
+        Verdicts, typer.Option(help="Which rows get a verdict; auto takes all where that takes a minute or so.")
+    ] = "auto",
     structure: Annotated[
-        shared.Structure | None, typer.Option(help="Of the curvature; exact where it fits when not given, else core.")
+        console.Structure | None,
+        typer.Option(help="Of the curvature; exact where it fits when not given, else core."),
     ] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Of the two hidden layers.")] = None,
-    delimiter: shared.Delimiter = None,
+    delimiter: console.Delimiter = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all random draws.")] = 0,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write the CSV file only.")] = False,
-    as_json: shared.AsJson = False,
-    quiet: shared.Quiet = False,
+    as_json: console.AsJson = False,
+    quiet: console.Quiet = False,
 ) -> None:
     """Train a network on a table, and tell which rows it is unsure about, and why.
 
@@ -68,53 +84,213 @@ def table(
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    _check_files(data, csv_path, report_path, save)
-    progress, output = Progress(not quiet), Output(as_json)
-    read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=progress)
+    console.check_writable(report_path, csv_path)
+    console.check_not_data(csv_path, data)
+    if save is not None:
+        check_folder(save)
+    output = Output(as_json)
+    read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
         stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.columns))}.")
-    chosen = Options(
-        target=target,
-        task=None if task is None else task.value,
-        ignore=tuple(ignore or ()),
-        held_out=held_out,
-        structure=None if structure is None else structure.value,
+    prepared = prepare(
+        read,
+        target,
+        task=task,
+        ignore=ignore or (),
+        test=held_out,
         width=width,
         seed=seed,
     )
-    ready = prepare(read, chosen)
-    content = about_data(data, ready)
-    tell_data(output, content)
-    done = study(ready, chosen, progress, show=not quiet)
-    results = trace(done, verdicts)
-    content.update(_write(data, done, results, {"csv": csv_path, "report": report_path, "saved": save}))
+    content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
+    _print_data(output, content)
+    fitted = fit_table(prepared, structure=structure, seed=seed, progress=not quiet)
+    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, verdicts))
+    suspicion = numpy.full(len(read), numpy.nan)
+    suspicion[prepared.split.train] = fitted.tracer.training_frame()["suspicion"].to_numpy()
+    content.update(_fit_summary(prepared, fitted, predictions, suspicion))
+    write_csv(csv_path, predictions.rows_frame(prepared.split.names(), suspicion))
+    if report_path is not None:
+        _write_report(report_path, prepared, fitted, data.name)
+    if save is not None:
+        save_table(fitted, save, {"data": data.name, "network": content["network"], "scores": content["scores"]})
+    content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     content["seconds"] = round(time.perf_counter() - began, 1)
-    tell_results(output, content)
+    _print_fit(output, content)
     output.finish(content)
 
 
-def _check_files(data: Path, csv: Path, report: Path | None, save: Path | None) -> None:
-    """Leave before any work where something could not be written."""
-    check_parent(report, csv)
-    if csv.exists() and data.exists() and csv.samefile(data):
-        stop(f"expected another file for the results than the data themselves, got {csv} for both.")
-    if save is not None:
-        saved.check_folder(save)
+def _rows_to_explain(prepared: Prepared, verdicts: Verdicts) -> Any:
+    everything = numpy.arange(len(prepared.table))
+    held_out = numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
+    if verdicts == "auto":
+        model = prepared.model
+        some = affordable_rows(everything, held_out, len(prepared.split.train), model.target.outputs, model.weights)
+    else:
+        some = {"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts]
+    return numpy.sort(some)
 
 
-def _write(data: Path, done: Study, results: Results, files: dict[str, Path | None]) -> dict[str, Any]:
-    """Write all files, and return what there is to say."""
-    doubts = suspicion(done)
-    assert files["csv"] is not None  # it has a name of its own where none was given
-    write_csv(files["csv"], results.frame(done.parts.names(len(done.table)), doubts))
-    if files["report"] is not None:
-        write_report(files["report"], done, data.name)
-    content = about_results(done, results, doubts)
-    if files["saved"] is not None:
-        saved.save(done, files["saved"], {"data": data.name, **_kept(content)})
-    return {**content, "files": files}
+def write_csv(path: Path, frame: Any) -> None:
+    """Write a data frame, whole or not at all."""
+    with replacing(path) as file:
+        frame.to_csv(file, index=False, float_format="%.6g")
 
 
-def _kept(content: dict[str, Any]) -> dict[str, Any]:
-    """What is saved of the summary."""
-    return {name: content[name] for name in ("network", "scores")}
+def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str) -> None:
+    """Write the report on the held-out rows."""
+    test, train = prepared.table.take(prepared.split.test), prepared.table.take(prepared.split.train)
+    many = len(test) > ALL_TRACED
+    unexplained = " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
+    fitted.tracer.report(
+        path,
+        fitted.model.batch(fitted.model.encode(test), prepared.values[prepared.split.test]),
+        table=(displayed_columns(fitted.model, test), displayed_columns(fitted.model, train)),
+        ids=(row_names(test.rows), row_names(train.rows)),
+        about=[
+            f"{len(test):,} rows of {name} that the network was not trained on. Rows are counted from 1, below the "
+            f"names of the columns.{unexplained}"
+        ],
+        traced=TRACED if many else len(test),
+        **report_texts(fitted.model),
+    )
+
+
+def report_texts(model: TableModel) -> dict[str, Any]:
+    """The title of a report, and what the outputs are called."""
+    target = model.target
+    names = list(target.classes) or [target.name]
+    return {"title": f"{target.name}: how uncertain are predictions, and why?", "names": names}
+
+
+def row_names(rows: Any, what: str = "row") -> list[str]:
+    """What rows are called in a report."""
+    return [f"{what} {row}" for row in rows]
+
+
+def displayed_columns(model: TableModel, table: Table) -> dict[str, Any]:
+    """The columns that are used, for people."""
+    return {column.name: column.display(table.columns[column.name]) for column in model.columns}
+
+
+def _data_summary(prepared: Prepared) -> dict[str, Any]:
+    """What is known before the training."""
+    model, split, table = prepared.model, prepared.split, prepared.table
+    return {
+        "rows": {"file": table.total, "used": len(table), "train": len(split.train), "test": len(split.test)},
+        "target": {"name": model.target.name, "task": model.target.task, "classes": model.target.classes},
+        "columns": [{"name": one.name, "kind": one.kind, "words": one.description} for one in model.columns],
+        "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
+        "notes": prepared.notes,
+    }
+
+
+def _fit_summary(prepared: Prepared, fitted: FittedTable, predictions: Predictions, suspicion: Any) -> dict[str, Any]:
+    """What is known after it."""
+    model, split, tracer = prepared.model, prepared.split, fitted.tracer
+    verdicts = predictions.frame["verdict"]
+    return {
+        "network": {
+            "inputs": len(model.inputs),
+            "width": model.width,
+            "weights": model.weights,
+            "weight_decay": fitted.weight_decay,
+            "validation_rows": sum(map(len, split.validation)),
+        },
+        "fit": {
+            "structure": fitted.structure,
+            "ridge": tracer.ridge,
+            "degrees_of_freedom": tracer.degrees_of_freedom,
+            "newton_change": float(tracer.diagnostics["Newton change"]),
+            "recentered": fitted.recentered,
+        },
+        "scores": {one.name: {"value": one.value, "words": one.words} for one in predictions.scores(split.test)},
+        "verdicts": {"held_out": count_verdicts(verdicts.iloc[split.test]), "all": count_verdicts(verdicts)},
+        "suspects": [_suspect(predictions, at, suspicion[at]) for at in _largest(suspicion)],
+    }
+
+
+def count_verdicts(verdicts: Any) -> dict[str, int]:
+    """How often each verdict was given; empty where none was."""
+    counts = Counter(verdicts)
+    return {name: counts[name] for name in ADVICE} if any(verdicts) else {}
+
+
+def _largest(suspicion: Any) -> list[int]:
+    known = numpy.flatnonzero(numpy.isfinite(suspicion))
+    return [int(at) for at in known[numpy.argsort(-suspicion[known], kind="stable")][:SUSPECTS]]
+
+
+def _suspect(predictions: Predictions, at: int, suspicion: float) -> dict[str, Any]:
+    """A training row whose label is doubtful."""
+    target, predicted = predictions.fitted.model.target, predictions.frame["prediction"].iloc[at]
+    return {
+        "row": int(predictions.table.rows[at]),
+        "label": str(predictions.table.columns[target.name][at]) if target.classes else figure(predictions.values[at]),
+        "predicted": str(predicted) if target.classes else figure(float(predicted)),
+        "suspicion": float(suspicion),
+    }
+
+
+def _print_data(output: Output, content: dict[str, Any]) -> None:
+    """What was found in the file, for people."""
+    rows, target = content["rows"], content["target"]
+    kinds = Counter(column["kind"] for column in content["columns"])
+    plural = {"number": "numbers", "category": "categories", "date": "dates"}
+    listed = ", ".join(f"{count} {plural[kind] if count > 1 else kind}" for kind, count in kinds.items())
+    output.fact("Data", f"{rows['used']:,} rows; columns used: {listed}")
+    for excluded in content["left_out"]:
+        output.fact("", f"left out {excluded['name']!r}: {excluded['reason']}")
+    classes = f", {len(target['classes'])} classes" if target["classes"] else ""
+    output.fact("Target", f"{target['name']}: {target['task']}{classes}")
+    output.notes(content["notes"])
+
+
+def _print_fit(output: Output, content: dict[str, Any]) -> None:
+    """What the network found, for people."""
+    network, fit, rows = content["network"], content["fit"], content["rows"]
+    output.fact(
+        "Network",
+        f"{network['inputs']} inputs, two hidden layers of {network['width']}, {network['weights']:,} weights; "
+        f"weight decay {network['weight_decay']:g}, chosen by {network['validation_rows']:,} validation rows",
+    )
+    exact = "exact algebra" if fit["structure"] == "exact" else f"structure {fit['structure']}, an approximation"
+    change = percent(fit["newton_change"])
+    optimum = (
+        f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
+        if fit["recentered"]
+        else f"the network is near its optimum (a last step would change its errors by {change})"
+    )
+    output.fact("Fit", f"{exact} on {rows['train']:,} rows; {optimum}")
+    output.head(f"On {rows['test']:,} held-out rows, never trained on")
+    scores = content["scores"]
+    output.rows([[name, figure(one["value"]), one["words"]] for name, one in scores.items()], right=(1,))
+    counts, explained = content["verdicts"]["held_out"], sum(content["verdicts"]["held_out"].values())
+    if explained:
+        some = "" if explained == rows["test"] else f" ({explained:,} of them)"
+        print_verdicts(output, counts, f"Why are predictions uncertain? Verdicts on the held-out rows{some}")
+        if sum(content["verdicts"]["all"].values()) < rows["used"]:
+            output.say("  Not all rows have a verdict, which would take long: --verdicts all")
+    if content["suspects"]:
+        output.head("Training labels to check first")
+        output.rows(
+            [
+                [f"{one['row']}", one["label"], one["predicted"], figure(one["suspicion"])]
+                for one in content["suspects"]
+            ],
+            ["row", f"{content['target']['name']} in the file", "predicted", "doubt"],
+            right=(0, 3),
+        )
+        output.say(DOUBT[content["target"]["task"]])
+    output.say()
+    for name, path in content["files"].items():
+        if path is not None:
+            output.file({"csv": "All rows", "report": "Report", "saved": "Saved"}[name], path)
+    output.fact("Time", f"{content['seconds']:.0f} s")
+
+
+def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
+    """How often each verdict was given, and what to do about it."""
+    total = sum(counts.values())
+    output.head(head)
+    told = [[name, f"{count:,}", percent(count / total), ADVICE[name]] for name, count in counts.items()]
+    output.rows(told, right=(1, 2))

@@ -20,8 +20,8 @@ EPSILON = 1e-7
 """What skorch adds to probabilities before it takes their logarithm, in single precision."""
 
 
-class Logarithms(nn.Module):
-    """A module that gives probabilities, with their logarithms as outputs: logits that softmax leaves as they are."""
+class LogProbabilities(nn.Module):
+    """Logarithms of a module's probabilities: logits from which softmax makes the same probabilities."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class Logarithms(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """(n, k) logarithms of the probabilities."""
-        chances: Tensor = self.module(*args, **kwargs)
-        return (chances + EPSILON).log()
+        probabilities: Tensor = self.module(*args, **kwargs)
+        return (probabilities + EPSILON).log()
 
 
 def fit(
@@ -65,7 +65,7 @@ def fit(
     loss = likelihood_of(criterion) if likelihood is None else likelihood
     data = loader(net, X, y)
     net.module_.eval()
-    model = (Logarithms(net.module_) if isinstance(criterion, nn.NLLLoss) else net.module_).eval()
+    model = (LogProbabilities(net.module_) if isinstance(criterion, nn.NLLLoss) else net.module_).eval()
     lam = ridge_of(decay_of([net.optimizer_]), data, loss, model) if ridge is None else ridge
     options = {"execution": Execution(distributed=False), **options}  # a process that trains by itself fits by itself
     return api.fit(model, data, loss, structure, ridge=lam, **options)

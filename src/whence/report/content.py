@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, ShapeError
+from whence.estimators import observation_noise
 from whence.influence.fitted import check_count, check_level, check_ungrouped
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts
@@ -215,4 +216,6 @@ def _predict(fitted: Reportable, source: DataSource, training: TrainingLabels) -
     if known and len(known) != len(targets):
         raise InputError("expected targets with all test batches or with none, got them with some only.")
     joined = torch.cat(known) if known else None
-    return Predictions.of(uncertainty, training.task, fitted.sigma.diagonal(), joined), first[0]
+    return Predictions.of(
+        uncertainty, training.task, observation_noise(fitted.residuals, fitted.loo_residuals), joined
+    ), first[0]

@@ -1,45 +1,63 @@
-"""One column of a table as numbers for a network: what kind it is, and how its cells are encoded.
+"""Columns of a table as inputs of a network: what each column holds, and how its cells are encoded.
 
-A column is settled by the training rows, saved as JSON, and then encodes any rows.
+`detect_column` decides by the training rows; a column then encodes any other rows, and can be saved as JSON.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy
 
-from whence.tabular.texts import MISSING, missing, read_dates, read_numbers
+from whence.tabular.cells import (
+    MISSING_CATEGORY,
+    MOSTLY,
+    category_of,
+    guess_date_format,
+    guess_number_style,
+    is_missing,
+    parse_dates,
+    parse_numbers,
+)
 
-MOST_LEVELS = 24
+MAX_CATEGORIES = 24
 """Categories that get an input of their own; the others share one."""
 
-FEWEST = 3
-"""Rows that a category needs for an input of its own, unless there are few rows at all."""
+MIN_CATEGORY_ROWS = 3
+"""Rows that a category needs for an input of its own, in tables of 100 rows or more."""
 
-FAR = 8.0
-"""Robust standard deviations beyond which a column counts as heavy-tailed and is compressed."""
+HEAVY_TAIL = 8.0
+"""Robust standard deviations from the median beyond which a column counts as heavy-tailed and is compressed."""
+
+MAX_DISTANCE = 1e9
+"""Robust standard deviations from the median at which values are clipped."""
+
+MOSTLY_MISSING = 0.98
+"""Columns with a larger share of missing values are excluded."""
 
 OTHER = "(other)"
-NONE = "(missing)"
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
+IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """To mean zero and variance one, after compressing heavy tails: sinh^-1 of robust standard deviations."""
+    """Standardizes values, after compressing heavy tails by sinh^-1 of robust standard deviations."""
 
-    middle: float
+    median: float
     spread: float
     compressed: bool
     mean: float
-    deviation: float
+    std: float
 
     @classmethod
     def of(cls, values: Any) -> Scale:
-        """Settled by values without NaN.
+        """The scale of values without NaN.
 
         Examples:
             >>> scale = Scale.of(numpy.array([1.0, 2.0, 3.0]))
@@ -48,159 +66,287 @@ class Scale:
         """
         if not len(values):
             return cls(0.0, 1.0, False, 0.0, 1.0)
-        low, middle, high = numpy.percentile(values, [25, 50, 75])
-        spread = (high - low) / 1.349 or float(values.std()) or 1.0
-        compressed = bool(numpy.abs((values - middle) / spread).max() > FAR)
-        rough = cls(float(middle), float(spread), compressed, 0.0, 1.0).apply(values)
-        deviation = float(rough.std())
-        if not deviation > 1e-9 * max(1.0, float(numpy.abs(rough).max())):
-            deviation = 1.0
-        return cls(float(middle), float(spread), compressed, float(rough.mean()), deviation)
+        unit = float(numpy.abs(values).max()) or 1.0  # the squares of values above 1e154 would overflow
+        low, middle, high = numpy.percentile(values / unit, [25, 50, 75])
+        spread = min(unit * float((high - low) / 1.349 or (values / unit).std()), 1e308) or 1.0
+        rough = cls(float(unit * middle), spread, False, 0.0, 1.0)
+        rough = replace(rough, compressed=bool(numpy.abs(rough.distance(values)).max() > HEAVY_TAIL))
+        scaled = rough.apply(values)
+        std = float(scaled.std())
+        varies = std > 1e-9 * max(1.0, float(numpy.abs(scaled).max()))
+        return replace(rough, mean=float(scaled.mean()), std=std if varies else 1.0)
 
     def apply(self, values: Any) -> Any:
-        """Values of any size, NaN staying NaN."""
-        rough = (values - self.middle) / self.spread
-        return ((numpy.arcsinh(rough) if self.compressed else rough) - self.mean) / self.deviation
+        """Standardized values; NaN stays NaN."""
+        clipped = numpy.clip(self.distance(values), -MAX_DISTANCE, MAX_DISTANCE)
+        return ((numpy.arcsinh(clipped) if self.compressed else clipped) - self.mean) / self.std
+
+    def distance(self, values: Any) -> Any:
+        """(values - median) / spread, without overflow in the difference; infinite where the quotient overflows."""
+        with numpy.errstate(over="ignore"):
+            return 2.0 * ((values / 2 - self.median / 2) / self.spread)
 
 
 @dataclass(frozen=True)
-class Number:
-    """A column of numbers. A missing one takes the middle, and a second input tells that it was missing."""
+class _Measured:
+    """What numbers and dates share: a scale, and perhaps an input that tells where values are missing."""
 
-    kind: ClassVar[str] = "number"
     name: str
-    style: str
     scale: Scale
-    gaps: bool
+    missing_input: bool
+
+    def parse(self, cells: Any) -> Any:
+        """(m,) values, NaN where a cell holds none."""
+        raise NotImplementedError
+
+    def unrecognized(self, cells: Any) -> Any:
+        """Which cells hold text that cannot be read as a value."""
+        return ~numpy.isfinite(self.parse(cells)) & ~is_missing(cells)
+
+    def _missing_names(self) -> list[str]:
+        return [f"{self.name} {MISSING_CATEGORY}"] if self.missing_input else []
+
+    def _assemble(self, values: Any, extra: Iterable[Any] = ()) -> Any:
+        """Scaled values, with zero (the mean) for missing ones, extra inputs, and the input for missing values."""
+        known = numpy.isfinite(values)
+        inputs = [numpy.where(known, self.scale.apply(values), 0.0), *(numpy.where(known, one, 0.0) for one in extra)]
+        return numpy.stack([*inputs, (~known).astype(float)] if self.missing_input else inputs, axis=1)
+
+
+@dataclass(frozen=True)
+class Number(_Measured):
+    """A column of numbers. A missing one takes the mean, and a second input tells that it was missing."""
+
+    style: str
+    kind: str = "number"
 
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs."""
-        return [self.name] + [f"{self.name} {NONE}"] * self.gaps
+        return [self.name, *self._missing_names()]
+
+    @property
+    def description(self) -> str:
+        """What the column holds, in words."""
+        return "number" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.missing_input
+
+    def parse(self, cells: Any) -> Any:
+        """(m,) numbers."""
+        return parse_numbers(cells, self.style)
 
     def encode(self, cells: Any) -> Any:
         """(m, inputs)."""
-        values = read_numbers(cells, self.style)
-        return _with_gaps(self.scale.apply(values), self.gaps, numpy.isfinite(values))
+        return self._assemble(self.parse(cells))
 
-    def strange(self, cells: Any) -> Any:
-        """Which cells hold something that is no number."""
-        return ~numpy.isfinite(read_numbers(cells, self.style)) & ~missing(cells)
+    def clipped(self, cells: Any) -> Any:
+        """Which cells hold numbers so far from the median that they are clipped."""
+        return numpy.abs(self.scale.distance(self.parse(cells))) > MAX_DISTANCE
 
-    def words(self) -> str:
-        """For people."""
-        return "number" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.gaps
+    def display(self, cells: Any) -> Any:
+        """The numbers, as integers where all of them are whole."""
+        values = self.parse(cells)
+        whole = numpy.isfinite(values).all() and (values % 1 == 0).all() and numpy.abs(values).max() < 2**53
+        return values.astype(numpy.int64) if whole else values
+
+
+@dataclass(frozen=True)
+class Date(_Measured):
+    """A column of dates: time itself, and the position in the year, the week and the day where these vary."""
+
+    format: str
+    cycles: tuple[float, ...]
+    kind: str = "date"
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs."""
+        waves = [f"{self.name} {wave} {cycle:g} days" for cycle in self.cycles for wave in ("sin", "cos")]
+        return [self.name, *waves, *self._missing_names()]
+
+    @property
+    def description(self) -> str:
+        """What the column holds, in words."""
+        return f"date, {self.format.replace('%', '')}" + ", with gaps" * self.missing_input
+
+    def parse(self, cells: Any) -> Any:
+        """(m,) days since 1970."""
+        return parse_dates(cells, self.format)
+
+    def encode(self, cells: Any) -> Any:
+        """(m, inputs)."""
+        days = self.parse(cells)
+        angles = [2 * math.pi * days / cycle for cycle in self.cycles]
+        return self._assemble(days, [wave(angle) for angle in angles for wave in (numpy.sin, numpy.cos)])
+
+    def display(self, cells: Any) -> Any:
+        """Dates, which have an order; text where some cells cannot be read."""
+        days = self.parse(cells)
+        known = numpy.isfinite(days)
+        if not (known | is_missing(cells)).all():
+            return numpy.array([category_of(cell) for cell in cells], dtype=object)
+        seconds = numpy.where(known, days, 0.0) * 86_400
+        return numpy.where(known, seconds.round().astype("datetime64[s]"), numpy.datetime64("NaT", "s"))
 
 
 @dataclass(frozen=True)
 class Category:
-    """A column of categories, one input for each that is frequent enough and one for all others."""
+    """A column of categories, one-hot encoded; rare categories share one input."""
 
-    kind: ClassVar[str] = "category"
     name: str
     levels: tuple[str, ...]
     other: bool
+    kind: str = "category"
 
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs."""
         return [f"{self.name} = {level}" for level in self.levels] + [f"{self.name} = {OTHER}"] * self.other
 
-    def encode(self, cells: Any) -> Any:
-        """(m, inputs); a category never seen is like the rare ones, or nothing where there were none."""
-        places = {level: place for place, level in enumerate(self.levels)}
-        rest = len(self.levels) if self.other else -1
-        at = numpy.fromiter((places.get(label(cell), rest) for cell in cells), dtype=numpy.int64, count=len(cells))
-        encoded = numpy.zeros((len(cells), len(self.inputs)))
-        known = at >= 0
-        encoded[numpy.flatnonzero(known), at[known]] = 1.0
-        return encoded
-
-    def strange(self, cells: Any) -> Any:
-        """Which cells hold a category that training never had; rare ones cannot be told from new ones."""
-        if self.other:
-            return numpy.zeros(len(cells), dtype=bool)
-        return numpy.fromiter((label(cell) not in self.levels for cell in cells), dtype=bool, count=len(cells))
-
-    def words(self) -> str:
-        """For people."""
+    @property
+    def description(self) -> str:
+        """What the column holds, in words."""
         return f"{len(self.levels)} categories" + " and others" * self.other
 
-
-@dataclass(frozen=True)
-class Date:
-    """A column of dates: time itself, and the place in the year, the week and the day where these vary."""
-
-    kind: ClassVar[str] = "date"
-    name: str
-    format: str
-    scale: Scale
-    gaps: bool
-    cycles: tuple[float, ...]
-
-    @property
-    def inputs(self) -> list[str]:
-        """Names of the inputs."""
-        waves = [f"{self.name} {wave} {cycle:g} days" for cycle in self.cycles for wave in ("sin", "cos")]
-        return [self.name, *waves] + [f"{self.name} {NONE}"] * self.gaps
-
     def encode(self, cells: Any) -> Any:
-        """(m, inputs)."""
-        days = read_dates(cells, self.format)
-        known = numpy.isfinite(days)
-        turns = [2 * math.pi * numpy.where(known, days, 0.0) / cycle for cycle in self.cycles]
-        waves = [numpy.where(known, wave(turn), 0.0) for turn in turns for wave in (numpy.sin, numpy.cos)]
-        time = _with_gaps(self.scale.apply(days), self.gaps, known)
-        return numpy.concatenate([time[:, :1], *(wave[:, None] for wave in waves), time[:, 1:]], axis=1)
+        """(m, inputs); an unseen category is encoded like a rare one, or as zeros where none was rare."""
+        labels = self.display(cells)
+        encoded = (labels[:, None] == numpy.array(self.levels, dtype=object)).astype(float)
+        if self.other:
+            encoded = numpy.concatenate([encoded, 1.0 - encoded.sum(1, keepdims=True)], axis=1)
+        return encoded
 
-    def strange(self, cells: Any) -> Any:
-        """Which cells hold something that is no date."""
-        return ~numpy.isfinite(read_dates(cells, self.format)) & ~missing(cells)
+    def unrecognized(self, cells: Any) -> Any:
+        """Which cells hold a category that training never had; rare ones cannot be told from new ones."""
+        return numpy.array([not self.other and label not in self.levels for label in self.display(cells)])
 
-    def words(self) -> str:
-        """For people."""
-        return f"date, {self.format.replace('%', '')}" + ", with gaps" * self.gaps
+    def display(self, cells: Any) -> Any:
+        """The categories."""
+        return numpy.array([category_of(cell) for cell in cells], dtype=object)
 
 
 Column = Number | Category | Date
 
 
-def label(cell: str) -> str:
-    """The category of a cell.
+def column_from_json(fields: dict[str, Any]) -> Column:
+    """The column whose `dataclasses.asdict` was written as JSON."""
+    kinds: dict[str, type[Column]] = {"number": Number, "category": Category, "date": Date}
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    if given["kind"] not in kinds:
+        raise ValueError(f"expected a column of kind number, category or date, got {given['kind']!r}")
+    if "scale" in given:
+        given["scale"] = Scale(**given["scale"])
+    return kinds[given["kind"]](**given)
 
-    Examples:
-        >>> label(" red "), label("?")
-        ('red', '(missing)')
+
+@dataclass(frozen=True)
+class ExcludedColumn:
+    """A column that is not used, and why; identifiers are still written beside the predictions."""
+
+    name: str
+    reason: str
+    identifier: bool = False
+
+
+def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> Column | ExcludedColumn:
+    """What a column holds, by the cells of the training rows.
+
+    Args:
+        name: of the column.
+        cells: of the training rows, as text.
+        notes: guesses and repairs are appended to it.
+        rows: number of each row in the file, to notice columns that only repeat it.
     """
-    bare = cell.strip()
-    return NONE if bare.lower() in MISSING else bare
+    missing = is_missing(cells)
+    filled = cells[~missing]
+    counts = Counter(cell.strip() for cell in filled)
+    if not len(filled):
+        return ExcludedColumn(name, "no value in any row")
+    if missing.mean() > MOSTLY_MISSING:
+        return ExcludedColumn(name, f"no value in {missing.mean():.1%} of the rows")
+    if len(counts) == 1 and not missing.any():
+        return ExcludedColumn(name, f"the same value in all rows ({_short(next(iter(counts)))})")
+    style, values = guess_number_style(filled)
+    readable = numpy.isfinite(values)
+    if readable.mean() >= MOSTLY:
+        if readable.all() and _numbers_the_rows(name, values, None if rows is None else rows[~missing]):
+            return ExcludedColumn(name, "numbers the rows", identifier=True)
+        if not readable.all():
+            notes.append(
+                f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells (such as "
+                f"{_examples(filled[~readable])}); taken as missing numbers"
+            )
+        return Number(name, Scale.of(values[readable]), bool(missing.any() or not readable.all()), style)
+    format_ = guess_date_format(filled)
+    if format_ is not None:
+        return _detect_date(name, format_, filled, bool(missing.any()), notes)
+    if readable.mean() >= 0.5:
+        notes.append(
+            f"{name!r} mixes numbers ({readable.mean():.0%}) and text (such as {_examples(filled[~readable])}); "
+            "taken as categories"
+        )
+    return _detect_category(name, cells, len(counts), len(filled))
 
 
-def to_json(column: Column) -> dict[str, Any]:
-    """As JSON.
-
-    Examples:
-        >>> to_json(Category("colour", ("red",), False))
-        {'kind': 'category', 'name': 'colour', 'levels': ('red',), 'other': False}
-    """
-    return {"kind": column.kind, **asdict(column)}
-
-
-def from_json(fields: dict[str, Any]) -> Column:
-    """Back from JSON."""
-    given = dict(fields)
-    kind = given.pop("kind")
-    if kind == "category":
-        return Category(str(given["name"]), tuple(map(str, given["levels"])), bool(given["other"]))
-    scale = Scale(**given.pop("scale"))
-    if kind == "number":
-        return Number(**given, scale=scale)
-    if kind == "date":
-        return Date(**{**given, "cycles": tuple(given["cycles"])}, scale=scale)
-    raise ValueError(f"expected a column of kind number, category or date, got {kind!r}")
+def _numbers_the_rows(name: str, values: Any, rows: Any) -> bool:
+    """Whether whole numbers, all different, only number the rows: by name, without a gap, or as the file does."""
+    if not (values == numpy.round(values)).all() or len(values) < 5 or len(numpy.unique(values)) < len(values):
+        return False
+    dense = values.max() - values.min() == len(values) - 1
+    in_order = rows is not None and numpy.ptp(values - rows) == 0
+    return bool(dense or in_order or IDENTIFIER.search(name))
 
 
-def _with_gaps(values: Any, gaps: bool, known: Any) -> Any:
-    """Missing values in the middle, and a second column that tells, if wanted."""
-    filled = numpy.where(known, values, 0.0)
-    return numpy.stack([filled, (~known).astype(float)] if gaps else [filled], axis=1)
+def _detect_date(name: str, format_: str, filled: Any, missing: bool, notes: list[str]) -> Column:
+    days = parse_dates(filled, format_)
+    readable = numpy.isfinite(days)
+    known = days[readable]
+    if format_.startswith("%m/%d") and numpy.isfinite(parse_dates(filled, format_.replace("%m/%d", "%d/%m"))).all():
+        notes.append(f"{name!r} could be month/day or day/month; month/day was taken")
+    if not readable.all():
+        notes.append(
+            f"{name!r} holds {(~readable).sum()} cells that are no dates (such as {_examples(filled[~readable])})"
+        )
+    cycles = [
+        cycle
+        for cycle in (YEAR, WEEK)
+        if numpy.ptp(known) >= cycle and numpy.ptp(known % cycle) > 0.01 * cycle  # and varies within it
+    ]
+    if (known % 1 != 0).any():
+        cycles.append(DAY)
+    return Date(name, Scale.of(known), missing or not readable.all(), format_, tuple(cycles))
+
+
+def _detect_category(name: str, cells: Any, different: int, filled: int) -> Column | ExcludedColumn:
+    if different > 20 and different > 0.5 * filled:
+        unique = different > 0.9 * filled
+        text = "a different text in nearly every row" if unique else "too many different texts"
+        return ExcludedColumn(name, f"{text} ({different:,})", identifier=unique)
+    counts = Counter(category_of(cell) for cell in cells)
+    if len(counts) == 1:
+        return ExcludedColumn(name, f"the same value in all rows ({_short(next(iter(counts)))})")
+    fewest = MIN_CATEGORY_ROWS if len(cells) >= 100 else 1
+    frequent = [level for level, count in counts.most_common(MAX_CATEGORIES) if count >= fewest]
+    return Category(name, tuple(sorted(frequent)), len(frequent) < len(counts))
+
+
+def describe_styles(columns: Iterable[Column]) -> list[str]:
+    """One line for each way of writing numbers other than Python's, with the columns that use it."""
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        if isinstance(column, Number) and column.style != "plain":
+            found.setdefault(column.style + " separator" * (column.style == "thousands"), []).append(repr(column.name))
+    return [
+        f"{names[0]} was read with a {style}"
+        if len(names) == 1
+        else f"{len(names)} columns were read with a {style}: {', '.join(names[:3])}" + ", ..." * (len(names) > 3)
+        for style, names in found.items()
+    ]
+
+
+def _examples(cells: Any) -> str:
+    return ", ".join(_short(cell) for cell in list(dict.fromkeys(cells))[:3])
+
+
+def _short(cell: str) -> str:
+    bare = " ".join(cell.split())
+    return repr(bare if len(bare) <= 24 else bare[:21] + "...")

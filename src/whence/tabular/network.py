@@ -1,20 +1,30 @@
-"""The network for tables: two hidden layers, smooth, with outputs in the units of the target."""
+"""The network for tables, two smooth hidden layers, and its training to an optimum, which the variances assume.
+
+Several weight decays are tried on a part of the training rows, each from the same random weights; the loss on the other
+rows, the validation rows, chooses one. With it the network is trained on all training rows by L-BFGS until the loss no
+longer changes. There is no early stopping: the weight decay alone prevents overfitting, and is judged at its optimum.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from whence.tabular.targets import Target
+from whence.errors import InputError
+from whence.runtime.progress import Progress
+from whence.tabular.target import Target
 
 WIDTHS = tuple(range(32, 7, -4))
-MOST_WEIGHTS, FEWEST_WEIGHTS = 1500, 600
-"""Weights that the exact algebra takes in seconds, for some ten thousand rows, and for many more."""
+MAX_WEIGHTS, MIN_WEIGHTS = 1500, 600
+"""Most weights of a network for up to twenty thousand rows, and for many more: the exact algebra takes seconds."""
 
 ROWS_TIMES_WEIGHTS = 3e7
-"""What is kept constant in between."""
+"""Kept constant in between."""
 
 
 class Units(nn.Module):
@@ -24,21 +34,21 @@ class Units(nn.Module):
     scale: Tensor
 
     def __init__(self, shift: float, scale: float) -> None:
-        """Kept beside the weights; not trained."""
+        """Kept beside the weights; not trained. In float64: targets may vary by less than a millionth of their mean."""
         super().__init__()
-        self.register_buffer("shift", torch.tensor(shift, device="cpu"))
-        self.register_buffer("scale", torch.tensor(scale, device="cpu"))
+        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64, device="cpu"))
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64, device="cpu"))
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Shift and scale."""
-        return outputs * self.scale + self.shift
+        return outputs.double() * self.scale + self.shift
 
 
-def weights_of(inputs: int, width: int, outputs: int) -> int:
+def count_weights(inputs: int, width: int, outputs: int) -> int:
     """Number of weights.
 
     Examples:
-        >>> weights_of(8, 32, 1)
+        >>> count_weights(8, 32, 1)
         1377
     """
     return (inputs + 1) * width + (width + 1) * width + (width + 1) * outputs
@@ -51,13 +61,12 @@ def choose_width(inputs: int, outputs: int, rows: int) -> int:
         >>> choose_width(8, 1, 16_000), choose_width(51, 1, 36_000), choose_width(5000, 1, 100)
         (32, 12, 8)
     """
-    most = min(max(ROWS_TIMES_WEIGHTS / rows, FEWEST_WEIGHTS), MOST_WEIGHTS)
-    fitting = [width for width in WIDTHS if weights_of(inputs, width, outputs) <= most]
-    return fitting[0] if fitting else WIDTHS[-1]
+    most = min(max(ROWS_TIMES_WEIGHTS / rows, MIN_WEIGHTS), MAX_WEIGHTS)
+    return next((width for width in WIDTHS if count_weights(inputs, width, outputs) <= most), WIDTHS[-1])
 
 
-def build(inputs: int, width: int, target: Target) -> nn.Sequential:
-    """The network, without sensible weights."""
+def build_network(inputs: int, width: int, target: Target) -> nn.Sequential:
+    """The network, with arbitrary weights."""
     layers: list[nn.Module] = [
         nn.Linear(inputs, width, device="cpu"),
         nn.SiLU(),
@@ -70,11 +79,168 @@ def build(inputs: int, width: int, target: Target) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def start(network: nn.Module, generator: torch.Generator) -> None:
-    """Random weights, uniform with variance 1 / (3 inputs)."""
+def initialize(network: nn.Module, generator: torch.Generator) -> None:
+    """Draw random weights, uniform with variance 1 / (3 inputs)."""
     for layer in network.modules():
         if isinstance(layer, nn.Linear):
             bound = 1.0 / math.sqrt(layer.in_features)
             with torch.no_grad():
                 layer.weight.uniform_(-bound, bound, generator=generator)
                 layer.bias.uniform_(-bound, bound, generator=generator)
+
+
+WEIGHT_DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+"""From strong to weak."""
+
+FIRST = 4
+"""Index of the weight decay that is tried first."""
+
+STEPS = 50
+"""Steps of L-BFGS in a round, after which convergence is checked."""
+
+ROUNDS = 4
+"""At most, for each weight decay; as many again for the one that is chosen."""
+
+LAST_ROUNDS = 30
+"""At most, on all training rows."""
+
+TRIAL_TOLERANCE, TOLERANCE = 1e-3, 5e-5
+"""Relative changes of the loss in a round at which a trial, and the last training, end."""
+
+AS_GOOD = 1.01
+"""Of validation losses within this factor the stronger decay is taken: its optimum is reached sooner."""
+
+
+def mean_loss(target: Target, outputs: Tensor, values: Tensor) -> Tensor:
+    """Mean loss over the rows; squared errors in standard deviations of the target.
+
+    Args:
+        target: what is predicted.
+        outputs: (m, k) of the network, in units of the target.
+        values: (m,) targets.
+    """
+    if target.task == "regression":
+        return ((outputs[:, 0] - values) / target.scale).square().mean()
+    if target.outputs == 1:
+        return F.binary_cross_entropy_with_logits(outputs[:, 0], values.to(outputs.dtype))
+    return F.cross_entropy(outputs, values.long())
+
+
+def train(
+    network: nn.Module, target: Target, inputs: Tensor, values: Tensor, folds: list[Tensor], progress: Progress
+) -> float:
+    """Choose the weight decay, train on all rows with it, in place, and return it.
+
+    Args:
+        network: with its first weights.
+        target: what is predicted.
+        inputs: (n, inputs) of all training rows.
+        values: (n,) targets of all training rows.
+        folds: (n,) masks of the validation rows, one for each round of validation.
+        progress: shows how far along it is.
+    """
+    losses: dict[float, float] = {}
+    weights: dict[float, list[dict[str, Tensor]]] = {}
+
+    def trial(decay: float, first: list[dict[str, Tensor]]) -> float:
+        """Train without each fold in turn, and return the mean validation loss."""
+        found, weights[decay] = [], []
+        for fold, before in zip(folds, first, strict=True):
+            network.load_state_dict(before)
+            _minimize(network, target, inputs[~fold], values[~fold], decay, ROUNDS, TRIAL_TOLERANCE)
+            with torch.no_grad():
+                found.append(float(mean_loss(target, network(inputs[fold]), values[fold])))
+            weights[decay].append(deepcopy(network.state_dict()))
+        mean = sum(found) / len(found)
+        losses[decay] = mean if math.isfinite(mean) else math.inf  # NaN is worse than anything
+        return losses[decay]
+
+    first = [deepcopy(network.state_dict())] * len(folds)
+    for decay in progress.track(_decays_to_try(losses), "weight decays tried, at most:", len(WEIGHT_DECAYS)):
+        trial(decay, first)
+    chosen = _strongest_as_good(losses)
+    while trial(chosen, weights[chosen]) > AS_GOOD * min(_stronger(chosen, losses).values(), default=math.inf):
+        stronger = _stronger(chosen, losses)
+        chosen = min(stronger, key=lambda decay: (stronger[decay], -decay))
+    if losses[chosen] == math.inf:
+        raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
+    network.load_state_dict(weights[chosen][0])
+    _minimize(network, target, inputs, values, chosen, LAST_ROUNDS, TOLERANCE, progress)
+    return chosen
+
+
+def _decays_to_try(losses: dict[float, float]) -> Iterator[float]:
+    """The first decay, all stronger ones, whose optimum is soon reached, and weaker ones until one is no better.
+
+    Args:
+        losses: of the decays so far, which the caller fills in.
+
+    Examples:
+        >>> losses = {}
+        >>> for decay in _decays_to_try(losses):
+        ...     losses[decay] = abs(decay - 0.003)
+        >>> list(losses)
+        [0.001, 0.003, 0.01, 0.03, 0.1, 0.0003]
+    """
+    yield from WEIGHT_DECAYS[FIRST::-1]
+    for decay in WEIGHT_DECAYS[FIRST + 1 :]:
+        best = min(losses.values())
+        yield decay
+        if not losses[decay] < best:
+            return
+
+
+def _strongest_as_good(losses: dict[float, float]) -> float:
+    """The strongest decay that is as good as the best.
+
+    Examples:
+        >>> _strongest_as_good({0.01: 0.5, 0.003: 0.402, 0.001: 0.4})
+        0.003
+    """
+    best = min(losses.values())
+    return max(decay for decay, loss in losses.items() if loss <= AS_GOOD * best)
+
+
+def _stronger(decay: float, losses: dict[float, float]) -> dict[float, float]:
+    """The losses of stronger decays."""
+    return {other: loss for other, loss in losses.items() if other > decay}
+
+
+def _minimize(
+    network: nn.Module,
+    target: Target,
+    inputs: Tensor,
+    values: Tensor,
+    decay: float,
+    rounds: int,
+    tolerance: float,
+    progress: Progress | None = None,
+) -> None:
+    """Minimize the penalized loss until its relative change in a round is below the tolerance."""
+    optimizer = torch.optim.LBFGS(
+        network.parameters(),
+        max_iter=STEPS,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=1e-9,
+        tolerance_change=0.0,
+    )
+    best = math.inf
+
+    def closure() -> Tensor:
+        nonlocal best
+        optimizer.zero_grad()
+        penalty = torch.stack([weight.square().sum() for weight in network.parameters()]).sum()
+        loss = mean_loss(target, network(inputs), values) + decay / 2 * penalty
+        loss.backward()
+        best = min(best, float(loss.detach()))
+        return loss
+
+    before = math.inf
+    shown = progress or Progress(enabled=False)
+    for _ in shown.track(range(rounds), "training, at most: round", rounds):
+        best = math.inf
+        optimizer.step(closure)
+        if before - best <= tolerance * abs(best):
+            return
+        before = best

@@ -1,4 +1,4 @@
-"""What the cells of a file mean: missing values, numbers in several spellings, dates."""
+"""Text cells of a table: missing values, numbers in several spellings, dates, categories."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "?", "-", "--", "."})
 """Spellings of "no value", lower case."""
+
+MISSING_CATEGORY = "(missing)"
 
 STYLES = ("plain", "thousands", "decimal comma")
 """Spellings of numbers: 1234.5, 1,234.5 and 1.234,5."""
@@ -44,29 +46,40 @@ _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*")
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
 
-def missing(texts: Any) -> Any:
+def is_missing(texts: Any) -> Any:
     """Which cells hold no value.
 
     Examples:
-        >>> missing(["3", " ", "N/A", "0"]).tolist()
+        >>> is_missing(["3", " ", "N/A", "0"]).tolist()
         [False, True, True, False]
     """
     return numpy.fromiter((text.strip().lower() in MISSING for text in texts), dtype=bool, count=len(texts))
 
 
-def read_numbers(texts: Any, style: str) -> Any:
-    """Numbers, and NaN for what is none in this spelling. A currency sign in front and a percent sign behind may stay.
+def category_of(text: str) -> str:
+    """The category that a cell names.
 
     Examples:
-        >>> read_numbers(["1,234.5", "$7", "12%", "x"], "thousands").tolist()
+        >>> category_of(" red "), category_of("?")
+        ('red', '(missing)')
+    """
+    bare = text.strip()
+    return MISSING_CATEGORY if bare.lower() in MISSING else bare
+
+
+def parse_numbers(texts: Any, style: str) -> Any:
+    """Numbers, and NaN for cells that are no number in this spelling. Currency and percent signs are ignored.
+
+    Examples:
+        >>> parse_numbers(["1,234.5", "$7", "12%", "x"], "thousands").tolist()
         [1234.5, 7.0, 12.0, nan]
-        >>> read_numbers(["1.234,5", "3,5"], "decimal comma").tolist()
+        >>> parse_numbers(["1.234,5", "3,5"], "decimal comma").tolist()
         [1234.5, 3.5]
     """
-    return numpy.fromiter((_number(text, style) for text in texts), dtype=numpy.float64, count=len(texts))
+    return numpy.fromiter((_parse_number(text, style) for text in texts), dtype=numpy.float64, count=len(texts))
 
 
-def _number(text: str, style: str) -> float:
+def _parse_number(text: str, style: str) -> float:
     bare = text.strip().lstrip("$€£").removesuffix("%").strip()
     if style == "thousands" and _THOUSANDS.fullmatch(bare):
         bare = bare.replace(",", "")
@@ -80,29 +93,29 @@ def _number(text: str, style: str) -> float:
         return float("nan")
 
 
-def number_style(texts: Any) -> tuple[str, Any]:
+def guess_number_style(texts: Any) -> tuple[str, Any]:
     """The spelling that reads most cells, and what it reads.
 
     Examples:
-        >>> number_style(["1,5", "2,75"])[0]
+        >>> guess_number_style(["1,5", "2,75"])[0]
         'decimal comma'
     """
-    best = STYLES[0], read_numbers(texts, STYLES[0])
+    best = STYLES[0], parse_numbers(texts, STYLES[0])
     if numpy.isnan(best[1]).any():
         for style in STYLES[1:]:
-            values = read_numbers(texts, style)
+            values = parse_numbers(texts, style)
             if numpy.isnan(values).sum() < numpy.isnan(best[1]).sum():
                 best = style, values
     return best
 
 
-def read_dates(texts: Any, format_: str) -> Any:
-    """Days since 1970, and NaN for what is no date in this format.
+def parse_dates(texts: Any, format_: str) -> Any:
+    """Days since 1970, and NaN for cells that are no date in this format.
 
     Examples:
-        >>> read_dates(["1970-01-03", "1970-01-01T12:00", "soon"], "%Y-%m-%d").tolist()
+        >>> parse_dates(["1970-01-03", "1970-01-01T12:00", "soon"], "%Y-%m-%d").tolist()
         [2.0, nan, nan]
-        >>> read_dates(["1970-01-01T12:00:00Z"], "%Y-%m-%d %H:%M:%S").tolist()
+        >>> parse_dates(["1970-01-01T12:00:00Z"], "%Y-%m-%d %H:%M:%S").tolist()
         [0.5]
     """
     import pandas  # an extra: only tables need it
@@ -112,16 +125,18 @@ def read_dates(texts: Any, format_: str) -> Any:
     return ((parsed - pandas.Timestamp(0)) / pandas.Timedelta(days=1)).to_numpy(dtype=numpy.float64)
 
 
-def date_format(texts: Any) -> str | None:
+def guess_date_format(texts: Any) -> str | None:
     """The format that reads nearly all cells, or `None`.
 
     Examples:
-        >>> date_format(["31/12/2020", "01/02/2021"])
+        >>> guess_date_format(["31/12/2020", "01/02/2021"])
         '%d/%m/%Y'
     """
-    few = texts[: min(len(texts), 200)]
-    shares = [(numpy.isfinite(read_dates(few, format_)).mean() if len(few) else 0.0) for format_ in DATE_FORMATS]
-    likely = sorted((at for at, share in enumerate(shares) if share >= MOSTLY), key=lambda at: (-shares[at], at))
-    whole = [(float(numpy.isfinite(read_dates(texts, DATE_FORMATS[at])).mean()), -at) for at in likely]
-    share, place = max(whole, default=(0.0, 0))
-    return DATE_FORMATS[-place] if share >= MOSTLY else None
+
+    def share_read(format_: str, cells: Any) -> float:
+        return float(numpy.isfinite(parse_dates(cells, format_)).mean()) if len(cells) else 0.0
+
+    likely = [format_ for format_ in DATE_FORMATS if share_read(format_, texts[:200]) >= MOSTLY]
+    shares = {format_: share_read(format_, texts) for format_ in likely}
+    best = max(shares, key=lambda format_: shares[format_], default=None)  # the first of equals
+    return best if best is not None and shares[best] >= MOSTLY else None

@@ -1,4 +1,4 @@
-"""A traced table in a folder: numbers and words only, no pickles, nothing that is ever run.
+"""A fitted table in a folder: numbers and words only, no pickles, nothing that is ever run.
 
 `table.json` holds columns, target and how the network was trained, `network.safetensors` its weights,
 `training.safetensors` the encoded training rows, which verdicts need, and `fit.whence` the fit itself.
@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,58 +20,37 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from whence import Tracer, __version__, load
+from whence import __version__, load
 from whence.errors import CorruptArtifactError, InputError
-from whence.tabular.model import TableModel
-from whence.tabular.study import Study, training_data
+from whence.tabular.fitted import FittedTable, TableModel
 
 FORMAT = "whence table"
-VERSION = 1
+VERSION = 2
 DESCRIPTION, WEIGHTS, TRAINING, FIT = "table.json", "network.safetensors", "training.safetensors", "fit.whence"
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What was loaded.
-
-    Attributes:
-        model: how rows become inputs.
-        tracer: the fit.
-        training_rows: row of the file of each training example.
-        inputs: (n, inputs) the encoded training rows.
-        values: (n,) their targets.
-        about: what else was written down.
-    """
-
-    model: TableModel
-    tracer: Tracer
-    training_rows: Any
-    inputs: torch.Tensor
-    values: torch.Tensor
-    about: dict[str, Any]
-
-
-def save(study: Study, folder: Path, about: dict[str, Any]) -> None:
-    """Write a study to a folder, which is there whole or not at all.
+def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None:
+    """Write a fitted table to a folder, which is there whole or not at all.
 
     Args:
-        study: what to save.
+        fitted: what to save.
         folder: new, empty, or an earlier one of the same kind, which is replaced.
         about: what else to write down, as JSON.
     """
-    parts = study.parts
     with replacing_folder(folder, DESCRIPTION) as new:
-        description = {"format": FORMAT, "version": VERSION, "whence": __version__, **study.model.to_json()}
+        description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model)}
         (new / DESCRIPTION).write_text(json.dumps({**description, "about": about}, indent=1), encoding="utf-8")
-        save_file(study.tracer.problem.network.model.state_dict(), new / WEIGHTS)
-        rows = torch.as_tensor(study.table.rows[parts.train].astype("int64"), device="cpu")
-        values = torch.as_tensor(study.values[parts.train], device="cpu")
-        save_file({"inputs": study.inputs[parts.train], "values": values, "rows": rows}, new / TRAINING)
-        study.tracer.save(new / FIT)
+        save_file(fitted.tracer.problem.network.model.state_dict(), new / WEIGHTS)
+        rows = torch.as_tensor(fitted.rows.astype("int64"), device="cpu")
+        save_file(
+            {"inputs": fitted.inputs, "values": torch.as_tensor(fitted.values, device="cpu"), "rows": rows},
+            new / TRAINING,
+        )
+        fitted.tracer.save(new / FIT)
 
 
-def load_saved(folder: Path, progress: bool) -> Saved:
-    """Read what `save` wrote.
+def load_table(folder: Path, progress: bool) -> FittedTable:
+    """Read what `save_table` wrote.
 
     Args:
         folder: where it is.
@@ -83,15 +62,14 @@ def load_saved(folder: Path, progress: bool) -> Saved:
         network = model.network()
         network.load_state_dict(load_file(folder / WEIGHTS))
         training = load_file(folder / TRAINING)
-        inputs, values, rows = training["inputs"], training["values"], training["rows"].numpy()
+        inputs, values, rows = training["inputs"], training["values"].numpy(), training["rows"].numpy()
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(
             f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Make it anew."
         ) from error
-    loader = training_data(model, inputs, values)
-    tracer = load(folder / FIT, network.eval(), loader, progress=progress)
-    return Saved(model, tracer, rows, inputs, values, description.get("about", {}))
+    tracer = load(folder / FIT, network.eval(), [model.batch(inputs, values)], progress=progress)
+    return FittedTable(model, tracer, inputs, values, rows)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -103,17 +81,16 @@ def read_description(folder: Path) -> dict[str, Any]:
             + (f"has no {DESCRIPTION}." if folder.is_dir() else "does not exist.")
         )
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-        known = description["format"] == FORMAT and description["version"] == VERSION
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        format_, version = description["format"], description["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptArtifactError(f"expected the description of a saved table, got damaged JSON: {path}.") from error
-    if not known:
+    if (format_, version) != (FORMAT, VERSION):
         raise CorruptArtifactError(
-            f"expected {FORMAT!r} of version {VERSION} in {path}, got {description['format']!r} of version "
-            f"{description['version']!r}. It may come from another whence; this one is {__version__}."
+            f"expected {FORMAT!r} of version {VERSION} in {path}, got {format_!r} of version {version!r}. "
+            f"It may come from another whence; this one is {__version__}."
         )
-    found: dict[str, Any] = description
-    return found
+    return description
 
 
 @contextmanager

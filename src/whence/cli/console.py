@@ -1,0 +1,195 @@
+"""What all commands share: options, printing for people or scripts, and errors as messages with exit codes.
+
+Exit codes: 0 done; 1 a fault of whence itself, or a self-check that failed; 2 an option, a file, a column or a model
+cannot be used; 3 a package, memory or disk space is missing; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from whence import TooLargeError, WhenceError
+from whence.display import number
+
+FAILED, UNUSABLE, LACKING, INTERRUPTED = 1, 2, 3, 130
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+Structure = Literal["exact", "core", "sketch", "ekfac"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts, and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Delimiter = Annotated[
+    str | None, typer.Option(help="Between the cells of a CSV file, such as ';' or '\\t'; guessed when not given.")
+]
+Rows = Annotated[
+    int, typer.Option(min=0, help="Use at most this many rows, drawn at random; 0 takes all, if they fit in memory.")
+]
+Report = Annotated[Path | None, typer.Option("--out", "-o", help="The HTML report to write.", dir_okay=False)]
+
+
+def stop(message: str, code: int = UNUSABLE) -> NoReturn:
+    """Print why, and exit."""
+    Console(stderr=True).print(f"[bold red]whence:[/] {escape(message)}", soft_wrap=True, highlight=False)
+    raise typer.Exit(code)
+
+
+def check_writable(*files: Path | None) -> None:
+    """Exit before any work where a file could not be written."""
+    for file in filter(None, files):
+        if not file.parent.is_dir():
+            stop(f"expected a folder that exists, got {file.parent}. Make it first: mkdir -p {file.parent}")
+        if file.is_dir():
+            stop(f"expected the name of a file to write, got the folder {file}.")
+
+
+def check_not_data(csv: Path, data: Path | None) -> None:
+    """Exit where the results would replace the data."""
+    if data is not None and csv.exists() and data.exists() and csv.samefile(data):
+        stop(f"expected another file for the results than the data themselves, got {csv} for both.")
+
+
+def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn what a command raises into a message and an exit code."""
+
+    @functools.wraps(command)
+    def run(*arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            return command(*arguments, **options)
+        except KeyboardInterrupt:
+            Console(stderr=True).print("\nwhence: interrupted; no file was left half-written.", highlight=False)
+            raise typer.Exit(INTERRUPTED) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of a pipe left; nothing can be told to anyone
+            raise typer.Exit(FAILED) from None
+        except Exception as error:
+            stop(*_message(error))
+
+    return run
+
+
+def _message(error: Exception) -> tuple[str, int]:
+    """What to say about an error, and the exit code; a traceback is printed where whence is to blame."""
+    said = str(error)
+    if isinstance(error, (TooLargeError, MemoryError)):
+        return said or "there is not enough memory. Take fewer rows, or --structure core.", LACKING
+    if isinstance(error, WhenceError):
+        return said, UNUSABLE
+    if isinstance(error, ModuleNotFoundError):
+        advice = f"{error.name} is not installed. Install it with: pip install 'whence[table]'"
+        return said if "nstall" in said else advice, LACKING
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        code = LACKING if error.errno in DISK_FULL else UNUSABLE
+        return f"the system refused{where}: {error.strerror or error}.", code
+    traceback.print_exception(error)
+    return f"this is a fault of whence, not of your input: {type(error).__name__}: {error}", FAILED
+
+
+class Output:
+    """Prints text for people, or one JSON object for scripts.
+
+    Args:
+        as_json: print nothing but the JSON object, at the end.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = Console(quiet=as_json, highlight=False)
+
+    def fact(self, name: str, words: str) -> None:
+        """One line of a summary: a name and what is to be said."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", width=9)
+        grid.add_column(overflow="fold")
+        grid.add_row(name, Text(words))
+        self.console.print(grid)
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Notes, one below the other."""
+        for note in notes:
+            self.fact("Note", note)
+
+    def say(self, words: str = "") -> None:
+        """A paragraph."""
+        self.console.print(escape(words))
+
+    def head(self, words: str) -> None:
+        """A line above a table."""
+        self.console.print(f"\n[bold]{escape(words)}[/]")
+
+    def rows(self, rows: Iterable[Sequence[str]], heads: Sequence[str] = (), right: Sequence[int] = ()) -> None:
+        """A table without lines."""
+        table = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="dim", padding=(0, 2, 0, 0))
+        cells = [[Text(cell) for cell in row] for row in rows]
+        for index, name in enumerate(heads or [""] * max(map(len, cells), default=0)):
+            table.add_column(name, justify="right" if index in right else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*row)
+        self.console.print(Padding(table, (0, 0, 0, 2)))
+
+    def file(self, name: str, path: Path) -> None:
+        """Where something was written; never broken into two lines, so that it can be copied."""
+        self.console.print(f"[bold]{name:<9}[/]  {escape(str(path))}", soft_wrap=True)
+
+    def finish(self, content: Any) -> None:
+        """The JSON object, where it was asked for."""
+        if self.as_json:
+            print(json.dumps(jsonable(content), ensure_ascii=False, indent=1))
+
+
+def jsonable(value: Any) -> Any:
+    """What JSON can hold: no NaN, no arrays, no paths.
+
+    Examples:
+        >>> jsonable({"a": float("nan"), "b": (1, Path("x"))})
+        {'a': None, 'b': [1, 'x']}
+    """
+    if isinstance(value, dict):
+        return {str(name): jsonable(item) for name, item in value.items()}
+    if hasattr(value, "tolist"):
+        return jsonable(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def figure(value: float) -> str:
+    """A number for people.
+
+    Examples:
+        >>> figure(0.81234), figure(48123.4), figure(3.0), figure(0.000123)
+        ('0.8123', '48,123', '3', '0.000123')
+    """
+    return number(value, 4) if math.isfinite(value) else "-"
+
+
+def percent(share: float) -> str:
+    """A share for people.
+
+    Examples:
+        >>> percent(0.051), percent(0.004)
+        ('5 %', '0.4 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.01 or share == 0 else f"{100 * share:.1f} %"

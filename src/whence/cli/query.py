@@ -1,0 +1,418 @@
+"""`whence predict`, `whence explain` and `whence report`: query a saved fit about new rows or inputs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy
+import torch
+import typer
+
+import whence
+from whence.cli import console
+from whence.cli.console import Output, figure, percent
+from whence.cli.fit import DESCRIPTION, load_fit, write_report
+from whence.cli.table import (
+    ADVICE,
+    count_verdicts,
+    displayed_columns,
+    print_verdicts,
+    report_texts,
+    row_names,
+    write_csv,
+)
+from whence.display import number
+from whence.errors import InputError
+from whence.runtime.progress import Progress
+from whence.tabular.files import Table, read_table
+from whence.tabular.fitted import FittedTable
+from whence.tabular.predictions import Predictions, Score, predict_rows
+from whence.tabular.storage import load_table, read_description
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN = 10
+"""Predictions that are printed."""
+
+OUTPUTS = 4
+"""Outputs of a prediction that are printed."""
+
+MOST_UNCERTAIN = 3
+"""Rows that are explained where none are named."""
+
+MAX_STD = 0.5
+"""No probability has a larger standard deviation; where one comes out, to first order, nothing is known."""
+
+Folder = Annotated[Path, typer.Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
+Data = Annotated[
+    Path | None, typer.Argument(help="New rows, CSV or parquet, for a saved table; test_loader() for a spec.")
+]
+Spec = Annotated[
+    Path | None,
+    typer.Option("--spec", help="The Python file that `whence fit` was given, if it was; it is run.", dir_okay=False),
+]
+Loader = Annotated[str, typer.Option(help="The function of the spec that gives the inputs.")]
+
+
+@console.handle_errors
+def predict(
+    folder: Folder,
+    data: Data = None,
+    csv: Annotated[Path | None, typer.Option(help="The CSV file to write.", dir_okay=False)] = None,
+    spec: Spec = None,
+    loader: Loader = "test_loader",
+    rows: console.Rows = 0,
+    delimiter: console.Delimiter = None,
+    verdicts: Annotated[bool, typer.Option(help="Also say why predictions are uncertain, which takes longer.")] = True,
+    as_json: console.AsJson = False,
+    quiet: console.Quiet = False,
+) -> None:
+    """Predict new rows with their variances, by a saved fit.
+
+    Examples:
+    - `whence predict bank-fit new.csv` writes new-rows.csv
+    - `whence predict bank-fit new.csv --json > rows.json`
+    - `whence predict fitted --spec network.py` for a fit made by `whence fit`
+    """
+    console.check_writable(csv)
+    output = Output(as_json)
+    saved = _load(folder, data, spec, loader, rows, delimiter, not quiet)
+    path = csv or Path(f"{saved.stem}-rows.csv")
+    frame = saved.frame(verdicts)
+    if not as_json or csv is not None:
+        console.check_writable(path)
+        console.check_not_data(path, data)
+        write_csv(path, frame)
+    output.notes(saved.notes)
+    output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
+    means = [name for name in frame.columns if name.startswith("mean_")] if "class" not in frame.columns else []
+    wanted = ["row", "class", "prediction", "mean", *means[:OUTPUTS], "lower", "upper", "probability"]
+    heads = [name for name in (*wanted, "ho", "hec3", "ratio", "verdict") if name in frame.columns]
+    first = frame[heads].head(SHOWN).itertuples(index=False)
+    shown = [[figure(value) if isinstance(value, float) else str(value) for value in row] for row in first]
+    output.rows(shown, heads, right=[index for index, name in enumerate(heads) if name != "verdict"])
+    if "verdict" in frame.columns:
+        print_verdicts(output, count_verdicts(frame["verdict"]), "Why are predictions uncertain?")
+    scores = saved.scores()
+    if scores:
+        output.head("How good they are, by the targets that came along")
+        output.rows([[one.name, figure(one.value), one.words] for one in scores], right=(1,))
+    output.say()
+    if not as_json:
+        output.file("All rows", path)
+    output.finish(
+        {
+            "rows": frame.to_dict(orient="records"),
+            "scores": {one.name: one.value for one in scores},
+            "notes": saved.notes,
+            "files": {"csv": csv},
+        }
+    )
+
+
+@console.handle_errors
+def explain(
+    folder: Folder,
+    data: Data = None,
+    row: Annotated[
+        list[int] | None,
+        typer.Option("--row", "-r", min=1, help="A row of the data, from 1; may be repeated."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many training examples to name.")] = 5,
+    spec: Spec = None,
+    loader: Loader = "test_loader",
+    delimiter: console.Delimiter = None,
+    as_json: console.AsJson = False,
+    quiet: console.Quiet = False,
+) -> None:
+    """Say for some rows why their predictions are uncertain, and which training rows are behind it.
+
+    Without --row the three most uncertain rows are explained.
+
+    Examples: `whence explain bank-fit new.csv --row 3 --row 17`, `whence explain bank-fit new.csv --json`
+    """
+    output = Output(as_json)
+    saved = _load(folder, data, spec, loader, 0, delimiter, not quiet)
+    content = saved.explain(row, top)
+    for one in content:
+        output.head(f"{saved.unit} {one['row']}: {one['prediction']}")
+        output.say(f"  {one['verdict']}: {one['advice']}")
+        output.say(f"  {one['because']}")
+        causes = [
+            [str(cause["row"]), percent(cause["hec3"]), cause["label"], cause["without"]] for cause in one["causes"]
+        ]
+        heads = [f"training {saved.unit}", "share of HeC3", saved.label, "without it"]
+        output.rows(causes, heads, right=(0, 1, 2, 3))
+    output.say()
+    output.say(f"without it: the same as the fit would have it without that training {saved.unit}.")
+    output.finish(content)
+
+
+@console.handle_errors
+def report(
+    folder: Folder,
+    data: Data = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The report to write.", dir_okay=False)] = Path(
+        "report.html"
+    ),
+    spec: Spec = None,
+    loader: Loader = "test_loader",
+    rows: console.Rows = 10_000,
+    delimiter: console.Delimiter = None,
+    as_json: console.AsJson = False,
+    quiet: console.Quiet = False,
+) -> None:
+    """Write the HTML report of a saved fit on new rows.
+
+    Examples: `whence report bank-fit new.csv --out new.html`, `whence report fitted --spec network.py`
+    """
+    console.check_writable(out)
+    output = Output(as_json)
+    saved = _load(folder, data, spec, loader, rows, delimiter, not quiet)
+    saved.report(out)
+    output.notes(saved.notes)
+    output.file("Report", out)
+    output.finish({"report": out, "notes": saved.notes})
+
+
+def _load(
+    folder: Path, data: Path | None, spec: Path | None, loader: str, rows: int, delimiter: str | None, progress: bool
+) -> SavedTable | SavedNetwork:
+    """Load what was saved, and read the rows or inputs that it is queried about."""
+    if (folder / DESCRIPTION).is_file():
+        if spec is not None and data is not None:
+            raise InputError(
+                f"expected no data file with --spec, got {data}: the inputs come from {loader}() in {spec}."
+            )
+        return SavedNetwork(*load_fit(folder, spec, loader, progress), stem="" if spec is None else spec.stem)
+    if spec is not None:
+        raise InputError(f"expected a folder written by `whence fit --save` with --spec, got {folder}, which is none.")
+    columns = read_description(folder).get("columns", [])
+    if data is None:
+        needed = ", ".join(str(column["name"]) for column in columns)
+        raise InputError(f"expected a file with new rows, got none. Columns it needs: {needed}.")
+    table = read_table(data, rows, delimiter=delimiter, progress=Progress(progress))
+    return SavedTable(load_table(folder, progress), table, data)
+
+
+def _advice(verdict: str) -> str:
+    """What to do, where the training rows are listed below the advice and not in a column of a file."""
+    return ADVICE[verdict].replace("in `check`", "below")
+
+
+class SavedTable:
+    """Rows of a table, predicted by a saved fit.
+
+    Args:
+        fitted: the network and its fit.
+        table: the rows.
+        data: the file they came from.
+    """
+
+    unit = "row"
+    label = "label"
+
+    def __init__(self, fitted: FittedTable, table: Table, data: Path) -> None:
+        self.fitted = fitted
+        self.table = table
+        self.name = data.name
+        self.stem = data.name.split(".")[0] or "table"
+        self.inputs = fitted.model.encode(table)
+        self.notes = [*table.notes, *fitted.model.unrecognized(table)]
+
+    @cached_property
+    def _predictions(self) -> Predictions:
+        """Without verdicts."""
+        return predict_rows(self.fitted, self.table)
+
+    def frame(self, verdicts: bool) -> pandas.DataFrame:
+        """One line for each row."""
+        if not verdicts:
+            return self._predictions.rows_frame().drop(columns="verdict")
+        self._predictions = predict_rows(self.fitted, self.table, numpy.arange(len(self.table)))
+        return self._predictions.rows_frame()
+
+    def scores(self) -> list[Score]:
+        """How good the predictions are, by the targets that came along."""
+        return self._predictions.scores()
+
+    def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
+        """Verdicts, and the training rows with the largest shares; of the most uncertain rows where none are named."""
+        hec3 = self._predictions.frame["hec3"] if rows is None else ()
+        places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.name}", hec3)
+        inputs, tracer = self.inputs[torch.as_tensor(places, device="cpu")], self.fitted.tracer
+        verdicts = tracer.explain(inputs, top=top)
+        shares = tracer.attribute(inputs, top=top, matrix=True)
+        assert shares.ho.matrix is not None  # asked for
+        predicted = predict_rows(self.fitted, self.table.take(places)).frame
+        return [
+            {
+                "row": int(self.table.rows[place]),
+                "prediction": self._describe(predicted.iloc[at]),
+                "verdict": verdicts.verdicts[at],
+                "advice": _advice(verdicts.verdicts[at]),
+                "because": _because(verdicts, at),
+                "ratio": float(verdicts.ratio[at]),
+                "noise_p": float(verdicts.noise_p[at]),
+                "scarcity_p": float(verdicts.scarcity_p[at]),
+                "causes": [
+                    {
+                        "row": int(self.fitted.rows[example]),
+                        "hec3": float(shares.hec3.share[at, rank]),
+                        "ho": float(shares.ho.matrix[at, example]),
+                        **self._left_out(example),
+                    }
+                    for rank, example in enumerate(shares.hec3.index[at].tolist())
+                ],
+            }
+            for at, place in enumerate(places)
+        ]
+
+    def report(self, out: Path) -> None:
+        """Write the report; with targets where all rows have one."""
+        model, values = self.fitted.model, self.fitted.model.targets(self.table)
+        self.fitted.tracer.report(
+            out,
+            model.batch(self.inputs, values) if numpy.isfinite(values).all() else self.inputs,
+            table=displayed_columns(model, self.table),
+            ids=(row_names(self.table.rows), row_names(self.fitted.rows, "training row")),
+            about=[f"{len(self.table):,} rows of {self.name}."],
+            **report_texts(model),
+        )
+
+    def _describe(self, row: Any) -> str:
+        """A prediction in words."""
+        if self.fitted.model.target.task == "regression":
+            low, high = figure(float(row["lower"])), figure(float(row["upper"]))
+            return f"{figure(float(row['prediction']))}, between {low} and {high} with 95 % confidence"
+        std = float(row["probability_std"])
+        known = f"+- {std:.3f}" if std <= MAX_STD else "that another training set could turn into any other"
+        return f"{row['prediction']}, probability {row['probability']:.3f} {known}"
+
+    def _left_out(self, example: int) -> dict[str, str]:
+        """The label of a training row, and what the fit without that row says: a number, or the label's probability."""
+        target, value = self.fitted.model.target, float(self.fitted.values[example])
+        residual = self.fitted.tracer.loo_residuals[example]
+        if target.task == "regression":
+            return {"label": figure(value), "without": figure(value - float(residual[0]))}
+        index = int(value)
+        own = 1.0 - float(residual[index]) if target.outputs > 1 else 1.0 - abs(float(residual[0]))
+        return {"label": target.classes[index], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
+
+
+def _because(verdicts: whence.Explanation, at: int) -> str:
+    noise, chance = float(verdicts.noise[at]), float(verdicts.noise_p[at])
+    calm = chance <= 1 - verdicts.level and not bool(verdicts.noisier[at])
+    usual = ", which is usual among rows that are no noisier than others" if calm else ""
+    return (
+        f"squared errors of similar training rows are {noise:.2g} times the average (p = {chance:.2g}){usual}; "
+        f"{percent(float(verdicts.scarcity_p[at]))} of the training rows have as few others around them"
+    )
+
+
+class SavedNetwork:
+    """Inputs of a loader, predicted by the saved fit of a network of the user's own.
+
+    Args:
+        tracer: the fit.
+        inputs: what the loader gives.
+        notes: what was noticed while loading.
+        stem: the first part of the names of files.
+    """
+
+    unit = "example"
+    label = "residual"
+
+    def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
+        self.tracer = tracer
+        self.inputs = inputs
+        self.notes = notes
+        self.stem = stem
+
+    def frame(self, verdicts: bool) -> pandas.DataFrame:
+        """What `predict` and `explain` give, side by side."""
+        u = self.tracer.predict(self.inputs)
+        frame = u.to_frame()
+        frame.insert(0, "row", range(1, len(frame) + 1))
+        if _predicts_classes(u):
+            chance, best = u.probabilities.max(dim=-1)
+            frame.insert(1, "class", best.flatten().tolist())
+            frame.insert(2, "probability", chance.flatten().tolist())
+        if verdicts:
+            why = self.tracer.explain(self.inputs).to_frame()
+            names = ["verdict", "noise_p", "scarcity_p", "check", "near"]
+            frame[names] = why[names]
+        return frame
+
+    def scores(self) -> list[Score]:
+        """None: what the targets mean is the user's."""
+        return []
+
+    def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
+        """Verdicts and causes; training examples are counted from zero, as `Tracer` does."""
+        verdicts = self.tracer.explain(self.inputs, top=top)
+        shares = self.tracer.attribute(self.inputs, top=top)
+        u = self.tracer.predict(self.inputs)
+        residuals, left_out = self.tracer.residuals.norm(dim=1), self.tracer.loo_residuals.norm(dim=1)
+        return [
+            {
+                "row": place + 1,
+                "prediction": _describe_outputs(u, place),
+                "verdict": verdicts.verdicts[place],
+                "because": verdicts.sentence(place).partition(": ")[2],
+                "advice": _advice(verdicts.verdicts[place]),
+                "causes": [
+                    {
+                        "row": example,
+                        "hec3": float(shares.hec3.share[place, rank]),
+                        "label": number(float(residuals[example])),
+                        "without": number(float(left_out[example])),
+                    }
+                    for rank, example in enumerate(shares.hec3.index[place].tolist())
+                ],
+            }
+            for place in choose_places(rows, range(1, len(u) + 1), str(len(u)), u.hec3.sum(1))
+        ]
+
+    def report(self, out: Path) -> None:
+        """Write the report on all inputs."""
+        write_report(self.tracer, out, self.inputs)
+
+
+def _predicts_classes(u: whence.Uncertainty) -> bool:
+    """Whether one class of several is predicted."""
+    known = u.likelihood
+    return known is not None and known.has_classes and known.couples_outputs and u.chosen is None
+
+
+def _describe_outputs(u: whence.Uncertainty, place: int) -> str:
+    """A prediction in words: the class, the probability of one class, or the outputs."""
+    if _predicts_classes(u) and u.mean.ndim == 2:
+        chance, best = u.probabilities[place].max(dim=-1)
+        return f"class {int(best)}, probability {float(chance):.3f}"
+    return ", ".join(number(value, 4) for value in u.mean[place].flatten().tolist())
+
+
+def choose_places(named: list[int] | None, rows: Any, last: str, variances: Any) -> list[int]:
+    """Positions of the rows that are named, or of those with the largest variances.
+
+    Args:
+        named: numbers of rows.
+        rows: (m,) number of each row.
+        last: the last row that there is, in words.
+        variances: (m,) of the predictions.
+
+    Examples:
+        >>> choose_places(None, [1, 2, 3], "3", [1.0, 5.0, 3.0]), choose_places([3], [1, 2, 3], "3", [1.0, 5.0, 3.0])
+        ([1, 2, 0], [2])
+    """
+    if named is None:
+        return [int(at) for at in numpy.argsort(-numpy.asarray(variances), kind="stable")[:MOST_UNCERTAIN]]
+    places = {int(row): place for place, row in enumerate(rows)}
+    beyond = [row for row in named if row not in places]
+    if beyond:
+        raise InputError(f"expected rows from 1 to {last}, got {', '.join(map(str, beyond))}.")
+    return [places[row] for row in named]

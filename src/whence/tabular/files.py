@@ -1,0 +1,319 @@
+"""Read a table from a CSV or parquet file as text, chunk by chunk, without taking more memory than there is."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy
+import torch
+
+from whence.errors import InputError, TooLargeError
+from whence.runtime.memory import RESERVE, free_memory, readable
+from whence.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    import pandas
+
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSION = 8
+"""Text is about this many times larger than its compressed file."""
+
+EXPANSION = 12
+"""Bytes in memory for each byte of text: cells become Python strings."""
+
+SAMPLE = 256 * 1024
+"""Bytes from which the encoding and the delimiter are guessed."""
+
+CHUNK = 20_000
+"""Rows that are read at once."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text.
+
+    Attributes:
+        columns: name of each column and its cells, numpy arrays of `str`.
+        rows: number of each row in the file; the first row of data is 1.
+        total: how many rows the file has.
+        notes: what was guessed or repaired.
+    """
+
+    columns: dict[str, Any]
+    rows: Any
+    total: int
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def take(self, which: Any) -> Table:
+        """Some rows."""
+        return Table({name: cells[which] for name, cells in self.columns.items()}, self.rows[which], self.total)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An open file: chunks of text cells whose index counts the rows from zero, its size in bytes, and notes."""
+
+    chunks: Iterator[pandas.DataFrame]
+    count: int
+    size: float
+    notes: list[str]
+
+
+def read_table(
+    path: Path, rows: int, *, delimiter: str | None = None, seed: int = 0, progress: Progress | None = None
+) -> Table:
+    """Read a CSV or parquet file.
+
+    Args:
+        path: of the file; .gz, .bz2 and .xz are decompressed on the way.
+        rows: how many rows to keep, drawn at random; all of them when zero.
+        delimiter: between the cells of a CSV file; guessed when not given.
+        seed: of the draw.
+        progress: shows how far a long reading has come.
+    """
+    if path.is_dir():
+        raise InputError(f"expected a CSV or parquet file, got the folder {path}.")
+    if not path.is_file():
+        names = [other.name for other in path.parent.iterdir() if other.is_file()] if path.parent.is_dir() else []
+        similar = "".join(f" Was {name} meant?" for name in get_close_matches(path.name, names, n=1))
+        raise InputError(f"expected a CSV or parquet file, got {path}, which does not exist.{similar}")
+    source = _open_parquet(path) if ".parquet" in path.suffixes else _open_csv(path, delimiter)
+    free = RESERVE * free_memory(torch.device("cpu"))
+    if not rows and source.size * EXPANSION > free:
+        raise TooLargeError(
+            f"expected all rows of {path.name} to fit in {readable(free)}, but {readable(source.size)} of text take "
+            f"about {readable(source.size * EXPANSION)}. Take a random sample instead, which is read in pieces: "
+            "--rows 50000"
+        )
+    kept, total = _draw_rows(source, rows, seed, free, progress or Progress(enabled=False))
+    if not total:
+        raise InputError(f"expected rows below the names of the columns, got none in {path}.")
+    notes = source.notes
+    if len(kept) < total:
+        notes.append(f"{len(kept):,} of {total:,} rows were drawn at random (--rows 0 takes all)")
+    columns = {name: numpy.array([str(cell) for cell in kept[name]], dtype=object) for name in kept.columns}
+    return Table(columns, kept.index.to_numpy() + 1, total, tuple(notes))
+
+
+def _draw_rows(source: _Source, rows: int, seed: int, free: float, progress: Progress) -> tuple[pandas.DataFrame, int]:
+    """Rows drawn without replacement, in one pass: each gets a random key, and the rows with the smallest keys stay."""
+    import pandas  # an extra: only tables need it
+
+    def smallest(frames: list[pandas.DataFrame], keys: Any) -> tuple[list[pandas.DataFrame], Any]:
+        stay = numpy.sort(numpy.argpartition(keys, rows - 1)[:rows])
+        return [pandas.concat(frames).iloc[stay]], keys[stay]
+
+    generator = numpy.random.default_rng(seed)
+    kept: list[pandas.DataFrame] = []
+    keys, total = numpy.zeros(0), 0
+    for chunk in progress.track(source.chunks, "reading, piece", source.count):
+        if total == 0 and len(chunk) and rows:
+            width = chunk.memory_usage(deep=True).sum() / len(chunk)
+            if 3 * rows * width > free:
+                raise TooLargeError(
+                    f"expected {rows:,} rows to fit in {readable(free)}, but at {readable(width)} a row they take "
+                    f"about {readable(3 * rows * width)}. Take fewer: --rows {max(100, int(free / 4 / width)):d}"
+                )
+        kept.append(chunk)
+        keys = numpy.concatenate([keys, generator.random(len(chunk))])
+        total += len(chunk)
+        if rows and len(keys) > 2 * rows:
+            kept, keys = smallest(kept, keys)
+    if rows and len(keys) > rows:
+        kept, keys = smallest(kept, keys)
+    return pandas.concat(kept) if kept else pandas.DataFrame(), total
+
+
+def _open_csv(path: Path, delimiter: str | None) -> _Source:
+    """A CSV file whose encoding, delimiter and names of columns were found out from its beginning."""
+    opener = OPENERS.get(path.suffix.lower(), open)
+    size = path.stat().st_size * (COMPRESSION if opener is not open else 1)
+    notes: list[str] = []
+    sample = _read_sample(path, opener)
+    encoding, text = _decode(sample, path, notes)
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(sample) == SAMPLE:
+        lines = lines[:-1] or lines  # the last may be cut off
+    separator = _find_delimiter(lines, delimiter, path)
+    names = _column_names(lines[0], separator, path, notes)
+    count = max(1, round(size * len(lines) / len(sample) / CHUNK))
+    return _Source(_csv_chunks(path, opener, encoding, separator, names), count, size, notes)
+
+
+def _csv_chunks(path: Path, opener: Any, encoding: str, separator: str, names: list[str]) -> Iterator[pandas.DataFrame]:
+    import pandas  # an extra: only tables need it
+
+    try:
+        with (
+            opener(path, "rb") as raw,
+            io.TextIOWrapper(raw, encoding=encoding, newline="") as text,
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            yield from pandas.read_csv(
+                text,
+                sep=separator,
+                header=0,
+                names=names,
+                index_col=False,
+                dtype=str,
+                na_filter=False,
+                skipinitialspace=True,
+                chunksize=CHUNK,
+            )
+    except pandas.errors.EmptyDataError:
+        return
+    except (pandas.errors.ParserError, pandas.errors.ParserWarning) as error:
+        raise InputError(
+            f"expected {len(names)} cells in each row of {path.name}, as in its first line, but: "
+            f"{str(error).strip()}. Put quotes around cells that hold the delimiter "
+            f"({DELIMITERS.get(separator, separator)}), or pass another --delimiter."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"expected {path.name} to be text in {encoding}, as its beginning is, but byte {error.start} "
+            "is not. Convert it, for example: iconv -f WINDOWS-1252 -t UTF-8"
+        ) from error
+    except (EOFError, OSError, lzma.LZMAError) as error:
+        raise InputError(f"expected a whole {path.suffix} file, got {path.name}: {error}.") from error
+
+
+def _read_sample(path: Path, opener: Any) -> bytes:
+    try:
+        file: IO[bytes]
+        with opener(path, "rb") as file:
+            sample = file.read(SAMPLE)
+    except (EOFError, OSError, lzma.LZMAError) as error:
+        raise InputError(f"expected a file that can be read, got {path}: {error}.") from error
+    if not sample.strip():
+        raise InputError(f"expected a first line with the names of the columns, got an empty file: {path}.")
+    if sample[:4] in (b"PK\x03\x04", b"\xd0\xcf\x11\xe0"):
+        raise InputError(f"expected CSV or parquet, got a workbook or an archive: {path}. Save it as CSV.")
+    if sample[:4] == b"PAR1":
+        raise InputError(f"expected CSV, got a parquet file: {path}. Give it a name that ends in .parquet.")
+    return sample
+
+
+def _decode(sample: bytes, path: Path, notes: list[str]) -> tuple[str, str]:
+    """The encoding, and the sample as text."""
+    if sample[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16", sample.decode("utf-16", errors="ignore")
+    if b"\0" in sample:
+        raise InputError(f"expected text, got a binary file: {path}. CSV and parquet can be read.")
+    whole = sample.rfind(b"\n") + 1 if len(sample) == SAMPLE else 0  # so that no character is cut in two
+    try:
+        return "utf-8-sig", sample[: whole or None].decode("utf-8-sig")
+    except UnicodeDecodeError:
+        pass
+    try:
+        encoding, name, text = "cp1252", "Windows-1252", sample.decode("cp1252")
+    except UnicodeDecodeError:
+        encoding, name, text = "latin-1", "Latin-1", sample.decode("latin-1")  # which reads anything
+    notes.append(f"the text is not UTF-8; it was read as {name}")
+    return encoding, text
+
+
+def _find_delimiter(lines: list[str], given: str | None, path: Path) -> str:
+    def cells(mark: str) -> int:
+        """How many cells a delimiter gives in the first line, if the others mostly agree; else one."""
+        counts = [len(row) for row in csv.reader(lines[:50], delimiter=mark)]
+        return counts[0] if sum(count == counts[0] for count in counts) >= 0.8 * len(counts) else 1
+
+    best = max(DELIMITERS, key=cells)
+    if given is None:
+        return best if cells(best) > 1 else ","
+    mark = given.replace("\\t", "\t")
+    if len(mark) != 1:
+        raise InputError(f"expected a delimiter of one character, got {given!r}.")
+    if mark not in lines[0] and cells(best) > 1:
+        raise InputError(
+            f"expected {given!r} between the names of the columns in {path.name}, got none in its first line. "
+            f"It looks separated by {best!r}: leave out --delimiter."
+        )
+    return mark
+
+
+def _column_names(line: str, separator: str, path: Path, notes: list[str]) -> list[str]:
+    """Names from the first line; empty ones and those that occur twice are made unique."""
+    given = [name.strip() for name in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
+    if all(_is_number(name) for name in given):
+        raise InputError(
+            f"expected a first line with the names of the columns in {path.name}, got numbers: "
+            f"{', '.join(given[:6])}. Add a line of names at the top."
+        )
+    names: list[str] = []
+    for position, name in enumerate(given, 1):
+        unique = name = name or f"column {position}"
+        again = 2
+        while unique in names:
+            unique, again = f"{name} ({again})", again + 1
+        names.append(unique)
+    twice = [name for name, count in Counter(given).items() if count > 1 and name]
+    if twice:
+        notes.append(f"names that occur more than once got numbers: {', '.join(map(repr, twice[:5]))}")
+    return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _open_parquet(path: Path) -> _Source:
+    """A parquet file, whose cells become text like those of CSV files."""
+    try:
+        from pyarrow import ArrowException, parquet  # an extra: only parquet files need it
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "expected pyarrow for a parquet file. Install it: pip install 'whence[table]', or save the table as CSV.",
+            name="pyarrow",
+        ) from error
+    try:
+        file = parquet.ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise InputError(f"expected a parquet file, got {path}: {error}.") from error
+    groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
+    size = float(sum(group.total_byte_size for group in groups))
+    return _Source(_parquet_chunks(file), max(1, file.metadata.num_rows // CHUNK), size, [])
+
+
+def _parquet_chunks(file: Any) -> Iterator[pandas.DataFrame]:
+    import pandas  # an extra: only tables need it
+
+    names = [str(name) for name in file.schema_arrow.names]
+    read = 0
+    for batch in file.iter_batches(batch_size=CHUNK):
+        cells = {name: [_as_text(cell) for cell in batch.column(at).to_pylist()] for at, name in enumerate(names)}
+        yield pandas.DataFrame(cells, index=range(read, read + batch.num_rows), dtype=object)
+        read += batch.num_rows
+
+
+def _as_text(cell: Any) -> str:
+    """A cell as a CSV file would have it.
+
+    Examples:
+        >>> _as_text(None), _as_text(True), _as_text(1.5), _as_text(3)
+        ('', 'true', '1.5', '3')
+    """
+    if cell is None:
+        return ""
+    return str(cell).lower() if isinstance(cell, bool) else str(cell)

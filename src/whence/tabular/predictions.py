@@ -1,0 +1,218 @@
+"""Predictions of rows with their variances and verdicts, as data frames, and scores of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+import torch
+
+from whence import Explanation, Uncertainty
+from whence.display import number
+from whence.estimators import observation_noise
+from whence.tabular.files import Table
+from whence.tabular.fitted import FittedTable
+from whence.tabular.target import Target
+
+if TYPE_CHECKING:
+    import pandas
+
+BATCH = 1024
+LEVEL = 0.95
+"""Of the intervals."""
+
+EXPLAIN_WORK = 3e12
+"""Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
+
+
+class Score(NamedTuple):
+    """One number with its name and what it means."""
+
+    name: str
+    value: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of the rows of a table.
+
+    Attributes:
+        table: the rows.
+        fitted: what predicted them.
+        values: (m,) what was observed, NaN where nothing was.
+        frame: one row each. `prediction`, with a 95 % interval of a new observation (`lower`, `upper`) and the standard
+            deviation of the prediction (`std`) for numbers, or `probability` and `probability_std` for classes; `ho`,
+            `hec3`, `ratio`; `verdict`, empty where none was asked for, and what it rests on: `noise_p`, `scarcity_p`,
+            and `check` and `near`, which name rows of the file that was trained on.
+        probabilities: (m, classes) of all classes; (m, 0) for numbers.
+    """
+
+    table: Table
+    fitted: FittedTable
+    values: Any
+    frame: pandas.DataFrame
+    probabilities: Any
+
+    def scores(self, which: Any = slice(None)) -> list[Score]:
+        """How good the predictions of some rows are, where their targets are known."""
+        rows = numpy.arange(len(self.table))[which]
+        rows = rows[numpy.isfinite(self.values[rows])]
+        values, frame, target = self.values[rows], self.frame.iloc[rows], self.fitted.model.target
+        if not len(rows):
+            return []
+        if target.task == "regression":
+            return score_numbers(values, *(frame[name].to_numpy() for name in ("prediction", "lower", "upper")))
+        return score_classes(values.astype(int), self.probabilities[rows], target.classes)
+
+    def rows_frame(self, part: list[str] | None = None, suspicion: Any = None) -> pandas.DataFrame:
+        """One line for each row of the file: its number, its identifiers and target, and what was predicted.
+
+        Args:
+            part: which part of the split each row belongs to.
+            suspicion: (m,) how doubtful the label of each training row is, NaN for others.
+        """
+        model, frame = self.fitted.model, self.frame.copy()
+        if suspicion is not None:
+            frame["suspicion"] = suspicion
+        identifiers = [column.name for column in model.excluded if column.identifier]
+        for name in reversed([name for name in (*identifiers, model.target.name) if name in self.table.columns]):
+            unique = name
+            while unique in frame or unique in ("row", "part"):
+                unique += "_"
+            frame.insert(0, unique, self.table.columns[name])
+        if part is not None:
+            frame.insert(0, "part", part)
+        frame.insert(0, "row", self.table.rows)
+        return frame
+
+
+def predict_rows(fitted: FittedTable, table: Table, explain: Any = ()) -> Predictions:
+    """Predict all rows of a table, and explain some.
+
+    Args:
+        fitted: the network and its fit.
+        table: the rows.
+        explain: positions of the rows that get a verdict.
+    """
+    import pandas  # an extra: only tables need it
+
+    model, tracer = fitted.model, fitted.tracer
+    inputs = model.encode(table)
+    uncertainty = tracer.predict(list(inputs.split(BATCH)), covariance=True)
+    hec3 = uncertainty.hec3.sum(1).numpy()
+    probabilities = numpy.zeros((len(table), 0))
+    columns: dict[str, Any]
+    if model.target.task == "regression":
+        mean = uncertainty.mean[:, 0].numpy()
+        noise = float(observation_noise(tracer.residuals, tracer.loo_residuals)[0])
+        half = NormalDist().inv_cdf(0.5 + LEVEL / 2) * numpy.sqrt(hec3 + noise)
+        columns = {"prediction": mean, "lower": mean - half, "upper": mean + half, "std": numpy.sqrt(hec3)}
+    else:
+        probabilities, std = _class_probabilities(model.target, uncertainty)
+        best = probabilities.argmax(1)
+        columns = {
+            "prediction": numpy.array(model.target.classes, dtype=object)[best],
+            "probability": probabilities.max(1),
+            "probability_std": std[numpy.arange(len(best)), best],
+        }
+    columns.update(ho=uncertainty.ho.sum(1).numpy(), hec3=hec3, ratio=uncertainty.ratio.numpy(), verdict="")
+    frame = pandas.DataFrame(columns)
+    explained = numpy.asarray(explain, dtype=int)
+    if len(explained):
+        explanation = tracer.explain(list(inputs[torch.as_tensor(explained, device="cpu")].split(BATCH)))
+        verdicts = _verdict_columns(explanation, fitted.rows)
+        for name, cells in verdicts.items():
+            frame[name] = "" if isinstance(cells[0], str) else numpy.nan
+            frame.iloc[explained, frame.columns.get_loc(name)] = cells
+    return Predictions(table, fitted, model.targets(table), frame, probabilities)
+
+
+def _class_probabilities(target: Target, uncertainty: Uncertainty) -> tuple[Any, Any]:
+    """(m, classes) probabilities, and their standard deviations by HeC3."""
+    probabilities = uncertainty.probabilities.numpy()
+    variances = torch.diagonal(uncertainty.probability_covariance("hec3"), dim1=1, dim2=2).clamp_min(0.0).numpy()
+    if target.outputs == 1:
+        probabilities = numpy.concatenate([1 - probabilities, probabilities], axis=1)
+        variances = numpy.concatenate([variances, variances], axis=1)
+    return probabilities, numpy.sqrt(variances)
+
+
+def _verdict_columns(explanation: Explanation, training_rows: Any) -> dict[str, Any]:
+    """Verdicts and what they rest on; training examples by their rows in the file."""
+    named = {
+        name: [" ".join(map(str, rows)) for rows in training_rows[getattr(explanation, name).numpy()].tolist()]
+        for name in ("check", "near")
+    }
+    p_values = {name: getattr(explanation, name).numpy() for name in ("noise_p", "scarcity_p")}
+    return {"verdict": list(explanation.verdicts), **p_values, **named}
+
+
+def affordable_rows(rows: Any, first: Any, examples: int, outputs: int, weights: int) -> Any:
+    """The rows whose verdicts take a minute or so: all, or the first ones, or as many of these as possible.
+
+    Examples:
+        >>> len(affordable_rows(numpy.arange(500), numpy.arange(100), 400, 1, 1000))
+        500
+    """
+    each = 6.0 * examples * outputs**2 * weights
+    if each * len(rows) <= EXPLAIN_WORK:
+        return rows
+    return first[: max(1, int(EXPLAIN_WORK / each))]
+
+
+def score_numbers(values: Any, prediction: Any, lower: Any, upper: Any) -> list[Score]:
+    """Scores of predicted numbers and of their intervals.
+
+    Args:
+        values: (m,) what was observed.
+        prediction: (m,) what was predicted.
+        lower: (m,) ends of the intervals.
+        upper: (m,) ends of the intervals.
+    """
+    errors = values - prediction
+    variance, squares = float(values.var()), float((errors**2).mean())
+    covered = float(((values >= lower) & (values <= upper)).mean())
+    return [
+        Score("R2", 1 - squares / variance if variance > 0 else numpy.nan, "1 is perfect, 0 no better than the mean"),
+        Score("RMSE", squares**0.5, f"typical error; always saying the mean would give {number(variance**0.5, 4)}"),
+        Score("MAE", float(numpy.abs(errors).mean()), "mean absolute error"),
+        Score("coverage", covered, f"share of rows inside their {100 * LEVEL:.0f} % interval"),
+    ]
+
+
+def score_classes(values: Any, probabilities: Any, classes: tuple[str, ...]) -> list[Score]:
+    """Scores of predicted classes and of their probabilities.
+
+    Args:
+        values: (m,) indices of the true classes.
+        probabilities: (m, classes).
+        classes: their names.
+    """
+    own = probabilities[numpy.arange(len(values)), values]
+    most = numpy.bincount(values).max() / len(values)
+    right = float((probabilities.argmax(1) == values).mean())
+    scores = [
+        Score("accuracy", right, f"always saying the most frequent class would give {most:.3f}"),
+        Score("log loss", float(-numpy.log(numpy.maximum(own, 1e-300)).mean()), "mean of -log(p of the true class)"),
+        Score("confidence", float(probabilities.max(1).mean()), "mean probability given to the answer"),
+    ]
+    if len(classes) == 2 and 0 < values.sum() < len(values):
+        area = auroc(probabilities[:, 1], values == 1)
+        scores.insert(1, Score("AUROC", area, f"how well {classes[1]!r} is ranked above {classes[0]!r}"))
+    return scores
+
+
+def auroc(values: Any, positive: Any) -> float:
+    """How often a positive has the larger value, ties counted half.
+
+    Examples:
+        >>> auroc(numpy.array([0.1, 0.4, 0.4, 0.9]), numpy.array([False, False, True, True]))
+        0.875
+    """
+    _, position, count = numpy.unique(values, return_inverse=True, return_counts=True)
+    ranks = (numpy.cumsum(count) - (count - 1) / 2)[position]
+    many = int(positive.sum())
+    return float((ranks[positive].sum() - many * (many + 1) / 2) / (many * (len(positive) - many)))

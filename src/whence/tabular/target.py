@@ -1,0 +1,254 @@
+"""The column to predict, numbers or classes, and the split of the rows into training, validation and test rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import numpy
+
+from whence.errors import InputError, TargetError
+from whence.tabular.cells import category_of, guess_number_style, is_missing, parse_numbers
+
+Task = Literal["regression", "classification"]
+MAX_CLASSES = 50
+MAX_CODES = 10
+"""Whole numbers 0, 1, ... or 1, 2, ... are taken for classes up to this many."""
+
+MAX_TARGET, MIN_STD = 1e15, 1e-15
+"""Largest target, and smallest standard deviation of it, whose variances are still computed and shown."""
+
+MIN_ROWS = 20
+MAX_TEST_ROWS = 10_000
+VALIDATION = 0.15
+SMALL = 2_000
+"""Training rows up to which three sets of validation rows are drawn instead of one."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted.
+
+    Attributes:
+        name: of the column.
+        task: regression or classification.
+        classes: in the order of the network's outputs; none for regression.
+        style: spelling of the numbers.
+        shift: mean of the training targets; zero for classes.
+        scale: their standard deviation; one for classes.
+    """
+
+    name: str
+    task: Task
+    classes: tuple[str, ...] = ()
+    style: str = "plain"
+    shift: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the network: one logit for two classes."""
+        return len(self.classes) if len(self.classes) > 2 else 1
+
+    @property
+    def likelihood(self) -> str:
+        """As `whence.fit` calls it."""
+        if self.task == "regression":
+            return "gaussian"
+        return "categorical" if len(self.classes) > 2 else "bernoulli"
+
+    def parse(self, cells: Any) -> Any:
+        """(m,) numbers, or indices of classes; NaN where there is no value, or a class that was never seen."""
+        if self.task == "regression":
+            return parse_numbers(cells, self.style)
+        indices = {name: float(index) for index, name in enumerate(self.classes)}
+        return numpy.array([indices.get(_class_of(cell), numpy.nan) for cell in cells])
+
+
+def find_column(name: str, names: list[str]) -> str:
+    """The column of that name, or an error that suggests the nearest names."""
+    if name in names:
+        return name
+    folded = {other.lower().strip(): other for other in names}
+    near = get_close_matches(name.lower(), list(folded), n=3, cutoff=0.5)
+    meant = f" Was {' or '.join(repr(folded[one]) for one in near)} meant?" if near else ""
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    raise InputError(f"expected the name of a column, got {name!r}, which is none.{meant} Columns: {shown}.")
+
+
+def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) -> Target:
+    """Whether the target is a number or a class, by all cells that hold a value.
+
+    Args:
+        name: of the column.
+        cells: all of them, as text.
+        task: if the user chose it.
+        notes: guesses are appended to it.
+    """
+    filled = cells[~is_missing(cells)]
+    if not len(filled):
+        raise TargetError(f"expected values in the target {name!r}, got none in {len(cells)} rows.")
+    style, values = guess_number_style(filled)
+    unreadable = ~numpy.isfinite(values)
+    if (task or _guess_task(name, values, unreadable, notes)) == "classification":
+        return Target(name, "classification", _classes(name, filled, task))
+    if unreadable.any():
+        strange = list(dict.fromkeys(filled[unreadable]))
+        raise TargetError(
+            f"expected numbers in the target {name!r}, got text in {int(unreadable.sum())} of {len(filled)} rows, such "
+            f"as {', '.join(map(repr, strange[:3]))}. Correct or empty these cells, or pass --task classification."
+        )
+    _check_size(name, filled, values)
+    return Target(name, "regression", style=style)
+
+
+def _check_size(name: str, filled: Any, values: Any) -> None:
+    """Raise where variances, which are squares of the target, could not be computed or shown."""
+    if numpy.ptp(values) == 0:
+        raise TargetError(f"expected a target that varies, got {values[0]:g} in all rows of {name!r}.")
+    largest = numpy.abs(values).max()
+    if largest > MAX_TARGET:
+        power = numpy.floor(numpy.log10(largest))
+        raise TargetError(
+            f"expected a target of at most {MAX_TARGET:g} in size, so that variances can be computed, got "
+            f"{str(filled[numpy.abs(values).argmax()])!r} in {name!r}. If this is no mistake in single cells, divide "
+            f"the column by 1e{power:.0f}: verdicts stay the same."
+        )
+    std = (values / largest).std() * largest  # the squares of small values would underflow
+    if std < MIN_STD:
+        power = -numpy.floor(numpy.log10(std))
+        raise TargetError(
+            f"expected a target with a standard deviation of at least {MIN_STD:g}, so that variances can be computed, "
+            f"got {std:.3g} for {name!r}. Multiply the column by 1e{power:.0f}: verdicts stay the same."
+        )
+
+
+def _guess_task(name: str, values: Any, unreadable: Any, notes: list[str]) -> Task:
+    if unreadable.mean() > 0.5:
+        return "classification"
+    if unreadable.any():
+        return "regression"  # mostly numbers: the error names the rest
+    known = numpy.unique(values)
+    if len(known) == 2:
+        return "classification"
+    whole = bool((known == numpy.round(known)).all())
+    if whole and len(known) <= MAX_CODES and known[0] in (0, 1) and numpy.ptp(known) == len(known) - 1:
+        notes.append(
+            f"{name!r} holds the whole numbers {known[0]:g} to {known[-1]:g}, taken for classes; "
+            "if they are amounts, pass --task regression"
+        )
+        return "classification"
+    if whole and len(known) <= 2 * MAX_CODES and len(values) > 10 * len(known):
+        notes.append(
+            f"{name!r} holds {len(known)} different whole numbers, taken for amounts; "
+            "if they are classes, pass --task classification"
+        )
+    return "regression"
+
+
+def _classes(name: str, filled: Any, task: Task | None) -> tuple[str, ...]:
+    counts = Counter(_class_of(cell) for cell in filled)
+    if len(counts) < 2:
+        raise TargetError(f"expected at least two classes in the target {name!r}, got only {next(iter(counts))!r}.")
+    rare = [one for one, count in counts.items() if count < 3]
+    if len(counts) > MAX_CLASSES or len(rare) > len(counts) / 2:
+        shown = ", ".join(map(repr, list(counts)[:3]))
+        advice = "" if task is None else " If they are amounts, pass --task regression."
+        raise TargetError(
+            f"expected a target of numbers, or of at most {MAX_CLASSES} classes with several rows each, got "
+            f"{len(counts):,} different values in {len(filled):,} rows of {name!r}, such as {shown}.{advice} "
+            "Is it the right column?"
+        )
+    if rare:
+        raise TargetError(
+            f"expected at least three rows of each class of {name!r}, got fewer of {', '.join(map(repr, rare[:5]))}. "
+            "Empty these cells, merge them with another class, or add rows."
+        )
+    return tuple(sorted(counts, key=_numbers_first))
+
+
+def _class_of(cell: str) -> str:
+    """Numbers that are equal are one class: 1 and 1.0."""
+    bare = category_of(cell)
+    try:
+        number = float(bare)
+    except ValueError:
+        return bare
+    return str(int(number)) if number.is_integer() else bare
+
+
+def _numbers_first(name: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(name), name
+    except ValueError:
+        return 1, 0.0, name
+
+
+@dataclass(frozen=True)
+class Split:
+    """Positions of rows in the table.
+
+    Attributes:
+        train: what the final network is trained on; the validation rows are among them.
+        validation: sets of rows that choose the weight decay, in trainings without them; several for small tables.
+        test: never trained on.
+        unlabelled: rows without a target, which are predicted only.
+    """
+
+    train: Any
+    validation: tuple[Any, ...]
+    test: Any
+    unlabelled: Any
+
+    def names(self) -> list[str]:
+        """The part that each row belongs to, in words."""
+        names = numpy.full(len(self.train) + len(self.test) + len(self.unlabelled), "train", dtype=object)
+        names[self.test] = "held out"
+        names[self.unlabelled] = "no target"
+        return [str(name) for name in names]
+
+
+def split_rows(values: Any, target: Target, test: float, seed: int) -> Split:
+    """Draw the parts at random, stratified by class.
+
+    Args:
+        values: (m,) targets as numbers, NaN where there is none.
+        target: what they are.
+        test: share of the rows with a target that are held out.
+        seed: of the draw.
+
+    Examples:
+        >>> split = split_rows(numpy.arange(100.0), Target("y", "regression"), 0.2, 0)
+        >>> len(split.train), [len(rows) for rows in split.validation], len(split.test)
+        (80, [12, 12, 12], 20)
+    """
+    known = numpy.flatnonzero(numpy.isfinite(values))
+    check_row_count(len(known), target.name)
+    generator = numpy.random.default_rng(seed)
+    strata = [known[values[known] == index] for index in range(len(target.classes))] or [known]
+    held_out, strata = _draw(strata, min(test, MAX_TEST_ROWS / len(known)), generator)
+    train = numpy.sort(numpy.concatenate(strata))
+    validation = []
+    for _ in range(3 if len(train) <= SMALL else 1):
+        rows, strata = _draw(strata, VALIDATION * len(train) / sum(map(len, strata)), generator)
+        validation.append(rows)
+    return Split(train, tuple(validation), held_out, numpy.flatnonzero(~numpy.isfinite(values)))
+
+
+def check_row_count(known: int, name: str) -> None:
+    """Raise where there are too few rows with a target."""
+    if known < MIN_ROWS:
+        raise InputError(
+            f"expected at least {MIN_ROWS} rows with a value of {name!r}, got {known}. "
+            "A network cannot be trained and tested on fewer."
+        )
+
+
+def _draw(strata: list[Any], share: float, generator: numpy.random.Generator) -> tuple[Any, list[Any]]:
+    """A share of each stratum, at least one row where the stratum has two; and what is left of the strata."""
+    counts = [max(round(share * len(rows)), int(share > 0 and len(rows) >= 2)) for rows in strata]
+    drawn = [generator.permutation(rows)[:count] for rows, count in zip(strata, counts, strict=True)]
+    left = [rows[~numpy.isin(rows, some)] for rows, some in zip(strata, drawn, strict=True)]
+    return numpy.sort(numpy.concatenate(drawn)), left
