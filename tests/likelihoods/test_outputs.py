@@ -124,7 +124,7 @@ def test_many_outputs_come_in_pieces() -> None:
     net = nn.Linear(3, 70, dtype=torch.float64)
     x = inputs()
     y = torch.arange(len(x)) % 70
-    tracer = whence.fit(net, [(x, y)], "categorical", "diagonal", ridge=0.3, outputs="all", progress=False)
+    tracer = whence.fit(net, [(x, y)], "categorical", "diagonal", ridge=0.3, hessian_columns="all", progress=False)
     found = tracer.predict(TEST, outputs=list(range(70)))
     assert_close(found.hec3, tracer.predict(TEST).hec3)
     with pytest.raises(whence.errors.InputError, match="expected at most 64 outputs"):

@@ -98,13 +98,15 @@ def test_squared_error_has_one_variance_for_all_outputs() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)).double().eval()
     x, y = inputs(), torch.randn(N, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    every, found = (whence.fit(net, [(x, y)], ridge=0.3, outputs=outputs, progress=False) for outputs in ("all", 5))
+    every, found = (
+        whence.fit(net, [(x, y)], ridge=0.3, hessian_columns=outputs, progress=False) for outputs in ("all", 5)
+    )
     assert_close(found.predict(TEST).hec3, every.predict(TEST).hec3, rtol=1e-6)
     variance = float((y - net(x).detach()).square().mean())
     assert_close(found.sigma, [[variance]])
     inverse = found.predict(TEST).laplace / variance
     assert_close(inverse, every.predict(TEST).laplace / float(every.sigma.diagonal().mean()))
-    unbiased = whence.fit(net, [(x, y)], ridge=0.3, outputs=5, noise="unbiased", progress=False)
+    unbiased = whence.fit(net, [(x, y)], ridge=0.3, hessian_columns=5, noise="unbiased", progress=False)
     assert_close(unbiased.sigma, [[variance * 5 * N / (5 * N - found.degrees_of_freedom)]])
 
 
@@ -182,13 +184,15 @@ def test_more_columns_are_nearer() -> None:
     x = inputs(40, 3)
     y = torch.randint(0, classes, (40,), generator=torch.Generator().manual_seed(1))
     options: dict[str, Any] = {"likelihood": "categorical", "ridge": 1.0, "progress": False}
-    wanted = whence.fit(net, [(x, y)], outputs="all", **options).predict(TEST).hec3.sum(1)
+    wanted = whence.fit(net, [(x, y)], hessian_columns="all", **options).predict(TEST).hec3.sum(1)
     gaps = []
     for columns in (2, 6, 14, 20):
         draws = []
         for seed in range(8):
             generator = torch.Generator().manual_seed(seed)
-            tracer = whence.fit(net, [(x, y)], outputs=columns, generator=generator, **options)
+            tracer = whence.fit(
+                net, [(x, y)], hessian_columns=columns, execution=whence.Execution(generator=generator), **options
+            )
             draws.append((tracer.predict(TEST, outputs="all").hec3.sum(1) / wanted - 1).abs().mean())
         gaps.append(float(torch.stack(draws).mean()))
     assert gaps[0] > gaps[1] > gaps[2] > gaps[3]
@@ -221,7 +225,7 @@ def test_positions_and_columns(structure: str) -> None:
     """All columns of all positions are all outputs, and sentences are left out as a whole."""
     x, y = sentences(4, 3)
     options: dict[str, Any] = {"likelihood": "categorical", "structure": structure, "ridge": 0.5, "progress": False}
-    every, found = (whence.fit(Tagger(), [(x, y)], outputs=outputs, **options) for outputs in ("all", 15))
+    every, found = (whence.fit(Tagger(), [(x, y)], hessian_columns=outputs, **options) for outputs in ("all", 15))
     test, _ = sentences(2, 4, seed=1)
     for name in ESTIMATORS:
         one, other = (tracer.predict(test, outputs="all").variance(name) for tracer in (found, every))
@@ -233,7 +237,7 @@ def test_positions_and_columns(structure: str) -> None:
 def test_sequences_of_other_lengths() -> None:
     """With mixtures of outputs, sequences of every length are seen through as many of them."""
     batches = [sentences(3, 4), sentences(2, 2, seed=2)]
-    tracer = whence.fit(Tagger(), batches, "categorical", ridge=0.5, outputs=20, progress=False)
+    tracer = whence.fit(Tagger(), batches, "categorical", ridge=0.5, hessian_columns=20, progress=False)
     x, y = sentences(2, 2, seed=2)
     padded = torch.cat([x, torch.zeros(2, 2, 3, dtype=torch.float64)], 1), torch.cat([y, torch.full((2, 2), -100)], 1)
 
@@ -244,7 +248,7 @@ def test_sequences_of_other_lengths() -> None:
             mean = (hidden * there).sum(1, keepdim=True) / there.sum(1, keepdim=True)
             return self.last(hidden + mean)
 
-    wanted = whence.fit(Masked(), [batches[0], padded], "categorical", ridge=0.5, outputs="all", progress=False)
+    wanted = whence.fit(Masked(), [batches[0], padded], "categorical", ridge=0.5, hessian_columns="all", progress=False)
     test, _ = sentences(2, 4, seed=1)
     assert_close(tracer.predict(test, outputs="all").hec3, wanted.predict(test).hec3, rtol=1e-6)
 
@@ -259,7 +263,7 @@ def test_many_outputs_are_sketched_by_default_and_it_is_told() -> None:
     assert "of 70 outputs, 16 columns of the loss's Hessian were looked at" in str(tracer.diagnostics)
     assert tracer.predict(TEST).hec3.shape == (5, 1)
     assert tracer.predict(TEST, outputs="all").hec3.shape == (5, 70)
-    everything = whence.fit(net, [(x, y)], "categorical", "diagonal", ridge=0.3, outputs="all", progress=False)
+    everything = whence.fit(net, [(x, y)], "categorical", "diagonal", ridge=0.3, hessian_columns="all", progress=False)
     assert everything.problem.k == 70
     assert everything.predict(TEST).hec3.shape == (5, 70)
 
@@ -267,16 +271,20 @@ def test_many_outputs_are_sketched_by_default_and_it_is_told() -> None:
 @pytest.mark.parametrize("wrong", ["some", 0, -1, 2.5, True, [1, 2], None])
 def test_columns_that_cannot_be(wrong: Any) -> None:
     with pytest.raises(whence.InputError, match=r'expected outputs to be "auto", "all", or the number of columns'):
-        categorical(3).fit(outputs=wrong)
+        categorical(3).fit(hessian_columns=wrong)
 
 
 def test_what_needs_all_outputs() -> None:
     with pytest.raises(whence.InputError, match=r'expected loo="example" where only 2 mixtures'):
-        PROBLEMS["three logits"].fit(outputs=2, loo="output")
+        PROBLEMS["three logits"].fit(hessian_columns=2, loo="output")
     problem = categorical(3)
     with pytest.raises(whence.InputError, match=r"expected dispersion='fixed' where not all outputs"):
         whence.fit(
-            problem.model, [(problem.x, problem.y)], whence.Categorical(dispersion="pearson"), outputs=2, progress=False
+            problem.model,
+            [(problem.x, problem.y)],
+            whence.Categorical(dispersion="pearson"),
+            hessian_columns=2,
+            progress=False,
         )
 
 
@@ -285,7 +293,7 @@ def test_what_needs_all_outputs() -> None:
 def test_sentences_are_traced_to_sentences(structure: str, outputs: Any) -> None:
     """Shares are of the predicted classes' variance, at all positions together."""
     options: dict[str, Any] = {"likelihood": "categorical", "structure": structure, "ridge": 0.5, "progress": False}
-    tracer = whence.fit(Tagger(), [sentences(6, 3)], outputs=outputs, **options)
+    tracer = whence.fit(Tagger(), [sentences(6, 3)], hessian_columns=outputs, **options)
     test, _ = sentences(2, 4, seed=1)
     found = tracer.attribute(test, top=3)
     wanted = tracer.predict(test, outputs="predicted")
@@ -316,7 +324,7 @@ def test_a_very_long_side_of_a_layer_has_no_basis(options: Any, outputs: Any, mo
     net = nn.Linear(3, 6).double().eval()
     structure = whence.KFAC(largest_side=5) if options is None else whence.EKFAC(**options, largest_side=5)
     x, y, ridge = inputs(), torch.arange(N) % 6, 0.3
-    tracer = whence.fit(net, [(x, y)], "categorical", structure, ridge=ridge, outputs=outputs, progress=False)
+    tracer = whence.fit(net, [(x, y)], "categorical", structure, ridge=ridge, hessian_columns=outputs, progress=False)
     assert "the outputs of weight are too many for a basis of their own" in str(tracer.diagnostics)
     a = np.concatenate([x.numpy(), np.ones((N, 1))], axis=1)
     test = np.concatenate([TEST.numpy(), np.ones((len(TEST), 1))], axis=1)
@@ -325,3 +333,22 @@ def test_a_very_long_side_of_a_layer_has_no_basis(options: Any, outputs: Any, mo
     squares = np.einsum("no,ni->oi", p * (1 - p), (a @ vectors) ** 2)  # the Hessian's diagonal, and turned inputs
     wanted = (test @ vectors) ** 2 @ (1 / (squares + ridge)).T
     assert_close(tracer.predict(TEST, outputs="all").laplace, wanted)
+
+
+@pytest.mark.parametrize("weights", ["any", "zeros and ones"])
+def test_weights_of_positions_with_squared_error(weights: str, generator: torch.Generator) -> None:
+    """Mixtures hold residuals with their weights, of which the noise variance needs the root."""
+    x = torch.randn(8, 3, 2, generator=generator, dtype=torch.float64)
+    y = torch.randn(8, 3, 1, generator=generator, dtype=torch.float64)
+    given = torch.rand(8, 3, generator=generator, dtype=torch.float64)
+    model = torch.nn.Linear(2, 1).double().eval()
+    if weights == "any":
+        with pytest.raises(whence.InputError, match="other weights of positions in batch 0"):
+            whence.fit(model, [(x, y, given)], hessian_columns=3, progress=False)
+        return
+    given = (given > 0.3).double()
+    every, found = (
+        whence.fit(model, [(x, y, given)], hessian_columns=outputs, progress=False) for outputs in ("all", 3)
+    )
+    assert found.noise_scale == pytest.approx(every.noise_scale, rel=1e-9)
+    torch.testing.assert_close(found.predict(x[:2]).ho, every.predict(x[:2]).ho, rtol=1e-8, atol=1e-12)
