@@ -125,8 +125,27 @@ class Loss:
         """Residuals (N, w) and Hessians (N, w, w)."""
         f, y = torch.as_tensor(outputs).clone().requires_grad_(), torch.as_tensor(targets)
         (slope,) = torch.autograd.grad(self(f, y), f, create_graph=True)
+        if self.kind == "categorical":  # autograd's p (1 - p) is zero where p is nearly one
+            return -slope.detach().numpy(), self.laplacian(f.detach(), y).numpy()
         columns = [torch.autograd.grad(one.sum(), f, retain_graph=True)[0] for one in slope.unbind(1)]
         return -slope.detach().numpy(), torch.stack(columns, 1).numpy()
+
+    @staticmethod
+    def laplacian(outputs: Tensor, targets: Tensor) -> Tensor:
+        """sum y (diag(p) - p p^T), as the sum over pairs of p_i p_j (e_i - e_j)(e_i - e_j)^T."""
+        p = outputs.softmax(1)
+        pairs = -p.unsqueeze(2) * p.unsqueeze(1)
+        pairs.diagonal(dim1=1, dim2=2).zero_()
+        pairs.diagonal(dim1=1, dim2=2).sub_(pairs.sum(2))
+        return targets.sum(1).reshape(-1, 1, 1) * pairs
+
+    def pearson(self, residuals: Array, L: Array, outputs: Array, sizes: Array) -> float:
+        """sum r^T L^+ r over units: residuals of classes sum to zero, for which it is sum r^2 / (s p)."""
+        if self.kind == "categorical":
+            p = sizes[:, None] * torch.as_tensor(outputs).softmax(1).numpy()
+            return float(np.where(residuals == 0, 0.0, residuals**2 / np.where(residuals == 0, 1.0, p)).sum())
+        inverse = np.linalg.pinv(L, hermitian=True, rcond=1e-300)
+        return float(np.einsum("nk,nkj,nj->", residuals, inverse, residuals))
 
     def expected(self, outputs: Array) -> Array:
         """Hessians (N, w, w) for labels as the network expects them."""
@@ -424,12 +443,10 @@ class Dense:
             return self.joined(blocks), scale, sigma
         scale = 1.0
         if self.loss.dispersion == "pearson":
-            total = 0.0
             blocks = self.L.reshape(self.n, self.t, self.w, self.t, self.w)
-            each = self.residuals.reshape(self.n, self.t, self.w)
-            for i in range(self.n):
-                for s in range(self.t):
-                    total += each[i, s] @ np.linalg.pinv(blocks[i, s, :, s], hermitian=True) @ each[i, s]
+            units = np.einsum("ntktj->ntkj", blocks).reshape(-1, self.w, self.w)
+            sizes = self.units.reshape(-1) * self.targets.sum(1)
+            total = self.loss.pearson(self.residuals.reshape(-1, self.w), units, self.f.reshape(-1, self.w), sizes)
             scale = total / (self.numbers - used)
         return scale * self.L, scale, scale * self.plain_L.sum(0) / counted
 

@@ -15,8 +15,20 @@ SECONDS = float(os.environ.get("FUZZ_SECONDS", "120"))
 FIRST = int(os.environ.get("FUZZ_FIRST_SEED", "1000"))
 
 FOUND = {
-    16: "suspicion of recentered fits of classes took the Hessian of other outputs",
-    35: "suspicion of weighted squared error was no studentized residual",
+    118: "suspicion of weighted squared error was no studentized residual",
+    137: "suspicion of recentered fits took the size of the loss from a Hessian at other outputs",
+    138: "sequences packed by length: tangents of other examples of the batch, exact structure",
+    149: "loo='position' in what_if",
+    171: "a layer that the first batch does not use, exact structure",
+    177: "a model that sorts its batch, diagonal",
+    189: "what_if took class weights of the labels that are expected for those of the data",
+    192: "suspicion of recentered fits above one",
+    215: "a model that sorts its batch by length, exact structure",
+    219: "covariances computed later of inputs that changed since",
+    225: "training sequences of several tokens, predictions of one: only first tokens were multiplied",
+    2046: "Cook's distance zero where probabilities are certain",
+    2195: "IndexError where a batch does not use a layer",
+    2251: "suspicion not a number where probabilities are certain",
 }
 """Seeds that found something, and what."""
 
@@ -46,11 +58,10 @@ def test_a_seed_is_a_problem() -> None:
 
 
 def test_a_wrong_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison itself: with residuals a thousandth larger in the oracle, nothing agrees."""
+    """The comparison itself: residuals a thousandth larger in the oracle do not agree."""
     right = Loss.terms
     monkeypatch.setattr(Loss, "terms", lambda *given: (1.001 * right(*given)[0], right(*given)[1]))
-    seed = next(seed for seed in range(200, 260) if draw(seed).structure == "primal")
-    assert examine(seed).differences
+    assert "residuals" in {one.name for one in examine(118).differences}
 
 
 @pytest.mark.slow

@@ -335,3 +335,22 @@ def test_a_very_long_side_of_a_layer_has_no_basis(options: Any, outputs: Any, mo
     squares = np.einsum("no,ni->oi", p * (1 - p), (a @ vectors) ** 2)  # the Hessian's diagonal, and turned inputs
     wanted = (test @ vectors) ** 2 @ (1 / (squares + ridge)).T
     assert_close(tracer.predict(TEST, outputs="all").laplace, wanted)
+
+
+@pytest.mark.parametrize("weights", ["any", "zeros and ones"])
+def test_weights_of_positions_with_squared_error(weights: str, generator: torch.Generator) -> None:
+    """Mixtures hold residuals with their weights, of which the noise variance needs the root."""
+    x = torch.randn(8, 3, 2, generator=generator, dtype=torch.float64)
+    y = torch.randn(8, 3, 1, generator=generator, dtype=torch.float64)
+    given = torch.rand(8, 3, generator=generator, dtype=torch.float64)
+    model = torch.nn.Linear(2, 1).double().eval()
+    if weights == "any":
+        with pytest.raises(whence.InputError, match="other weights of positions in batch 0"):
+            whence.fit(model, [(x, y, given)], hessian_columns=3, progress=False)
+        return
+    given = (given > 0.3).double()
+    every, found = (
+        whence.fit(model, [(x, y, given)], hessian_columns=outputs, progress=False) for outputs in ("all", 3)
+    )
+    assert found.noise_scale == pytest.approx(every.noise_scale, rel=1e-9)
+    torch.testing.assert_close(found.predict(x[:2]).ho, every.predict(x[:2]).ho, rtol=1e-8, atol=1e-12)

@@ -443,6 +443,8 @@ def _align_kronecker(tangent: Kronecker, directions: Tensor) -> Tensor:
     a, g = tangent.inputs().to(directions.dtype), tangent.grads().to(directions.dtype)
     n, c, e, t, o = g.shape
     i, q = a.shape[3], len(directions)
+    if not t:  # no example of this batch uses the layer
+        return directions.new_zeros(n, c, q)
     factored = q * t * o * (i + c)
     formed = c * o * i * (t + q)
     numbers = q * t * o * e if factored <= formed else c * e * o * i

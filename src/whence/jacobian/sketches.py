@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whence.data.batches import Batch, Batches, check_finite, take
 from whence.data.targets import example_weights, targets_at, unit_weights, weights_at
-from whence.errors import CorruptArtifactError, StaleModelError
+from whence.errors import CorruptArtifactError, InputError, StaleModelError
 from whence.jacobian.network import Mixed, Network
 from whence.likelihoods import Likelihood
 from whence.linalg import eigh
@@ -169,12 +169,24 @@ class SketchedBatches:
                 self._check_saved(outputs[some], piece.rows, reduced, where)
             yield piece, outputs.shape[1:], reduced
 
+    def _check_weights(self, weights: Tensor | None, where: str) -> None:
+        """Raise where the noise of squared error would need residuals that are mixed up with their weights."""
+        squared = type(self.likelihood).hessian_root is Likelihood.hessian_root
+        if weights is None or weights.ndim == 1 or not squared or bool(((weights == 0) | (weights == 1)).all()):
+            return
+        raise InputError(
+            "expected one weight for each example, or zeros and ones for its positions, where mixtures of the outputs "
+            f"are looked at with squared error, got other weights of positions in {where}: the noise variance needs "
+            'each position\'s residual without its weight. Fit with hessian_columns="all", or weigh whole examples.'
+        )
+
     def _reduce(self, outputs: Tensor, batch: Batch, where: str) -> Reduced:
         n, k = len(outputs), outputs.shape[-1]
         flat = outputs.reshape(-1, k).double()  # what follows is exact for outputs that are rounded, however confident
         likelihood = self.likelihood
         targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
         given = weights_at(batch.weights, outputs, where)
+        self._check_weights(batch.weights, where)
         weights = unit_weights(flat, given, likelihood.counted(targets))
         residuals = likelihood.residuals(flat, targets)
         sizes = likelihood.root_sizes(flat, targets)
