@@ -140,6 +140,7 @@ class Predictor(Shown):
         def work(inputs: Inputs, where: str) -> Seen:
             outputs = self._shaped(inputs, where)
             seen = look_at(look, self.problem.likelihood, inputs, outputs, self._answer, at_once, generator)
+            check_variances(self.problem, {**seen.variances, **seen.covariances}, where, inputs)
             return blank(seen, inputs)
 
         found = join(for_each_batch(self, x, work, plain=True, cache=cache))
@@ -178,13 +179,13 @@ class Predictor(Shown):
             raise type(error)(f"{error} This was {where}.") from error.__cause__
         mean = self._mean(predicted.outputs, inputs, where)
         found = self._finish(predicted.covariances, predicted.shift)
-        check_variances(self.problem, found, where)
+        check_variances(self.problem, found, where, inputs)
         return mean, found
 
     def _variances_of_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         outputs, variances = self.sandwich.variances(inputs)
         mean, found = self._mean(outputs, inputs, where), self._finish(variances, None)
-        check_variances(self.problem, found, where)
+        check_variances(self.problem, found, where, inputs)
         return mean, found
 
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:

@@ -461,8 +461,8 @@ def _gradients(fitted: Fitted) -> _Gradients:
     points = evenly(torch.arange(n, device=device), POINTS)
     counts = {int(at): 1.0 for at in first} | {int(at): len(rest) / max(len(others), 1) for at in others}
     wanted = {int(at) for at in points}
-    generator = torch.Generator().manual_seed(0)
-    signs = {at: torch.randint(0, 2, (k,), generator=generator) * 2.0 - 1.0 for at in sorted(wanted)}
+    generator = torch.Generator("cpu").manual_seed(0)
+    signs = {at: torch.randint(0, 2, (k,), generator=generator, device="cpu") * 2.0 - 1.0 for at in sorted(wanted)}
     pulls, weights, looks, columns = [], [], [], []
     for at, inputs in _inputs(fitted, sorted(counts.keys() | wanted)):
         rows = [left_out[at]] if at in counts else []
