@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class Checkpoint:
             if (entry.dtype, tuple(entry.shape)) != (tensor.dtype, tuple(tensor.shape)):
                 raise damaged(container.path, f"{name} is of another shape")
         for name, tensor in self._state.items():
-            tensor.copy_(container.read(container.entries[name]))
+            tensor.copy_(container.read(name))
 
     def _done(self, container: Container) -> int | None:
         """How many examples are in a file, -1 for all; `None` if it is of no use."""
@@ -164,8 +164,7 @@ def _prepare(folder: Path) -> None:
         raise InputError(f"expected a folder that exists to put the checkpoint in, got {str(folder.parent)!r}.")
     folder.mkdir(exist_ok=True)
     for part in folder.glob(".whence-*.part"):
-        with suppress(OSError):
-            part.unlink()
+        shutil.rmtree(part, ignore_errors=True)
     if not (folder / START).exists() and os.listdir(folder):
         raise InputError(
             f"expected an empty folder or a checkpoint, got {str(folder)!r} with other files in it. Choose a folder of "
