@@ -20,7 +20,7 @@ KINDS = {
     "core": whence.Core,
     "sketch": whence.Sketch,
 }
-OPTIONS = ("leverage", "loo", "noise", "recenter", "chunk_size", "parameters")
+OPTIONS = ("leverage", "loo", "noise", "recenter", "parameters")
 """What goes to `whence.fit` instead of the structure."""
 
 
@@ -44,8 +44,11 @@ def parse(text: str) -> Variant:
     values = {key: _literal(value) for key, value in given.items()}
     tf32, half = bool(values.pop("tf32", False)), bool(values.pop("bfloat16", False))
     options = {key: values.pop(key) for key in OPTIONS if key in values}
+    execution = {"chunk_size": values.pop("chunk_size")} if "chunk_size" in values else {}
     if "rounded" in values:
-        options["tf32"] = bool(values.pop("rounded"))
+        execution["tf32"] = bool(values.pop("rounded"))
+    if execution:
+        options["execution"] = whence.Execution(**execution)
     return Variant(text, KINDS[kind](**values), options, tf32, half)
 
 

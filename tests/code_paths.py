@@ -23,8 +23,8 @@ import whence
 
 CASES: dict[str, dict[str, Any]] = {
     "dual": {"structure": whence.Exact("dual")},
-    "primal": {"structure": whence.Exact("primal"), "outputs": 7},
-    "core": {"structure": whence.Core(size=40), "dtype": torch.float32},
+    "primal": {"structure": whence.Exact("primal"), "hessian_columns": 7},
+    "core": {"structure": whence.Core(size=40), "execution": {"dtype": torch.float32}},
     "sketch": {"structure": whence.Sketch(size=60)},
     "ekfac": {"structure": "ekfac"},
     "single precision": {"structure": whence.Exact("dual"), "single": True},
@@ -32,10 +32,17 @@ CASES: dict[str, dict[str, Any]] = {
     "equal classes": {"structure": whence.Exact("dual"), "head": 0.0},
     "equal classes, single precision": {"structure": "core", "head": 1e-9, "single": True},
     "confident": {"structure": whence.Exact("dual"), "head": 30.0, "single": True},
-    "squared error": {"structure": whence.Exact("dual"), "likelihood": "gaussian", "outputs": 6},
-    "interpolated": {"structure": "core", "likelihood": "gaussian", "outputs": 6, "residual": 1e-3, "single": True},
+    "squared error": {"structure": whence.Exact("dual"), "likelihood": "gaussian", "hessian_columns": 6},
+    "interpolated": {
+        "structure": "core",
+        "likelihood": "gaussian",
+        "hessian_columns": 6,
+        "residual": 1e-3,
+        "single": True,
+    },
 }
-"""What is fitted: options of `whence.fit`, whether in single precision, and how large weights of the head are."""
+"""What is fitted: options of `whence.fit` (those of its execution as a dict), whether in single precision, and how large
+weights of the head are."""
 
 CLASSES, N = 70, 24
 
@@ -62,10 +69,11 @@ def problem(
     return model, list(zip(x.split(5), y.split(5), strict=True)), test
 
 
-def options_of(name: str) -> dict[str, Any]:
+def options_of(name: str, **execution: Any) -> dict[str, Any]:
     """Of `whence.fit`."""
-    own = {key: value for key, value in CASES[name].items() if key not in ("single", "head", "residual")}
-    return {"likelihood": "categorical", "ridge": 0.5, "progress": False, **own}
+    own = {key: value for key, value in CASES[name].items() if key not in ("single", "head", "residual", "execution")}
+    how = whence.Execution(**CASES[name].get("execution", {}), **execution)
+    return {"likelihood": "categorical", "ridge": 0.5, "progress": False, "execution": how, **own}
 
 
 def answers(tracer: whence.Tracer, test: Tensor) -> dict[str, Any]:
@@ -113,7 +121,7 @@ def share(folder: Path, rank: int) -> None:
     for case in SHARED:
         model, batches, test = problem(**CASES[case])
         mine = [batches[:3], batches[3:]][rank]
-        tracer = whence.fit(model, mine, execution=whence.Execution(distributed=60), **options_of(case))
+        tracer = whence.fit(model, mine, **options_of(case, distributed=60))
         said = tracer.predict(test, outputs=[0, 3, 69])
         found[case] = {"ho": said.ho.tolist(), "hec3": said.hec3.tolist(), "leverage": tracer.leverage.sum(1).tolist()}
     (folder / f"rank {rank}.json").write_text(json.dumps(found))

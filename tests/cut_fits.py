@@ -60,11 +60,13 @@ def same(one: whence.Tracer, other: whence.Tracer) -> list[str]:
     return [name for name in a if not torch.equal(a[name], b[name])]
 
 
-def fit(loader: Any, structure: str, folder: Path | None, **options: Any) -> whence.Tracer:
-    settings: dict[str, Any] = {"ridge": 0.5, "progress": False, "every": 0, "recenter": True, **options}
-    return whence.fit(
-        network(), loader, structure=STRUCTURES[structure], execution=whence.Execution(checkpoint=folder), **settings
-    )
+def fit(
+    loader: Any, structure: str, folder: Path | None, execution: dict[str, Any] | None = None, **options: Any
+) -> whence.Tracer:
+    """Checkpoints are written after every batch, unless `execution` says otherwise."""
+    settings: dict[str, Any] = {"ridge": 0.5, "progress": False, "recenter": True, **options}
+    how = whence.Execution(**{"checkpoint": folder, "checkpoint_seconds": 0.0, **(execution or {})})
+    return whence.fit(network(), loader, structure=STRUCTURES[structure], execution=how, **settings)
 
 
 def until_it_ends(

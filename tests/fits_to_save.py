@@ -64,7 +64,13 @@ def classes(structure: str, likelihood: Any, **options: Any) -> Fit:
 def many(structure: str, columns: int = 2, **options: Any) -> Fit:
     """Six classes, seen through a few mixtures of them."""
     model, batches = network(6), batches_of(inputs(), labels(6), 5)
-    settings = {"ridge": 0.4, "progress": False, "structure": STRUCTURES[structure], "outputs": columns, **options}
+    settings = {
+        "ridge": 0.4,
+        "progress": False,
+        "structure": STRUCTURES[structure],
+        "hessian_columns": columns,
+        **options,
+    }
     return Fit(model, batches, inputs(4, seed=9), whence.fit(model, batches, "categorical", **settings))
 
 

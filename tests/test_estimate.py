@@ -113,7 +113,7 @@ def test_what_does_not_fit() -> None:
 
 
 def test_a_layer_is_not_advised_where_there_is_one_already() -> None:
-    options: dict[str, Any] = {"parameters": "last_layer", "max_memory": 3_000}
+    options: dict[str, Any] = {"parameters": "last_layer", "execution": whence.Execution(max_memory=3_000)}
     found = whence.estimate(network(), batches(), **options)
     assert not found.fits
     assert "last_layer" not in str(found)
@@ -172,7 +172,11 @@ def test_few_mixtures_of_many_outputs_take_less() -> None:
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 200)).eval()
     x, y = torch.randn(64, 6), torch.randint(0, 200, (64,))
     loader = list(zip(x.split(16), y.split(16), strict=True))
-    options: dict[str, Any] = {"likelihood": "categorical", "structure": "ekfac", "max_memory": 2**33}
+    options: dict[str, Any] = {
+        "likelihood": "categorical",
+        "structure": "ekfac",
+        "execution": whence.Execution(max_memory=2**33),
+    }
     usual, few, every = (
         whence.estimate(model, loader, hessian_columns=outputs, **options) for outputs in ("auto", 4, "all")
     )

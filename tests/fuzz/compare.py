@@ -142,7 +142,7 @@ class Truth:
         named = dict(model.named_parameters())
         start = np.concatenate([named[name].detach().numpy().reshape(-1) for name in problem.selected])
         exact = problem.structure in problems.EXACT
-        mixtures = isinstance(options.get("outputs"), int)
+        mixtures = isinstance(options.get("hessian_columns"), int)
         found = dense.Dense(
             f.reshape(n, -1),
             J,
@@ -238,7 +238,7 @@ def _rows(truth: Truth) -> bool:
 
 def _spanning(problem: Problem, truth: Truth) -> bool:
     """Whether mixtures of outputs, where there are any, hold all of them."""
-    return not truth.mixtures or problem.options["outputs"] >= truth.fit.k
+    return not truth.mixtures or problem.options["hessian_columns"] >= truth.fit.k
 
 
 def _fitted(problem: Problem, tracer: whence.Tracer, truth: Truth) -> Iterator[Check]:
@@ -472,7 +472,7 @@ def _other_label(problem: Problem, rng: Random, w: int) -> tuple[Any, Array]:
 
 def _again(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
     """What must not change: after saving and loading, in a second fit, and where data are shuffled or changed later."""
-    mixtures = isinstance(problem.options.get("outputs"), int)
+    mixtures = isinstance(problem.options.get("hessian_columns"), int)
     ways = [_loaded] * 6 + [_fitted_again] * 3 + [_shuffled] * 3 + [_changed] * 2
     if "groups" not in problem.options:
         ways += [_explained] + [_split] * (not mixtures)

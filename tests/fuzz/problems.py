@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+import whence
+
 from . import networks
 from .dense import Loss
 
@@ -210,7 +212,7 @@ def draw_options(rng: Random, loss: Loss, outputs: Tensor, structure: str, dtype
     if rng.random() < 0.3:
         options["noise"] = "unbiased"
     if rng.random() < 0.4 and structure != "matrix free":
-        options["chunk_size"] = rng.randint(1, 7)
+        options["execution"] = whence.Execution(chunk_size=rng.randint(1, 7))
     units = ["example"] + ["output"] * (loss.kind != "categorical") + ["position", "position"] * positions
     loo = rng.choice(units) if rng.random() < 0.5 else "example"
     if exact and structure != "matrix free" and loo == "example" and rng.random() < 0.15:
@@ -223,7 +225,7 @@ def draw_options(rng: Random, loss: Loss, outputs: Tensor, structure: str, dtype
         options["leverage"] = rng.choice(["clip", "one_plus_q"])
     if rng.random() < 0.2 and loo == "example" and "groups" not in options:
         size = outputs[0].numel()
-        options["outputs"] = rng.choice(["all", size, size + 1, max(1, size - 1)])
+        options["hessian_columns"] = rng.choice(["all", size, size + 1, max(1, size - 1)])
     return options
 
 

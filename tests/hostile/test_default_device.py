@@ -69,7 +69,7 @@ def test_everything_under_another_default_device(name: str, tmp_path: Path, else
         wanted = everything(plain.tracer, plain.test, remove)
     options = {"ridge": plain.tracer.ridge, "progress": False, "structure": STRUCTURES[given[0]]}
     if name.startswith("mixtures"):
-        options["outputs"] = 2
+        options["hessian_columns"] = 2
     likelihood = "gaussian" if make is regression else plain.tracer.problem.likelihood
     tracer = whence.fit(plain.model, plain.batches, likelihood, **options)
     said = everything(tracer, plain.test, remove)

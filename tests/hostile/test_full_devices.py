@@ -103,8 +103,11 @@ class Hungry(whence.Diagonal):
 
 def test_a_full_device_is_planned_for_anew() -> None:
     x, y = inputs_and_targets(n=20)
-    options = {"structure": Hungry(), "max_memory": 2**26, "chunk_size": 20}
-    found, wanted = fit(mlp(), [(x, y)], **options), fit(mlp(), [(x, y)], structure="diagonal")
+    execution = whence.Execution(max_memory=2**26, chunk_size=20)
+    found, wanted = (
+        fit(mlp(), [(x, y)], structure=Hungry(), execution=execution),
+        fit(mlp(), [(x, y)], structure="diagonal"),
+    )
     notes = [one.value for one in found.diagnostics if one.name == "note" and "ran out of memory" in str(one.value)]
     assert notes == [
         f"the device ran out of memory; the fit was planned anew with {size} MiB, chunks of {chunk} examples"
@@ -114,7 +117,7 @@ def test_a_full_device_is_planned_for_anew() -> None:
     with pytest.raises(
         whence.TooLargeError, match=r"take 1\.0 MiB at most on cpu, got out of memory \(CUDA .*chunk_size"
     ):
-        fit(mlp(), [(x, y)], **{**options, "max_memory": 3 * 2**20, "chunk_size": 5, "structure": Starving()})
+        fit(mlp(), [(x, y)], structure=Starving(), execution=whence.Execution(max_memory=3 * 2**20, chunk_size=5))
 
 
 class Allocating(whence.Diagonal):
@@ -176,18 +179,19 @@ def test_a_device_that_is_full(name: str, told: bool) -> None:
     """Halfway between what all examples at once take and what few at a time do, with a plan that knows of more."""
     structure, width, n = FULL[name]
     model, x, y = of_width(width, n, torch.device("cpu"))
-    options: dict[str, Any] = {"structure": structure, "ridge": 10.0, "dtype": torch.float32}
+    options: dict[str, Any] = {"structure": structure, "ridge": 10.0}
+    single: dict[str, Any] = {"dtype": torch.float32}
     answer, peaks = torch.zeros(0), []
     for chunk in (n, 20):
         with Full(2**50) as counted:
-            wanted = fit(model, [(x, y)], **options, execution=whence.Execution(chunk_size=chunk))
+            wanted = fit(model, [(x, y)], **options, execution=whence.Execution(chunk_size=chunk, **single))
         answer = wanted.predict(x[:50]).hec3
         peaks.append(counted.peak)
         del wanted
     limit = sum(peaks) // 2
     assert peaks[1] < 0.70 * limit
     with Full(limit) as device:
-        found = fit(model, [(x, y)], **options, **({"chunk_size": n} if told else {}))
+        found = fit(model, [(x, y)], **options, execution=whence.Execution(chunk_size=n if told else None, **single))
     notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
     assert device.times > 0
     assert notes

@@ -48,11 +48,12 @@ class Case:
         size = sum(p.numel() for p in self.model.parameters())
         # The plan is the same for all chunks: so much that nothing is refused, so little that rows are not kept.
         plan = 40 * size**2 + 3.2 * 4 * n * OUTPUTS * size
-        self.options: dict[str, Any] = {"structure": STRUCTURES[name], "ridge": 10.0, "max_memory": int(plan)}
-        self.options["dtype"] = torch.float32
+        self.options: dict[str, Any] = {"structure": STRUCTURES[name], "ridge": 10.0}
+        self.execution: dict[str, Any] = {"max_memory": int(plan), "dtype": torch.float32}
 
     def fit(self, chunk: int) -> whence.Tracer:
-        return fit(self.model, [(self.x, self.y)], **self.options, execution=whence.Execution(chunk_size=chunk))
+        execution = whence.Execution(chunk_size=chunk, **self.execution)
+        return fit(self.model, [(self.x, self.y)], **self.options, execution=execution)
 
     def answer(self, tracer: whence.Tracer) -> Tensor:
         return tracer.predict(self.x[:50]).hec3

@@ -25,13 +25,17 @@ def test_a_ridge_of_another_kind(ridge: Any) -> None:
 
 UNKNOWN = {
     "likelihood": r"likelihood to be one of 'gaussian'.* or a Likelihood, got 'nonsense'",
-    "structure": r"structure to be one of 'exact'.* or a Structure, got 'nonsense'",
+    "structure": r"structure to be one of 'auto', 'exact'.* or a Structure, got 'nonsense'",
     "noise": r"noise to be one of 'mle', 'unbiased', got 'nonsense'",
     "loo": r"loo to be one of 'example', 'position', 'output', got 'nonsense'",
     "leverage": r"leverage to be one of 'auto', 'exact', 'one_plus_q', 'clip', got 'nonsense'",
+    "execution": r"execution to be a whence\.Execution, got 'nonsense'",
+}
+UNKNOWN_TO_EXECUTION = {
     "chunk_size": r"chunk_size to be a whole number of examples, at least 1, got 'nonsense'",
     "max_memory": r"max_memory to be a number of bytes, at least 1, got 'nonsense'",
     "dtype": r"dtype torch\.float64 or torch\.float32 for the algebra, got 'nonsense'",
+    "checkpoint_seconds": r"checkpoint_seconds as a number of seconds, not below zero, got 'nonsense'",
 }
 
 
@@ -39,6 +43,19 @@ UNKNOWN = {
 def test_unknown_words(option: str) -> None:
     with pytest.raises(whence.InputError, match=UNKNOWN[option]):
         fit(mlp(), batches(), **{option: "nonsense"})
+
+
+@pytest.mark.parametrize("option", UNKNOWN_TO_EXECUTION)
+def test_unknown_words_of_the_execution(option: str) -> None:
+    with pytest.raises(whence.InputError, match=UNKNOWN_TO_EXECUTION[option]):
+        whence.Execution(**{option: "nonsense"})
+
+
+@pytest.mark.parametrize("option", ["chunk_size", "max_memory", "dtype", "tf32", "generator", "checkpoint", "outputs"])
+def test_options_of_the_execution_are_no_options_of_fit(option: str) -> None:
+    for call in (fit, whence.estimate):
+        with pytest.raises(TypeError, match=option):
+            call(mlp(), batches(), **{option: None})
 
 
 @pytest.mark.parametrize(
@@ -49,6 +66,18 @@ def test_unknown_words(option: str) -> None:
         ("noise", None),
         ("loo", True),
         ("leverage", 0.5),
+        ("execution", {"chunk_size": 3}),
+        ("hessian_columns", 0),
+    ],
+)
+def test_other_values(option: str, value: Any) -> None:
+    with pytest.raises(whence.InputError, match=rf"expected {option} .*got"):
+        fit(mlp(), batches(), **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
         ("chunk_size", 0),
         ("chunk_size", 2.5),
         ("max_memory", 0),
@@ -56,11 +85,14 @@ def test_unknown_words(option: str) -> None:
         ("max_memory", -1e9),
         ("dtype", torch.float16),
         ("dtype", torch.int64),
+        ("checkpoint", 3),
+        ("checkpoint_seconds", -1.0),
+        ("checkpoint_seconds", float("nan")),
     ],
 )
-def test_other_values(option: str, value: Any) -> None:
+def test_other_values_of_the_execution(option: str, value: Any) -> None:
     with pytest.raises(whence.InputError, match=rf"expected {option} .*got"):
-        fit(mlp(), batches(), **{option: value})
+        whence.Execution(**{option: value})
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ GROUPS = [at // 3 for at in range(24)]
 
 
 @pytest.mark.parametrize(
-    "options", [{"groups": GROUPS}, {"ridge": "loo"}, {"ridge": "loo", "groups": GROUPS}, {"outputs": 1}]
+    "options", [{"groups": GROUPS}, {"ridge": "loo"}, {"ridge": "loo", "groups": GROUPS}, {"hessian_columns": 1}]
 )
 def test_other_ways_to_fit(options: dict[str, Any], tmp_path: Path) -> None:
     wanted = fit(batches(), "core", None, **options)
@@ -41,7 +41,7 @@ def test_other_ways_to_fit(options: dict[str, Any], tmp_path: Path) -> None:
 
 def test_rows_that_are_computed_again(tmp_path: Path) -> None:
     """With little memory rows are not kept, and every pass reads the data."""
-    options = {"likelihood": "categorical", "max_memory": 140_000}
+    options: dict[str, Any] = {"likelihood": "categorical", "execution": {"max_memory": 140_000}}
     wanted = fit(batches(classes=True), "primal", None, **options)
     found, attempts = until_it_ends("primal", tmp_path / "checkpoint", batches(classes=True), 3, **options)
     assert attempts > 1
@@ -79,7 +79,8 @@ KILLED = textwrap.dedent(
 
     def fit(checkpoint):
         data = Slow() if checkpoint else list(zip(x.split(6), y.split(6)))
-        return whence.fit(model, data, structure=name, ridge=1.0, progress=False, checkpoint=checkpoint, every=0)
+        execution = whence.Execution(checkpoint=checkpoint, checkpoint_seconds=0)
+        return whence.fit(model, data, structure=name, ridge=1.0, progress=False, execution=execution)
 
     def told(tracer):
         found = tracer.predict(x[:5])

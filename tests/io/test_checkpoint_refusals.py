@@ -41,18 +41,20 @@ def test_other_data_are_refused(kind: str, words: str, tmp_path: Path) -> None:
         {"recenter": False},
         {"noise": "unbiased"},
         {"parameters": "last_layer"},
-        {"chunk_size": 3},
-        {"dtype": torch.float32},
+        {"execution": {"chunk_size": 3}},
+        {"execution": {"dtype": torch.float32}},
         {"likelihood": whence.Gaussian()},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda change: next(iter(change.get("execution", change))),
 )
 def test_other_options_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     fit(batches(), "ekfac", tmp_path / "checkpoint")
     if "likelihood" in change:  # the same, said otherwise
         fit(batches(), "ekfac", tmp_path / "checkpoint", **change)
         return
-    with pytest.raises(whence.InputError, match=f"this very fit, got one with {next(iter(change))}"):
+    with pytest.raises(
+        whence.InputError, match=f"this very fit, got one with {next(iter(change.get('execution', change)))}"
+    ):
         fit(batches(), "ekfac", tmp_path / "checkpoint", **change)
 
 
@@ -64,7 +66,8 @@ def test_another_structure_is_refused(tmp_path: Path) -> None:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     model = network()
-    options: dict[str, Any] = {"structure": "diagonal", "checkpoint": tmp_path / "checkpoint", "progress": False}
+    execution = whence.Execution(checkpoint=tmp_path / "checkpoint")
+    options: dict[str, Any] = {"structure": "diagonal", "progress": False, "execution": execution}
     whence.fit(model, batches(), **options)
     with torch.no_grad():
         model[0].bias[1] += 1e-15
@@ -85,8 +88,9 @@ def exact_fit(size: int, folder: Path | None, after: int | None = None) -> whenc
             parameter.copy_(quarters(*parameter.shape, seed=at))
     data = list(zip(quarters(24, 3, seed=8).split(size), quarters(24, 2, seed=9).split(size), strict=True))
     loader = data if after is None else Faulty(data, after)
-    options: dict[str, Any] = {"ridge": 0.5, "progress": False, "every": 0, "recenter": True}
-    return whence.fit(model, loader, structure="diagonal", execution=whence.Execution(checkpoint=folder), **options)
+    execution = whence.Execution(checkpoint=folder, checkpoint_seconds=0)
+    options: dict[str, Any] = {"ridge": 0.5, "progress": False, "recenter": True, "execution": execution}
+    return whence.fit(model, loader, structure="diagonal", **options)
 
 
 def test_batches_of_another_size(tmp_path: Path) -> None:
@@ -201,5 +205,5 @@ def test_places_that_cannot_be(path: Any, every: Any, words: str, tmp_path: Path
     (tmp_path / "full" / "mine").write_text("mine")
     folder = tmp_path / path if isinstance(path, str) else path
     with pytest.raises(whence.InputError, match=words):
-        fit(batches(), "diagonal", folder, execution=whence.Execution(checkpoint_seconds=every))
+        fit(batches(), "diagonal", folder, execution={"checkpoint_seconds": every})
     assert (tmp_path / "full" / "mine").read_text() == "mine"

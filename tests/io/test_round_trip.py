@@ -114,8 +114,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "path": {"ridge": "loo"},
     "last layer": {"parameters": "last_layer"},
     "some": {"parameters": ["0.weight", "2.*"]},
-    "chunks": {"chunk_size": 2},
-    "single precision": {"dtype": torch.float32},
+    "chunks": {"execution": whence.Execution(chunk_size=2)},
+    "single precision": {"execution": whence.Execution(dtype=torch.float32)},
     "clip": {"leverage": "clip"},
     "groups": {"groups": ["a", "b", "a", "c", "c", "b", "a", "d", "d"]},
 }
@@ -136,7 +136,7 @@ def test_options(options: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("structure", ["primal", "dual", "core", "ekfac", "ekfac, two bases"])
 def test_mixtures_of_many_outputs(structure: str, tmp_path: Path) -> None:
-    for options in ({}, {"generator": torch.Generator().manual_seed(3)}):
+    for options in ({}, {"execution": whence.Execution(generator=torch.Generator().manual_seed(3))}):
         fit = many(structure, **options)
         again = reload(fit, tmp_path)
         assert differences(fit.tracer, again) == []

@@ -92,7 +92,7 @@ def test_recentring_takes_the_newton_step(problem: Problem, structure: whence.St
 def test_single_precision_agrees_to_single_precision(problem: Problem) -> None:
     test = inputs(M, seed=9)
     wanted = problem.expected(test)
-    found = problem.fit(structure="exact", dtype=torch.float32).predict(test)
+    found = problem.fit(structure="exact", execution=whence.Execution(dtype=torch.float32)).predict(test)
     assert_covariances(found, wanted, 1e-3)
 
 

@@ -48,7 +48,7 @@ def oracle(model: nn.Module, x: Tensor, residuals: np.ndarray, tracer: whence.Tr
 @pytest.mark.parametrize("structure", [*EXACT, "ekfac", whence.EKFAC(meat="two_bases"), "kfac", "diagonal"], ids=str)
 def test_all_columns_are_all_outputs(structure: Any, kind: str) -> None:
     problem = PROBLEMS[kind]
-    every, found = (problem.fit(structure=structure, outputs=outputs) for outputs in ("all", 4))
+    every, found = (problem.fit(structure=structure, hessian_columns=outputs) for outputs in ("all", 4))
     for name in ESTIMATORS:
         one, other = (tracer.predict(TEST, outputs=[0, 1, 2]).covariance(name) for tracer in (found, every))
         assert_close(one, other, name, rtol=1e-6)
@@ -64,7 +64,7 @@ def test_all_columns_are_all_outputs(structure: Any, kind: str) -> None:
 )
 def test_leaving_out_is_exact_for_the_sketched_curvature(structure: Any, columns: int) -> None:
     problem = categorical(6)
-    tracer = problem.fit(structure=structure, outputs=columns)
+    tracer = problem.fit(structure=structure, hessian_columns=columns)
     residuals, _ = problem.terms(oracles.tangents_of(problem.model, problem.x)[0])
     wanted = oracle(problem.model, problem.x, residuals, tracer)
     found = tracer.predict(TEST, outputs=list(range(6)))
@@ -78,7 +78,7 @@ def test_weights_groups_and_recentering() -> None:
     weights[2] = 0.0
     groups = np.arange(N) // 2
     loader = [(problem.x, problem.y, weights)]
-    options: dict[str, Any] = {"ridge": 0.4, "progress": False, "outputs": 3}
+    options: dict[str, Any] = {"ridge": 0.4, "progress": False, "hessian_columns": 3}
     tracer = whence.fit(problem.model, loader, "categorical", groups=groups, **options)
     residuals, _ = problem.terms(oracles.tangents_of(problem.model, problem.x)[0])
     wanted = oracle(problem.model, problem.x, weights.numpy()[:, None] * residuals, tracer, groups=groups)
@@ -86,7 +86,7 @@ def test_weights_groups_and_recentering() -> None:
     for name in ("ho", "hec0", "hec2", "hec3"):
         assert_close(found.covariance(name), wanted[name], name)
     every, moved = (
-        whence.fit(problem.model, loader, "categorical", recenter=True, **{**options, "outputs": outputs})
+        whence.fit(problem.model, loader, "categorical", recenter=True, **{**options, "hessian_columns": outputs})
         for outputs in ("all", 6)
     )
     listed = list(range(6))
@@ -270,7 +270,9 @@ def test_many_outputs_are_sketched_by_default_and_it_is_told() -> None:
 
 @pytest.mark.parametrize("wrong", ["some", 0, -1, 2.5, True, [1, 2], None])
 def test_columns_that_cannot_be(wrong: Any) -> None:
-    with pytest.raises(whence.InputError, match=r'expected outputs to be "auto", "all", or the number of columns'):
+    with pytest.raises(
+        whence.InputError, match=r'expected hessian_columns to be "auto", "all", or the number of columns'
+    ):
         categorical(3).fit(hessian_columns=wrong)
 
 

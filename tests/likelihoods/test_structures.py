@@ -68,7 +68,8 @@ def test_batches_and_chunks_do_not_matter(structure: whence.Structure) -> None:
     problem = PROBLEMS["three classes"]
     whole = covariances(problem.fit(structure=structure, batch=N))
     for batch, chunk in ((1, None), (5, 2), (N, 3)):
-        assert_covariances(problem.fit(structure=structure, batch=batch, chunk_size=chunk).predict(TEST), whole)
+        execution = whence.Execution(chunk_size=chunk)
+        assert_covariances(problem.fit(structure=structure, batch=batch, execution=execution).predict(TEST), whole)
 
 
 class WithZero(nn.Module):

@@ -69,7 +69,7 @@ def test_labels_as_floats() -> None:
 
 def test_labels_as_booleans() -> None:
     with pytest.raises(whence.TargetError, match=r'got torch\.bool in batch 0\. Call \.long\(\), or use .*"bernoulli"'):
-        fit(labels(2, N).bool(), "categorical", hessian_columns=2)
+        fit(labels(2, N).bool(), "categorical", outputs=2)
 
 
 @pytest.mark.parametrize("shape", [(N, 1), (N, 2), (N, 1, 1)])
@@ -124,7 +124,7 @@ def test_a_whole_batch_ignored_is_no_error() -> None:
 
 def test_a_single_output_has_no_classes() -> None:
     with pytest.raises(whence.ShapeError, match=r"at least two outputs .* got 1 in batch 0.*\"bernoulli"):
-        fit(torch.zeros(N, dtype=torch.long), "categorical", hessian_columns=1)
+        fit(torch.zeros(N, dtype=torch.long), "categorical", outputs=1)
 
 
 @pytest.mark.parametrize("weight", [[1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [1.0, float("nan")], 2.0, "abc", [[1.0], [2.0]]])
@@ -169,12 +169,12 @@ def test_hessians_that_do_not_fit_in_memory() -> None:
 def test_targets_outside_zero_and_one(value: float) -> None:
     message = rf"targets between 0 and 1, got \[{value}\] in batch 1 \(example 1 of the batch\)\. Labels -1 and \+1 bec"
     with pytest.raises(whence.TargetError, match=message):
-        fit(spoiled(labels(2, N).double(), value), "bernoulli", hessian_columns=1)
+        fit(spoiled(labels(2, N).double(), value), "bernoulli", outputs=1)
 
 
 def test_labels_minus_one_and_one_as_integers() -> None:
     with pytest.raises(whence.TargetError, match=r"between 0 and 1, got \[-1\]"):
-        fit(torch.full((N, 1), -1), "bernoulli", hessian_columns=1)
+        fit(torch.full((N, 1), -1), "bernoulli", outputs=1)
 
 
 def test_class_indices_for_many_logits() -> None:

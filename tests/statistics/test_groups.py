@@ -184,7 +184,7 @@ def test_names_order_and_batches_do_not_matter(structure: whence.Structure) -> N
 def test_rows_that_do_not_fit_in_memory_are_read_again() -> None:
     problem = PROBLEMS["three classes"]
     plain = problem.fit(structure=STRUCTURES["primal"], groups=GROUPS)
-    tight = problem.fit(structure=STRUCTURES["primal"], groups=GROUPS, max_memory=110_000)
+    tight = problem.fit(structure=STRUCTURES["primal"], groups=GROUPS, execution=whence.Execution(max_memory=110_000))
     assert tight.bread.rows.in_memory is False  # type: ignore[attr-defined]
     wanted = {name: np.asarray(plain.predict(TEST).covariance(name)) for name in ESTIMATORS}
     assert_covariances(tight.predict(TEST), wanted)

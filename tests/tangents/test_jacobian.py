@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import whence
 from capture_models import MODELS, Model, prepared
 from doubles import inputs_and_targets, mlp
 from oracles import tangents_of
@@ -66,7 +65,7 @@ def test_any_layer(name: str, device: torch.device) -> None:
     case: Model = MODELS[name]
     coarse = name == "weight norm" and device.type == "cuda"  # torch's kernel takes the norm in single precision
     model, inputs = prepared(case).to(device), to_device(case.inputs(4), device)
-    check(model, inputs, 1e-6 if coarse else 1e-9, execution=whence.Execution(chunk_size=3))
+    check(model, inputs, 1e-6 if coarse else 1e-9, chunk_size=3)
 
 
 class Branching(nn.Module):
