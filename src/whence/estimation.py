@@ -23,12 +23,12 @@ from whence.curvature.stream import PIECES, LayerGradients, working_precision
 from whence.data.batches import Batch, Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.errors import InputError
-from whence.fitting import check_columns, named
+from whence.fitting import by_name, check_columns
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization, linearize
 from whence.jacobian.network import Choice, Network, select
 from whence.likelihoods import Likelihood
-from whence.runtime.execution import Execution
+from whence.runtime.execution import Execution, checked_execution
 from whence.runtime.memory import Budget, readable
 from whence.runtime.model_state import check_model, preserved
 from whence.runtime.progress import Progress, clock
@@ -579,13 +579,13 @@ def estimate(
         >>> found.fits, found.examples, found.parameters
         (True, 20, 2)
     """
-    loss: Likelihood = named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
-    chosen: Structure = named(structure, STRUCTURES, Structure, "structure")
+    loss: Likelihood = by_name(likelihood, LIKELIHOODS, Likelihood, "likelihood")
+    chosen: Structure = by_name(structure, STRUCTURES, Structure, "structure")
     if not isinstance(chosen, KNOWN):
         raise InputError(
             f"expected a structure of whence itself, got {type(chosen).__name__}, whose needs only its author knows."
         )
-    execution = execution or Execution()
+    execution = checked_execution(execution)
     columns = check_columns(hessian_columns)
     check_model(model)
     with preserved(model):

@@ -53,7 +53,7 @@ class Auto(Structure):
             lambda road: memory_needed(problem, road),
             problem.budget.limit,
             problem.device,
-            dual=not (problem.passes.kept or ridge == 0),  # the kernel is no sum over examples, and needs a ridge
+            dual=not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
         )
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:

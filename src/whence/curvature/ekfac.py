@@ -291,7 +291,7 @@ def eigenbases(
         one = factors[at]
         positions = one.positions / stream.problem.total_weight
         basis, product = cut(*one.basis(notes), positions, stream.problem.k, ridge, tolerance)
-        stream.problem.passes.give_back()
+        stream.problem.passes.trim_memory()
         return basis.to(precision), product if products else None
 
     found = decompose(factors, make, stream.problem.passes.process_group, stream.problem.device, facts)

@@ -155,9 +155,10 @@ class Container:
         self.path, self._file = repr(str(path)), file
         metadata = file.metadata()
         described = _parse(metadata["whence"], self.path)
-        self.manifest = described.get("manifest")
-        if set(metadata) != {"whence"} or len(described) != 3 or not isinstance(self.manifest, dict):
+        manifest = described.get("manifest")
+        if set(metadata) != {"whence"} or len(described) != 3 or not isinstance(manifest, dict):
             raise damaged(self.path, "its metadata are not those of this format")
+        self.manifest: dict[str, Any] = manifest
         self.entries = {name: self._entry(name) for name in file.keys()}  # noqa: SIM118  a file is no dict
 
     def _entry(self, name: str) -> Entry:
@@ -258,48 +259,48 @@ LARGEST = 2**48
 
 @dataclass
 class Draft:
-    """Facts and tensors to be written.
+    """Fields and tensors to be written.
 
     Attributes:
-        facts: numbers and words, in parts.
+        fields: numbers and texts, in parts.
         tensors: by their full name.
         orders: of the tensors that are not stored axis by axis, how their axes follow each other in memory. Products
             of matrices round differently for another order, so that it is kept.
         name: of this part.
     """
 
-    facts: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     orders: dict[str, list[int]] = field(default_factory=dict)
     name: str = ""
 
     def part(self, name: str) -> Draft:
         """A part of its own."""
-        facts: dict[str, Any] = {}
-        self.facts[name] = facts
-        return Draft(facts, self.tensors, self.orders, f"{self.name}{name}.")
+        fields: dict[str, Any] = {}
+        self.fields[name] = fields
+        return Draft(fields, self.tensors, self.orders, f"{self.name}{name}.")
 
-    def note(self, **facts: Any) -> None:
-        """Write facts down; numbers that JSON does not know become words."""
-        self.facts.update({name: plain(fact) for name, fact in facts.items()})
+    def note(self, **fields: Any) -> None:
+        """Write fields; numbers that JSON does not know become texts."""
+        self.fields.update({name: plain(value) for name, value in fields.items()})
 
     def put(self, name: str, tensor: Tensor | None) -> None:
-        """Write a tensor down, if there is one."""
+        """Write a tensor, if there is one."""
         if tensor is None:
             return
         if tensor.dtype not in DTYPES.values():
             raise InputError(f"expected tensors of float64, float32 or int64 to save, got {tensor.dtype} in {name}.")
         strides = tensor.stride()
         order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
-        turned = tensor.detach().permute(order)
-        if not tensor.is_contiguous() and turned.is_contiguous():
+        permuted = tensor.detach().permute(order)
+        if not tensor.is_contiguous() and permuted.is_contiguous():
             self.orders[self.name + name] = order
-            tensor = turned
+            tensor = permuted
         self.tensors[self.name + name] = tensor
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """Words of a file as they may be shown: without the signs that a terminal obeys, and not too long.
+    """A text of a file as it may be shown: without control characters, and not too long.
 
     Examples:
         >>> printable(chr(27) + "[2J").isprintable(), printable("longer", 4)
@@ -309,23 +310,23 @@ def printable(text: str, most: int | None = None) -> str:
     return shown if shown.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in shown)
 
 
-def plain(fact: Any) -> Any:
-    """A fact as JSON has it: it knows no infinity."""
-    if isinstance(fact, float) and not math.isfinite(fact):
-        return [str(fact)]
-    return list(fact) if isinstance(fact, tuple) else fact
+def plain(value: Any) -> Any:
+    """A value as JSON has it, which knows no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return [str(value)]
+    return list(value) if isinstance(value, tuple) else value
 
 
-def number(fact: Any) -> float | None:
+def number(value: Any) -> float | None:
     """A number as `plain` left it; `None` for anything else.
 
     Examples:
         >>> number(plain(0.5)), number(plain(float("inf"))), number("0.5")
         (0.5, inf, None)
     """
-    if type(fact) is list and fact in (["inf"], ["-inf"], ["nan"]):
-        return float(fact[0])
-    return float(fact) if type(fact) in (int, float) and abs(fact) < 2**1000 else None
+    if type(value) is list and value in (["inf"], ["-inf"], ["nan"]):
+        return float(value[0])
+    return float(value) if type(value) in (int, float) and abs(value) < 2**1000 else None
 
 
 @dataclass(frozen=True)
@@ -352,7 +353,7 @@ class Saved:
     """A part of what was saved, read with suspicion."""
 
     container: Container
-    facts: Mapping[str, Any]
+    fields: Mapping[str, Any]
     orders: Mapping[str, Any]
     target: Target
     used: set[str]
@@ -360,10 +361,10 @@ class Saved:
 
     def part(self, name: str) -> Saved:
         """A part of its own."""
-        facts = self._fact(name)
-        if not isinstance(facts, dict):
+        fields = self._field(name)
+        if not isinstance(fields, dict):
             raise self.wrong(name, "a part")
-        return Saved(self.container, facts, self.orders, self.target, self.used, f"{self.name}{name}.")
+        return Saved(self.container, fields, self.orders, self.target, self.used, f"{self.name}{name}.")
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -406,42 +407,42 @@ class Saved:
 
     def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
         """A number within bounds."""
-        found = number(self._fact(name))
+        found = number(self._field(name))
         if found is None or not low <= found <= high:
             raise self.wrong(name, f"a number from {low:g} to {high:g}")
         return found
 
     def whole(self, name: str, low: int = 0, high: int = LARGEST) -> int:
         """A whole number within bounds."""
-        found = self._fact(name)
+        found = self._field(name)
         if type(found) is not int or not low <= found <= high:
             raise self.wrong(name, f"a whole number from {low} to {high}")
         return found
 
     def flag(self, name: str) -> bool:
         """Yes or no."""
-        found = self._fact(name)
+        found = self._field(name)
         if type(found) is not bool:
             raise self.wrong(name, "yes or no")
         return found
 
     def text(self, name: str, *choices: str) -> str:
-        """Words, perhaps one of some."""
-        found = self._fact(name)
+        """A text, perhaps one of some."""
+        found = self._field(name)
         if not isinstance(found, str) or (choices and found not in choices):
-            raise self.wrong(name, " or ".join(map(repr, choices)) or "words")
+            raise self.wrong(name, " or ".join(map(repr, choices)) or "a text")
         return printable(found)
 
     def texts(self, name: str) -> list[str]:
-        """A list of words."""
-        found = self._fact(name)
+        """A list of texts."""
+        found = self._field(name)
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise self.wrong(name, "a list of words")
+            raise self.wrong(name, "a list of texts")
         return [printable(one) for one in found]
 
     def wholes(self, name: str, low: int = 0, high: int = LARGEST) -> list[int]:
         """A list of whole numbers within bounds."""
-        found = self._fact(name)
+        found = self._field(name)
         if not isinstance(found, list) or not all(type(one) is int and low <= one <= high for one in found):
             raise self.wrong(name, f"a list of whole numbers from {low} to {high}")
         return list(found)
@@ -450,10 +451,10 @@ class Saved:
         """The error for something that is missing or not what it must be."""
         return damaged(self.container.path, f"{self.name}{name} is missing, or not {wanted}")
 
-    def _fact(self, name: str) -> Any:
-        if name not in self.facts:
+    def _field(self, name: str) -> Any:
+        if name not in self.fields:
             raise self.wrong(name, "there")
-        return self.facts[name]
+        return self.fields[name]
 
     def _order(self, full: str, axes: int) -> list[int]:
         order = self.orders.get(full, list(range(axes)))
