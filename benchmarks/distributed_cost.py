@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from whence.curvature.ekfac import SUMS, WHOLE
 from whence.curvature.kronecker import LARGEST_SIDE
 from whence.curvature.stream import PIECE_BYTES
-from whence.runtime.processes import shared_out
+from whence.runtime.processes import assign_by_cost
 
 PIECES = 3.5
 """A piece, and what is made of it."""
@@ -79,7 +79,7 @@ class Crew:
 
 def owned(task: Task, process_group: Crew) -> list[list[Layer]]:
     """Which layers each of those who share them has."""
-    owners = shared_out([layer.weights * (layer.o + layer.i) for layer in task.layers], process_group.layers)
+    owners = assign_by_cost([layer.weights * (layer.o + layer.i) for layer in task.layers], process_group.layers)
     pairs = list(zip(task.layers, owners, strict=True))
     return [[layer for layer, owner in pairs if owner == rank] for rank in range(process_group.layers)]
 
@@ -138,7 +138,7 @@ def eigen_sizes(task: Task, process_group: Crew) -> list[int]:
     """Sides of the factors that the busiest process decomposes."""
     found: list[list[int]] = []
     for layers in owned(task, process_group):
-        owners = shared_out([float(sum(side**3 for side in layer.sides)) for layer in layers], process_group.data)
+        owners = assign_by_cost([float(sum(side**3 for side in layer.sides)) for layer in layers], process_group.data)
         pairs = list(zip(layers, owners, strict=True))
         found += [
             [s for layer, owner in pairs if owner == rank for s in layer.sides] for rank in range(process_group.data)

@@ -17,8 +17,8 @@ class Forged:
     def __init__(self, raw: bytes) -> None:
         length = int.from_bytes(raw[:8], "little")
         self.table: dict[str, Any] = json.loads(raw[8 : 8 + length])
-        self.metadata: dict[str, str] = self.table.pop("__metadata__")
-        self.manifest: Any = json.loads(self.metadata["manifest"])
+        self.metadata: dict[str, Any] = json.loads(self.table.pop("__metadata__")["whence"])
+        self.manifest: Any = self.metadata.pop("manifest")
         self.data = raw[8 + length :]
 
     def copy(self) -> Forged:
@@ -27,8 +27,8 @@ class Forged:
     def header(self, manifest: str | None = None) -> bytes:
         """The header with zeros for a checksum; `manifest` in the place of what was parsed."""
         text = manifest if manifest is not None else json.dumps(self.manifest)
-        metadata = {"whence": self.metadata["whence"], "sha256": ZEROS, "manifest": text}
-        return json.dumps({"__metadata__": metadata, **self.table}, separators=(",", ":")).encode()
+        described = f'{{"format":{self.metadata["format"]},"sha256":"{ZEROS}","manifest":{text}}}'
+        return json.dumps({"__metadata__": {"whence": described}, **self.table}, separators=(",", ":")).encode()
 
     def sealed(self, manifest: str | None = None) -> bytes:
         """All of it with the right checksum."""

@@ -12,6 +12,7 @@ from torch import nn
 
 import whence
 from whence import display
+from whence.curvature import RidgePath
 from whence.display import WIDTH, Column, Shown, Table, cut
 from whence.influence import Calibration
 
@@ -158,7 +159,7 @@ def test_an_explanation_says_what_to_do() -> None:
 
 
 def test_the_best_ridge_is_marked() -> None:
-    path = whence.RidgePath(torch.logspace(-9, 9, 19), (torch.arange(19.0) - 17).square())
+    path = RidgePath(torch.logspace(-9, 9, 19), (torch.arange(19.0) - 17).square())
     marked = [line for line in str(path).splitlines() if "smallest" in line]
     assert marked[0].split()[:2] == ["1e+08", "0"]
     assert len(str(path).splitlines()) == 12

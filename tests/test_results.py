@@ -13,6 +13,7 @@ from torch import Tensor
 import whence
 from doubles import batches, fit, inputs_and_targets, mlp
 from whence.estimators import ESTIMATORS
+from whence.results import Finding
 
 NAMES = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 
@@ -110,7 +111,7 @@ def test_results_show_themselves() -> None:
 
 
 def test_diagnostics() -> None:
-    told = whence.Diagnostics((whence.Finding("ridge", 0.1234567891, "a number"), whence.Finding("note", "a word", "")))
+    told = whence.Diagnostics((Finding("ridge", 0.1234567891, "a number"), Finding("note", "a word", "")))
     assert told["ridge"] == 0.1234567891
     assert told["note"] == "a word"
     assert str(told) == "ridge: 0.123457 (a number)\nnote: a word"

@@ -2,7 +2,7 @@
 
 from whence._version import __version__
 from whence.api import fit, gather, load, ridge_from_weight_decay
-from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, RidgePath, Sketch, Structure
+from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.errors import (
     CorruptArtifactError,
     FormatError,
@@ -20,13 +20,13 @@ from whence.errors import (
     WhenceError,
 )
 from whence.estimation import Estimate, estimate
-from whence.influence import Attribution, Explanation, GroupShares, Shares, Suggestion, WhatIf
-from whence.influence.split import Sources, Split
-from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Noise, one_hot
-from whence.results import Diagnostics, Finding, Uncertainty
+from whence.influence import Attribution, Explanation, Suggestion, WhatIf
+from whence.influence.split import Split
+from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, one_hot
+from whence.results import Diagnostics, Uncertainty
 from whence.runtime.execution import Execution
 from whence.tracer import Tracer
-from whence.trust import Check, Trust
+from whence.trust import Trust
 
 __all__ = [
     "EKFAC",
@@ -34,7 +34,6 @@ __all__ = [
     "Attribution",
     "Bernoulli",
     "Categorical",
-    "Check",
     "Core",
     "CorruptArtifactError",
     "Diagnostics",
@@ -43,22 +42,16 @@ __all__ = [
     "Exact",
     "Execution",
     "Explanation",
-    "Finding",
     "FormatError",
     "Gaussian",
-    "GroupShares",
     "InputError",
     "Likelihood",
     "LoaderError",
-    "Noise",
     "NotDeterministicError",
     "ProcessError",
-    "RidgePath",
     "ShapeError",
-    "Shares",
     "SingularCurvatureError",
     "Sketch",
-    "Sources",
     "Split",
     "StaleModelError",
     "Structure",

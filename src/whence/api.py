@@ -1,4 +1,4 @@
-"""From the weight decay of an optimiser to the ridge on the sum scale."""
+"""The functions that users call: fit, load, gather, and the ridge that a weight decay amounts to."""
 
 from __future__ import annotations
 
@@ -12,24 +12,13 @@ from torch import Tensor, nn
 
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
 from whence.errors import InputError
-from whence.fitting import (
-    FitOptions,
-    check_apart,
-    check_checkpoint,
-    check_choices,
-    check_columns,
-    check_groups,
-    check_ridge,
-    check_sharing,
-    labels_of,
-    named,
-    run,
-)
+from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, bare
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from whence.results import Chosen, Seen, Uncertainty, join
-from whence.runtime.execution import Execution, Passes, check_memory
+from whence.output_choice import OutputVariances
+from whence.results import ChosenOutputs, Uncertainty
+from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
 
@@ -149,35 +138,24 @@ def fit(
         >>> tracer.predict(x[:3]).hec3.shape
         torch.Size([3, 1])
     """
-    execution = execution or Execution()
-    if not isinstance(execution, Execution):
-        raise InputError(f"expected execution to be a whence.Execution, got {execution!r}.")
+    execution = checked_execution(execution)
     processes = opened(execution.distributed)
     with processes.working():
-        lam = check_ridge(ridge)
-        loss: Likelihood = named(likelihood, LIKELIHOODS, Likelihood, "likelihood")
-        chosen: Structure = named(structure, STRUCTURES, Structure, "structure")
-        check_choices(noise=(noise, ("mle", "unbiased")), loo=(loo, ("example", "position", "output")))
-        check_choices(leverage=(leverage, ("auto", "exact", "one_plus_q", "clip")))
-        check_apart(loss, loo)
-        check_groups(groups, loo, chosen)
-        asked = FitOptions(
-            likelihood=loss,
-            structure=chosen,
+        options = FitOptions(
+            likelihood=by_name(likelihood, LIKELIHOODS, Likelihood, "likelihood"),
+            structure=by_name(structure, STRUCTURES, Structure, "structure"),
             parameters=parameters,
-            ridge=lam,
+            ridge=check_ridge(ridge),
             recenter=recenter,
             noise=noise,
             loo=loo,
-            groups=labels_of(groups, processes),
-            policy=chosen.policy if leverage == "auto" else leverage,
+            groups=groups,
+            leverage=leverage,
             columns=check_columns(hessian_columns),
             execution=execution,
             seed=execution.seed,
         )
-        check_sharing(chosen, processes)
-        check_checkpoint(execution, chosen)
-        return run(asked, model, train_loader, Passes(processes), progress)
+        return run_fit(options, model, train_loader, processes, progress)
 
 
 def load(
@@ -225,7 +203,7 @@ def load(
             "whence's own."
         )
     given = Given(bare(model), train_loader, likelihood, max_memory, progress)
-    return Tracer(**restore(Path(path), given, dtype))
+    return restore(Path(path), given, dtype, Tracer)
 
 
 def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> Uncertainty:
@@ -252,34 +230,35 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
             if found is None:
                 raise InputError("expected predictions of at least one process, got none.")
             return found
-        return _gathered(found, process_group)
+        return _gather(found, process_group)
 
 
-def _gathered(found: Uncertainty | None, process_group: Processes) -> Uncertainty:
+def _gather(found: Uncertainty | None, processes: Processes) -> Uncertainty:
     what = "the predictions"
     mine = None if found is None else {name: one.cpu() for name, one in _tensors(found).items()}
-    words = None
+    described = None
     if found is not None and mine is not None:
         sketches = None if found.chosen is None else found.chosen.sketches
-        words = (list(mine), sketches, found.likelihood)
-    told = process_group.tell(what, words)
+        described = (list(mine), sketches, found.likelihood)
+    everybody = processes.tell(what, described)
     parts = []
-    for rank, said in enumerate(told):
+    for rank, said in enumerate(everybody):
         if said is None:
             continue
-        own = list(mine.values()) if mine is not None and rank == process_group.rank else None
-        sent = process_group.send(own, rank, what, torch.device("cpu"))
+        names, sketches, _ = said
+        own = list(mine.values()) if mine is not None and rank == processes.rank else None
+        sent = processes.send(own, rank, what, torch.device("cpu"))
         moved = [one if found is None else one.to(found.mean.device) for one in sent]
-        parts.append(_seen(dict(zip(said[0], moved, strict=True)), said[1]))
+        parts.append(_output_variances(dict(zip(names, moved, strict=True)), sketches))
     if not parts:
         raise InputError("expected predictions of at least one process, got none.")
-    likelihood: Likelihood | None = next(said[2] for said in told if said is not None)
-    whole = join(parts)
+    likelihood: Likelihood | None = next(said[2] for said in everybody if said is not None)
+    whole = OutputVariances.join(parts)
     return Uncertainty(whole.mean, whole.covariances, whole.variances, None, likelihood, whole.chosen)
 
 
 def _tensors(found: Uncertainty) -> dict[str, Tensor]:
-    """Everything there is, by name."""
+    """All tensors of a result, by name."""
     chosen = found.chosen
     listed: dict[str, Tensor | None] = {"mean": found.mean}
     if chosen is not None:
@@ -289,9 +268,9 @@ def _tensors(found: Uncertainty) -> dict[str, Tensor]:
     return {name: one for name, one in listed.items() if one is not None}
 
 
-def _seen(tensors: dict[str, Tensor], sketches: bool | None) -> Seen:
-    def named(kind: str) -> dict[str, Tensor]:
+def _output_variances(tensors: dict[str, Tensor], sketches: bool | None) -> OutputVariances:
+    def of_kind(kind: str) -> dict[str, Tensor]:
         return {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
 
-    chosen = None if sketches is None else Chosen(tensors.get("index"), tensors.get("probabilities"), sketches)
-    return Seen(tensors["mean"], chosen, named("covariance "), named("variance "))
+    chosen = None if sketches is None else ChosenOutputs(tensors.get("index"), tensors.get("probabilities"), sketches)
+    return OutputVariances(tensors["mean"], chosen, of_kind("covariance "), of_kind("variance "))

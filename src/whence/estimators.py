@@ -31,20 +31,12 @@ from whence.runtime.memory import few_at_once
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
 
 
-def finish(covariances: dict[str, Tensor], shift: Tensor | None, n: int, hc1: float) -> dict[str, Tensor]:
-    """Add the estimators that follow from others.
-
-    Args:
-        covariances: (m, k, k) by name.
-        shift: (m, k) sum_i a_i u_i; `None` where the covariances hold the jackknife already.
-        n: how many are left out one after the other: examples, or their outputs.
-        hc1: n k / (n k - dof).
-    """
-    found = {**covariances, "hec1": covariances["hec0"] * hc1}
-    if shift is not None:
-        centre = shift.unsqueeze(2) * shift.unsqueeze(1) / n
-        found["jackknife"] = (covariances["hec3"] - centre) * ((n - 1) / n)
-    return found
+def hc1_factor(problem: Linearization, bread: FittedCurvature, groups: int | None) -> float:
+    """HeC1 over HeC0: n k / (n k - dof), with Stata's correction for few clusters where groups are left out."""
+    numbers = problem.numbers
+    left = numbers - bread.degrees_of_freedom
+    factor = numbers / left if left > 0 else float("inf")
+    return factor if groups is None else factor * (groups / (groups - 1)) * ((numbers - 1) / numbers)
 
 
 Policy = Literal["exact", "one_plus_q", "clip"]

@@ -1,4 +1,4 @@
-"""The options of a fit, checked at the door."""
+"""A fit: its options, checked, and the way from a trained network to a tracer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -18,8 +18,8 @@ from whence.curvature.ridge_search import fit_at_best
 from whence.data.batches import Batches, differ
 from whence.data.targets import all_prints, roll_call
 from whence.errors import InputError, TooLargeError
-from whence.estimators import LeftOut, Policy, Weighing, assemble
-from whence.io.checkpoint import described, open_checkpoint
+from whence.estimators import LeftOut, Policy, Weighing, assemble, hc1_factor
+from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, bare, first_line, follow_own_loss, select
 from whence.likelihoods import Likelihood
@@ -54,39 +54,6 @@ def check_ridge(ridge: float | str) -> float | None:
     return value
 
 
-def check_apart(loss: Likelihood, loo: str) -> None:
-    """Raise when outputs are to be left out one by one that cannot be."""
-    if loo == "output" and loss.couples_outputs:
-        raise InputError(
-            f'expected loo="example" with likelihood {loss.name!r}, whose outputs depend on each other, got "output". '
-            "A single class cannot be left out."
-        )
-
-
-def check_groups(groups: Any, loo: str, structure: Structure) -> None:
-    """Raise when whole groups are to be left out and cannot be."""
-    if groups is None:
-        return
-    if loo != "example":
-        raise InputError(f'expected loo="example" with groups, which are left out as a whole, got "{loo}".')
-    if not structure.takes_groups:
-        raise InputError(NO_GROUPS.format(repr(structure)))
-
-
-def check_positions(problem: Linearization, loo: str) -> None:
-    """Raise when positions are to be left out and there are none."""
-    if loo != "example" and problem.sketch is not None:
-        raise InputError(
-            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
-            f'{loo!r}. Fit with hessian_columns="all" to leave out single {loo}s.'
-        )
-    if loo == "position" and problem.units is None:
-        raise InputError(
-            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
-            f'of {problem.k} outputs an example. Use loo="example".'
-        )
-
-
 def check_columns(columns: Any) -> int | None:
     """How many columns of the loss's Hessian are used: 0 to decide by the number of outputs, `None` for all."""
     if isinstance(columns, str) and columns in ("auto", "all"):
@@ -97,13 +64,6 @@ def check_columns(columns: Any) -> int | None:
             f"least 1, got {columns!r}. Single outputs are chosen in predict(x, outputs=[...])."
         )
     return int(columns)
-
-
-def check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
-    """Raise unless each option is one of those allowed."""
-    for name, (given, allowed) in choices.items():
-        if given not in allowed:
-            raise InputError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {given!r}.")
 
 
 HINTS = {
@@ -119,7 +79,7 @@ HINTS = {
 """What people call things elsewhere, and what they are called here."""
 
 
-def named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
+def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
     """An object of a kind, given itself or by its name."""
     if isinstance(given, kind):
         return given
@@ -131,105 +91,11 @@ def named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
     )
 
 
-def check_sharing(structure: Structure, processes: Processes) -> None:
-    """Raise where processes cannot share a fit."""
-    if not processes.alone and not structure.in_parts:
-        raise InputError(_whole("one process, or distributed=False,", structure))
-
-
-def check_checkpoint(execution: Execution, structure: Structure) -> None:
-    """Raise where the structure cannot resume from a checkpoint."""
-    if execution.checkpoint is not None and not structure.in_parts:
-        raise InputError(_whole("no checkpoint", structure))
-
-
-def _whole(instead: str, structure: Structure) -> str:
-    return (
-        f"expected {instead} with {structure!r}, whose passes over the data are not all sums over examples. Use "
-        "Exact(road='primal'), 'core', 'sketch', 'ekfac', 'kfac' or 'diagonal'."
-    )
-
-
-def begin(
-    batches: Batches,
-    model: nn.Module,
-    execution: Execution,
-    options: Mapping[str, Any],
-) -> Budget:
-    """Learn which process has which examples, and whether some of the work is done already.
-
-    Args:
-        batches: the training data.
-        model: the network.
-        execution: how the fit runs.
-        options: everything that the result depends on, beside model and data.
-
-    Returns:
-        The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
-    """
-    passes = batches.passes
-    process_group, max_memory = passes.process_group, execution.max_memory
-    folder = None if execution.checkpoint is None else Path(execution.checkpoint)
-    limit = Budget(batches.device, max_memory).limit
-    passes.thrifty = max_memory is not None
-    if not passes.shared and folder is None:
-        return Budget(batches.device, limit)
-    told = {name: described(option) for name, option in options.items()}
-    _check_alike(process_group, {**told, "checkpoint": folder is not None}, fingerprint(model))
-    marks = roll_call(batches)
-    if max_memory is None and batches.device.type == "cpu":  # what was found free is for all on this machine
-        limit = limit // process_group.neighbours
-    limit = min(process_group.tell("the memory", limit))
-    if folder is not None:
-        passes.kept = True
-        if process_group.rank == 0:
-            passes.keeper, limit = open_checkpoint(
-                folder, float(execution.checkpoint_seconds), told, model, marks, limit, batches.progress
-            )
-        limit = process_group.tell("the checkpoint", limit)[0]
-    return Budget(batches.device, limit)
-
-
-def _check_alike(process_group: Processes, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
-    """Raise unless all processes fit the same network with the same options."""
-    first, *others = process_group.tell("the options", (options, weights))
-    for rank, (given, marks) in enumerate(others, start=1):
-        for what, mine, theirs in (("option", first[0], given), ("weights of", first[1], marks)):
-            name = next((one for one in mine.keys() | theirs.keys() if mine.get(one) != theirs.get(one)), None)
-            if name is not None:
-                raise InputError(
-                    f"expected the same {what} {name} in all processes, got another in rank {rank} than in rank 0. "
-                    "Give all of them the same options, and the same trained weights."
-                )
-
-
-def labels_of(groups: Any, process_group: Processes) -> Any:
-    """Labels of all training examples, where each process has those of its own."""
-    if groups is None or process_group.alone:
-        return groups
-    return [label for told in process_group.tell("the groups", _listed(groups)) for label in told]
-
-
-def digest_of(groups: Any) -> str | None:
-    """A short word for labels."""
-    if groups is None:
-        return None
-    return hashlib.sha256(repr(_listed(groups)).encode()).hexdigest()
-
-
-def _listed(groups: Any) -> list[Any]:
-    """Labels as a list; whether they are as many as examples is checked where these are known."""
-    if hasattr(groups, "tolist"):
-        groups = groups.tolist()
-    return list(groups) if isinstance(groups, Iterable) else [groups]
-
-
-def end(batches: Batches) -> None:
-    """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
-    if not batches.passes.process_group.alone:
-        batches.prints[:] = all_prints(batches)
-    batches.fitted()
-    batches.passes.close()
+CHOICES = {
+    "noise": ("mle", "unbiased"),
+    "loo": ("example", "position", "output"),
+    "leverage": ("auto", "exact", "one_plus_q", "clip"),
+}
 
 
 @dataclass(frozen=True)
@@ -237,11 +103,10 @@ class FitOptions:
     """Options of a fit, checked; see `whence.fit`.
 
     Attributes:
-        ridge: lambda, or `None` to choose it.
-        policy: what to do with leverages.
-        columns: of the loss's Hessian to look at; 0 to decide by the number of outputs, `None` for all.
-        seed: of what is random about these.
-        groups: labels of all training examples, those of other processes included.
+        ridge: lambda, or `None` to choose it by leave-one-out.
+        groups: labels of this process's training examples.
+        columns: of the loss's Hessian to use; 0 to decide by the number of outputs, `None` for all.
+        seed: of the random mixtures of outputs.
     """
 
     likelihood: Likelihood
@@ -252,72 +117,181 @@ class FitOptions:
     noise: str
     loo: str
     groups: Any
-    policy: Policy
+    leverage: Literal["auto"] | Policy
     columns: int | None
     execution: Execution
     seed: int
 
-    def facts(self, selection: Selection) -> dict[str, Any]:
+    def __post_init__(self) -> None:
+        """Refuse options that do not exist, or do not go together."""
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                given = getattr(self, name)
+                raise InputError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {given!r}.")
+        if self.loo == "output" and self.likelihood.couples_outputs:
+            raise InputError(
+                f'expected loo="example" with likelihood {self.likelihood.name!r}, whose outputs depend on each other, '
+                'got "output". A single class cannot be left out.'
+            )
+        if self.groups is not None and self.loo != "example":
+            raise InputError(f'expected loo="example" with groups, which are left out as a whole, got "{self.loo}".')
+        if self.groups is not None and not self.structure.takes_groups:
+            raise InputError(NO_GROUPS.format(repr(self.structure)))
+        if self.execution.checkpoint is not None:
+            self.require_sums("no checkpoint")
+
+    def require_sums(self, expected: str) -> None:
+        """Raise where the passes of the structure are not all sums over examples."""
+        if not self.structure.in_parts:
+            raise InputError(
+                f"expected {expected} with {self.structure!r}, whose passes over the data are not all sums over "
+                "examples. Use Exact(road='primal'), 'core', 'sketch', 'ekfac', 'kfac' or 'diagonal'."
+            )
+
+    @property
+    def policy(self) -> Policy:
+        """What to do with leverages near one."""
+        return self.structure.policy if self.leverage == "auto" else self.leverage
+
+    def to_json(self, selection: Selection) -> dict[str, Any]:
         """Everything that a result depends on, beside model and data."""
         execution = {name: getattr(self.execution, name) for name in ("chunk_size", "max_memory", "dtype", "tf32")}
         own = {name: value for name, value in vars(self).items() if name != "execution"}
-        return {**own, **execution, "parameters": ", ".join(selection.parameters), "groups": digest_of(self.groups)}
+        groups = None if self.groups is None else hashlib.sha256(repr(self.groups).encode()).hexdigest()
+        everything = {**own, **execution, "parameters": ", ".join(selection.parameters), "groups": groups}
+        return {name: json_of(value) for name, value in everything.items()}
 
 
-def run(
-    asked: FitOptions,
-    model: nn.Module,
-    loader: Iterable[Any],
-    passes: Passes,
-    progress: bool,
+def run_fit(
+    options: FitOptions, model: nn.Module, loader: Iterable[Any], processes: Processes, progress: bool
 ) -> Tracer:
-    """Fit.
-
-    Args:
-        asked: the options.
-        model: trained network.
-        loader: of its training data, or of this process's shard of them.
-        passes: how the passes of the fit go, and which processes share them.
-        progress: show how far it is.
-    """
+    """Fit a trained network on its training data, or on this process's shard of them."""
+    options = replace(options, groups=_gather_groups(options.groups, processes))
+    if not processes.alone:
+        options.require_sums("one process, or distributed=False,")
     model = bare(model)
     check_model(model)
-    marks = fingerprint(model)
+    fingerprints = fingerprint(model)
     with preserved(model):
         network = Network(model)
-        bar = Progress(progress and passes.process_group.rank == 0)
-        batches = Batches(loader, network.device, bar, passes=passes, fitting=True)
-        selection = _first_look(network, batches, asked.likelihood, asked.parameters)
-        budget = begin(batches, model, asked.execution, asked.facts(selection))
+        bar = Progress(progress and processes.rank == 0)
+        batches = Batches(loader, network.device, bar, passes=Passes(processes), fitting=True)
+        selection = _inspect_first_batch(network, batches, options)
         problem = linearize(
             network,
             selection,
             batches,
-            asked.likelihood,
-            dtype=asked.execution.dtype,
-            budget=budget,
+            options.likelihood,
+            dtype=options.execution.dtype,
+            budget=_prepare_passes(batches, model, options, selection),
             progress=bar,
-            chunk_size=asked.execution.chunk_size,
-            columns=asked.columns,
-            seed=asked.seed,
+            chunk_size=options.execution.chunk_size,
+            columns=options.columns,
+            seed=options.seed,
         )
-        tracer = _within_memory(asked, problem, marks)
-        end(batches)
-        return _told(tracer, bar)
+        tracer = _fit_within_memory(options, problem, fingerprints)
+        _finish_passes(batches)
+        return _with_trust(tracer, bar)
 
 
-def _within_memory(asked: FitOptions, problem: Linearization, marks: dict[str, int]) -> Tracer:
+def _gather_groups(groups: Any, processes: Processes) -> list[Any] | None:
+    """Labels of all training examples, where each process has those of its own.
+
+    Whether they are as many as examples is checked where these are known.
+    """
+    if groups is None:
+        return None
+    if hasattr(groups, "tolist"):
+        groups = groups.tolist()
+    listed = list(groups) if isinstance(groups, Iterable) else [groups]
+    return [label for labels in processes.tell("the groups", listed) for label in labels]
+
+
+def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions) -> Selection:
+    """Check on the first batch that the model can be relied on; which parameters are selected, what labels mean."""
+    first = batches.first()
+    batches.notes.extend(network.check_repeatable(first.inputs))
+    if not differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
+        batches.notes.extend(network.check_separate(batches.beginning()))
+    selection = select(network.model, options.parameters, lambda: network.last_module(first.inputs))
+    unused = network.check_connected(selection.parameters, first.inputs)
+    if unused:
+        batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
+    follow_own_loss(network, batches, first, getattr(options.likelihood, "ignore_index", None))
+    return selection
+
+
+def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, selection: Selection) -> Budget:
+    """Learn which process has which examples, and open the checkpoint.
+
+    Returns:
+        The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
+    """
+    passes, execution = batches.passes, options.execution
+    processes = passes.process_group
+    limit = Budget(batches.device, execution.max_memory).limit
+    passes.memory_limited = execution.max_memory is not None
+    if not passes.shared and execution.checkpoint is None:
+        return Budget(batches.device, limit)
+    described = options.to_json(selection)
+    _check_alike(processes, {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model))
+    examples = roll_call(batches)
+    if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
+        limit = limit // processes.neighbours
+    limit = min(processes.tell("the memory", limit))
+    if execution.checkpoint is not None:
+        passes.checkpointed = True
+        if processes.rank == 0:
+            passes.checkpoint, limit = open_checkpoint(
+                Path(execution.checkpoint),
+                float(execution.checkpoint_seconds),
+                described,
+                model,
+                examples,
+                limit,
+                batches.progress,
+            )
+        limit = processes.tell("the checkpoint", limit)[0]
+    return Budget(batches.device, limit)
+
+
+def _check_alike(processes: Processes, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
+    """Raise unless all processes fit the same network with the same options."""
+    first, *others = processes.tell("the options", (options, weights))
+    for rank, other in enumerate(others, start=1):
+        for what, mine, theirs in zip(("option", "weights of"), first, other, strict=True):
+            name = next((one for one in mine.keys() | theirs.keys() if mine.get(one) != theirs.get(one)), None)
+            if name is not None:
+                raise InputError(
+                    f"expected the same {what} {name} in all processes, got another in rank {rank} than in rank 0. "
+                    "Give all of them the same options, and the same trained weights."
+                )
+
+
+def _finish_passes(batches: Batches) -> None:
+    """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
+    if batches.passes.shared:
+        batches.prints[:] = all_prints(batches)
+    batches.fitted()
+    batches.passes.close()
+
+
+def _fit_within_memory(options: FitOptions, problem: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
     """Fit, and plan with less memory for as long as the device runs out of it; then with smaller chunks alone."""
     before, full, least = problem, "", LEAST_MEMORY
     while True:
         try:
-            return _fitted(asked, problem, marks)
+            return _fit(options, problem, fingerprints)
         except RuntimeError as error:
             if not is_full(error):
                 raise
+            full = first_line(error)
             if problem.passes.shared:  # the others go by the same plan
-                raise out_of_memory(error) from error
-            before, full = problem, first_line(error)
+                raise TooLargeError(
+                    f"expected this process's part of the fit to fit on its device, got out of memory ({full}). Give "
+                    "all processes a smaller max_memory or chunk_size."
+                ) from error
+            before = problem
         except TooLargeError:  # by the plan: less memory than last time is too little
             if not full or problem.budget.limit == before.budget.limit:
                 raise
@@ -327,77 +301,62 @@ def _within_memory(asked: FitOptions, problem: Linearization, marks: dict[str, i
         problem = with_less_memory(before, full, least)  # what did not fit is gone by now, with the error that held it
 
 
-def out_of_memory(error: Exception) -> TooLargeError:
-    """The error for a device that is full where several processes share a fit."""
-    return TooLargeError(
-        f"expected this process's part of the fit to fit on its device, got out of memory ({first_line(error)}). "
-        "Give all processes a smaller max_memory or chunk_size."
-    )
-
-
-def _fitted(asked: FitOptions, problem: Linearization, marks: dict[str, int]) -> Tracer:
+def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
     """The curvature, and all that follows from it."""
-    check_positions(problem, asked.loo)
-    chosen, why = asked.structure.resolve(problem, asked.ridge)
+    _check_positions(problem, options.loo)
+    structure, why = options.structure.resolve(problem, options.ridge)
     weighing = Weighing(
         problem.residuals,
         problem.hessian_roots,
-        asked.policy,
-        asked.recenter,
-        asked.loo == "output",
-        None if asked.groups is None else Groups.of(asked.groups, problem),
-        problem.units if asked.loo == "position" else None,
+        options.policy,
+        options.recenter,
+        options.loo == "output",
+        None if options.groups is None else Groups.of(options.groups, problem),
+        problem.units if options.loo == "position" else None,
     )
     problem = replace(problem, folds=weighing.folds)
-    with rounded_products(True if asked.execution.tf32 and chosen.tf32 else None):
-        if asked.ridge is None and problem.hessian_roots is not None:
-            bread = fit_at_best(chosen, problem, weighing.columns)
+    tf32 = options.execution.tf32 and structure.tf32
+    with rounded_products(True if tf32 else None):
+        if options.ridge is None and problem.hessian_roots is not None:
+            bread = fit_at_best(structure, problem, weighing.columns)
         else:
-            bread = chosen.fit(problem, asked.ridge, weighing.columns)
-        bread.tf32 = asked.execution.tf32 and chosen.tf32
-        return _assemble(problem, bread, weighing, asked.noise, marks, Finding("structure", chosen.name, why))
+            bread = structure.fit(problem, options.ridge, weighing.columns)
+        bread.tf32 = tf32
+        found = assemble(problem, bread, weighing, unbiased=options.noise == "unbiased")
+        groups = None if weighing.groups is None else found.meats.deletions
+        chosen = Finding("structure", structure.name, why)
+        return Tracer(
+            problem=problem,
+            bread=bread,
+            sandwich=found.sandwich,
+            meats=found.meats,
+            left_out=found.left_out,
+            step=found.step,
+            weighing=weighing,
+            sigma=found.noise.covariance,
+            noise_scale=found.noise.scale,
+            hc1_factor=hc1_factor(problem, bread, groups),
+            diagnostics=Diagnostics((chosen, *_diagnose(problem, bread, found.step, found.left_out, weighing))),
+            fingerprints=fingerprints,
+        )
 
 
-def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters: Choice) -> Selection:
-    """What the first batch tells: that the model can be relied on, which parameters count, and what labels mean."""
-    first = batches.first()
-    batches.notes.extend(network.check_repeatable(first.inputs))
-    if not differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
-        batches.notes.extend(network.check_separate(batches.beginning()))
-    selection = select(network.model, parameters, lambda: network.last_module(first.inputs))
-    unused = network.check_connected(selection.parameters, first.inputs)
-    if unused:
-        batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
-    follow_own_loss(network, batches, first, getattr(loss, "ignore_index", None))
-    return selection
+def _check_positions(problem: Linearization, loo: str) -> None:
+    """Raise when positions are to be left out and there are none."""
+    if loo != "example" and problem.sketch is not None:
+        raise InputError(
+            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
+            f'{loo!r}. Fit with hessian_columns="all" to leave out single {loo}s.'
+        )
+    if loo == "position" and problem.units is None:
+        raise InputError(
+            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
+            f'of {problem.k} outputs an example. Use loo="example".'
+        )
 
 
-def _assemble(
-    problem: Linearization,
-    bread: FittedCurvature,
-    weighing: Weighing,
-    noise: str,
-    marks: dict[str, int],
-    structure: Finding,
-) -> Tracer:
-    parts = assemble(problem, bread, weighing, unbiased=noise == "unbiased")
-    return Tracer(
-        problem=problem,
-        bread=bread,
-        sandwich=parts.sandwich,
-        meats=parts.meats,
-        left_out=parts.left_out,
-        step=parts.step,
-        weighing=weighing,
-        sigma=parts.noise.covariance,
-        noise_scale=parts.noise.scale,
-        diagnostics=Diagnostics((structure, *_diagnose(problem, bread, parts.step, parts.left_out, weighing))),
-        marks=marks,
-    )
-
-
-def _told(tracer: Tracer, bar: Progress) -> Tracer:
-    """Add what can be said at once about how far to trust the fit, and say so where it is not fine."""
+def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
+    """Add to the diagnostics how far to trust the fit, as far as it tells by itself; say so where it is not fine."""
     trust = trust_of_fit(tracer)
     odd = ", ".join(check.name for check in trust if check.level not in ("fine", "not checked"))
     if odd:
@@ -453,7 +412,7 @@ def _diagnose(
             f"{weighing.left_out_name} at the guard, of {weighing.deletions(problem)}",
         ),
     ]
-    findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.facts]]
+    findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.facts]]
     return Diagnostics(tuple(findings))
 
 

@@ -1,16 +1,13 @@
-"""Eigendecompositions of symmetric matrices, small ones by one thread."""
+"""Eigendecompositions of symmetric matrices, and the order of scores."""
 
 from __future__ import annotations
-
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy
 import torch
 from torch import Tensor
 
 from whence.errors import SingularCurvatureError
+from whence.runtime.model_state import one_thread
 
 SMALL = 512
 """Matrices up to this size are decomposed in less time by one thread than by two."""
@@ -26,28 +23,9 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
         >>> values.tolist()
         [1.0, 2.0]
     """
-    with alone(not matrices.is_cuda and matrices.shape[-1] <= SMALL):
+    with one_thread(not matrices.is_cuda and matrices.shape[-1] <= SMALL):
         values, vectors = torch.linalg.eigh(matrices)
     return values, vectors
-
-
-@contextmanager
-def alone(wanted: bool = True) -> Iterator[None]:
-    """Let the main thread of Python compute by one thread of torch meanwhile, if that is wanted.
-
-    Torch counts the threads of each of its callers, so that no other is slowed down, but one that makes its very first
-    computation meanwhile: it takes the number that it finds. Other threads, as those of a service, do without:
-    there, new ones may begin at any time.
-    """
-    before = torch.get_num_threads()
-    if not wanted or before == 1 or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def largest_first(scores: Tensor, ties: Tensor | None = None) -> Tensor:

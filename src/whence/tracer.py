@@ -1,4 +1,4 @@
-"""A fitted network: what the fit found, and predictions with their variances."""
+"""A fitted network: predictions with their variances, the training examples behind them, and what to do about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from whence.curvature import FittedCurvature, Meats, NewtonStep, RidgePath, Sand
 from whence.data.batches import Inputs, check_finite
 from whence.display import Shown, Table, count
 from whence.errors import InputError, ShapeError
-from whence.estimators import LeftOut, Weighing, check_variances, finish
+from whence.estimators import LeftOut, Weighing, check_variances
 from whence.influence import Attribution, Calibration, Explanation, WhatIf, attribution, verdicts
 from whence.influence import split as splitting
 from whence.influence import what_if as changes
@@ -30,7 +30,8 @@ from whence.influence.training import doubts, influence, training_frame
 from whence.io import save
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import View
-from whence.results import AT_ONCE, Diagnostics, Look, Seen, Uncertainty, blank, findings_table, join, look_at
+from whence.output_choice import OutputChoice, OutputVariances
+from whence.results import MAX_OUTPUTS, Diagnostics, Uncertainty, findings_table
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -38,13 +39,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Predictor(Shown):
-    """A trained network with its curvature and the weights of its training examples: predictions with variances.
+class Tracer(Shown):
+    """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.
+
+    `predict` gives variances; the other methods trace them to training examples and say what to do.
 
     Attributes:
         sigma: (k, k) covariance of the residuals, as the likelihood has it.
         noise_scale: what the inverse curvature is multiplied by in Laplace's reading: noise variance, or dispersion.
+        hc1_factor: HeC1 over HeC0.
         diagnostics: what was approximated, guarded or repaired.
+        fingerprints: of the model's parameters and buffers when it was fitted.
     """
 
     problem: Linearization
@@ -56,8 +61,9 @@ class Predictor(Shown):
     weighing: Weighing
     sigma: Tensor
     noise_scale: float
+    hc1_factor: float
     diagnostics: Diagnostics
-    marks: Mapping[str, int]
+    fingerprints: Mapping[str, int]
 
     @property
     def ridge(self) -> float:
@@ -115,43 +121,51 @@ class Predictor(Shown):
                 itself did not look at all outputs.
             generator: of the sketches' random signs; by default one with seed 0.
         """
-        look = Look.of(self._usual() if outputs is None else outputs)
-        if self.problem.dense or self.problem.sketch is not None or look.kind != "all":
-            return self._look(x, look, covariance, generator or torch.Generator("cpu").manual_seed(0))
+        choice = self._output_choice(outputs)
+        if choice is not None or self.problem.dense:
+            generator = generator or torch.Generator("cpu").manual_seed(0)
+            return self._predict_outputs(x, choice or OutputChoice("all"), covariance, generator)
         at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
         cache = None if at_once else InputCache(x, self.problem.budget)
-        work = self._predict_batch if at_once else self._variances_of_batch
-        means, parts = zip(*for_each_batch(self, x, work, cache=cache), strict=True)
+        predict_batch = self._covariances if at_once else self._variances
+        means, parts = zip(*for_each_batch(self, x, predict_batch, cache=cache), strict=True)
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         if cache is None:
             return Uncertainty(torch.cat(means), joined, likelihood=self.problem.likelihood)
-        again = (lambda: self.predict(cache, covariance=True).covariances) if cache.readable else None
-        return Uncertainty(torch.cat(means), {}, joined, again, self.problem.likelihood)
+        later = (lambda: self.predict(cache, covariance=True).covariances) if cache.readable else None
+        return Uncertainty(torch.cat(means), {}, joined, later, self.problem.likelihood)
 
-    def _usual(self) -> str:
-        likelihood = self.problem.likelihood
-        classes = likelihood.has_classes and likelihood.couples_outputs
-        return "all" if self.problem.sketch is None or not classes else "predicted"
+    def _output_choice(self, outputs: Any) -> OutputChoice | None:
+        """Which outputs to predict; `None` for all of those that the fit looked at."""
+        sketched = self.problem.sketch is not None
+        if outputs is None:
+            classes = self.problem.likelihood.has_classes and self.problem.likelihood.couples_outputs
+            return OutputChoice("predicted" if classes else "all") if sketched else None
+        choice = OutputChoice.parse(outputs)
+        return choice if sketched or choice.kind != "all" else None
 
-    def _look(self, x: Any, look: Look, covariance: bool | None, generator: torch.Generator) -> Uncertainty:
+    def _predict_outputs(
+        self, x: Any, choice: OutputChoice, covariance: bool | None, generator: torch.Generator
+    ) -> Uncertainty:
+        """Predictions of some outputs, or of a network that answers at several positions."""
         at_once = bool(covariance) or not self.sandwich.variances_alone
-        cache = None if at_once or look.kind == "sketches" else InputCache(x, self.problem.budget)
+        cache = None if at_once or choice.kind == "sketches" else InputCache(x, self.problem.budget)
 
-        def work(inputs: Inputs, where: str) -> Seen:
-            outputs = self._shaped(inputs, where)
-            seen = look_at(look, self.problem.likelihood, inputs, outputs, self._answer, at_once, generator)
-            check_variances(self.problem, {**seen.variances, **seen.covariances}, where, inputs)
-            return blank(seen, inputs)
+        def predict_batch(inputs: Inputs, where: str) -> OutputVariances:
+            outputs = self._shaped_outputs(inputs, where)
+            found = choice.predict(self.problem.likelihood, inputs, outputs, self._view_variances, at_once, generator)
+            check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
+            return found.without_padding(inputs)
 
-        found = join(for_each_batch(self, x, work, plain=True, cache=cache))
+        found = OutputVariances.join(for_each_batch(self, x, predict_batch, plain=True, cache=cache))
         later = None
-        if cache is not None and cache.readable and found.mean.shape[-1] <= AT_ONCE:
-            later = lambda: self._look(cache, look, True, generator).covariances  # noqa: E731
+        if cache is not None and cache.readable and found.mean.shape[-1] <= MAX_OUTPUTS:
+            later = lambda: self._predict_outputs(cache, choice, True, generator).covariances  # noqa: E731
         return Uncertainty(
             found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
         )
 
-    def _shaped(self, inputs: Inputs, where: str) -> Tensor:
+    def _shaped_outputs(self, inputs: Inputs, where: str) -> Tensor:
         """(m, ..., k) outputs with their positions."""
         problem = self.problem
         with torch.no_grad():
@@ -164,29 +178,33 @@ class Predictor(Shown):
             )
         return self._mean(shaped.flatten(1), inputs, where).reshape(shaped.shape)
 
-    def _answer(self, view: View, full: bool) -> dict[str, Tensor]:
-        """Covariances of what a view sees; or variances alone."""
+    def _view_variances(self, view: View, full: bool) -> dict[str, Tensor]:
+        """Covariances (m, c, c) of what a view of some inputs shows; or variances (m, c) alone."""
         if not full and self.sandwich.variances_alone:
-            return self._finish(self.sandwich.variances(view)[1], None)
+            return self._all_estimators(self.sandwich.variances(view)[1], None)
         predicted = self.sandwich.predict(view)
-        found = self._finish(predicted.covariances, predicted.shift)
+        found = self._all_estimators(predicted.covariances, predicted.shift)
         return found if full else {name: value.diagonal(dim1=1, dim2=2) for name, value in found.items()}
 
-    def _predict_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
+    def _covariances(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         try:
             predicted = self.sandwich.predict(inputs)
         except (InputError, ShapeError) as error:
             raise type(error)(f"{error} This was {where}.") from error.__cause__
-        mean = self._mean(predicted.outputs, inputs, where)
-        found = self._finish(predicted.covariances, predicted.shift)
-        check_variances(self.problem, found, where, inputs)
-        return mean, found
+        return self._checked(predicted.outputs, predicted.covariances, predicted.shift, inputs, where)
 
-    def _variances_of_batch(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
+    def _variances(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
         outputs, variances = self.sandwich.variances(inputs)
-        mean, found = self._mean(outputs, inputs, where), self._finish(variances, None)
-        check_variances(self.problem, found, where, inputs)
-        return mean, found
+        return self._checked(outputs, variances, None, inputs, where)
+
+    def _checked(
+        self, outputs: Tensor, found: dict[str, Tensor], shift: Tensor | None, inputs: Inputs, where: str
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Means and (co)variances of one batch, all of them finite."""
+        mean, estimators = self._mean(outputs, inputs, where), self._all_estimators(found, shift)
+        if not all(bool(torch.isfinite(values).all()) for values in estimators.values()):
+            check_variances(self.problem, estimators, where, inputs)
+        return mean, estimators
 
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
         problem = self.problem
@@ -198,16 +216,18 @@ class Predictor(Shown):
         assert self.step.direction is not None
         return outputs + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
 
-    def _finish(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
-        """Add the estimators that follow from others, to covariances or variances alike."""
-        problem = self.problem
-        deletions = self.meats.deletions
-        left = problem.numbers - self.bread.degrees_of_freedom
-        hc1 = problem.numbers / left if left > 0 else float("inf")
-        if self.weighing.groups is not None:  # Stata's correction for few clusters
-            hc1 *= (deletions / (deletions - 1)) * ((problem.numbers - 1) / problem.numbers)
-        finished = finish(found, shift, deletions, hc1)
-        finished["laplace"] = finished["laplace"] * self.noise_scale
+    def _all_estimators(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
+        """Add the estimators that follow from others, to covariances or variances alike.
+
+        Args:
+            found: (m, k, k) or (m, k) by name.
+            shift: (m, k) sum_i a_i u_i, to centre the jackknife; `None` where it is there already.
+        """
+        n = self.meats.deletions
+        finished = {**found, "hec1": found["hec0"] * self.hc1_factor, "laplace": found["laplace"] * self.noise_scale}
+        if shift is not None:
+            centre = shift.unsqueeze(2) * shift.unsqueeze(1) / n
+            finished["jackknife"] = (found["hec3"] - centre) * ((n - 1) / n)
         return finished
 
     def __repr__(self) -> str:
@@ -223,14 +243,6 @@ class Predictor(Shown):
 
     def _table(self) -> Table:
         return findings_table(self.diagnostics, repr(self))
-
-
-@dataclass(frozen=True, repr=False)
-class Tracer(Predictor):
-    """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.
-
-    `predict` gives variances; the other methods trace them to training examples and say what to do.
-    """
 
     def attribute(
         self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None
@@ -288,15 +300,15 @@ class Tracer(Predictor):
         check_level(level)
         check_count(top, "top")
         check_ungrouped(self)
-        usual, leaning = self._yardsticks
+        calibration, leaning = self._calibration
         return verdicts.join(
             for_each_batch(
-                self, x, lambda inputs, where: verdicts.explain(self, inputs, usual, float(level), top, leaning)
+                self, x, lambda inputs, where: verdicts.explain(self, inputs, calibration, float(level), top, leaning)
             )
         )
 
     @cached_property
-    def _yardsticks(self) -> tuple[Calibration, Leaning | None]:
+    def _calibration(self) -> tuple[Calibration, Leaning | None]:
         """What is usual around training examples; it takes a pass and predictions for some of them, once."""
         with using_model(self):
             return Calibration.of(self), Leaning.of(self)

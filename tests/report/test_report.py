@@ -19,6 +19,7 @@ import whence
 from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts
 from whence.influence.verdicts import VERDICTS
 from whence.report import Facts, Row, Section, Table, Words
+from whence.results import Finding
 
 VOID = {"meta", "img", "input", "br"}
 KINDS = kinds()
@@ -300,7 +301,7 @@ def test_tells_how_far_the_fit_is_to_be_trusted(tmp_path: Path) -> None:
     words = read(example.write(tmp_path / "with.html", trust=trust)).words
     for check in trust:
         assert check.words in words
-    findings = whence.Diagnostics((whence.Finding("drift", 0.5, "inputs moved"),))
+    findings = whence.Diagnostics((Finding("drift", 0.5, "inputs moved"),))
     assert "drift: 0.5" in read(example.write(tmp_path / "other.html", trust=findings)).words
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.linalg import SMALL, alone, eigh
+from whence.linalg import SMALL, eigh
+from whence.runtime.model_state import one_thread
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def two_threads() -> Iterator[None]:
 def test_small_matrices_are_left_to_one_thread() -> None:
     with ThreadPoolExecutor(1) as other:
         assert other.submit(torch.get_num_threads).result() == 2  # a thread takes its number when it first computes
-        with alone():
+        with one_thread():
             assert torch.get_num_threads() == 1
             assert other.submit(torch.get_num_threads).result() == 2
     assert torch.get_num_threads() == 2
@@ -35,7 +36,7 @@ def test_threads_of_a_service_do_without() -> None:
     """Or a thread that computes for the first time meanwhile would be left with one for good."""
 
     def inside() -> int:
-        with alone(), ThreadPoolExecutor(1) as new:
+        with one_thread(), ThreadPoolExecutor(1) as new:
             return new.submit(torch.get_num_threads).result()
 
     with ThreadPoolExecutor(1) as other:
@@ -58,6 +59,6 @@ def test_only_small_matrices_are(size: int, threads: int, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("two_threads")
 def test_threads_come_back_after_an_error() -> None:
-    with pytest.raises(ValueError, match="no"), alone():
+    with pytest.raises(ValueError, match="no"), one_thread():
         raise ValueError("no")
     assert torch.get_num_threads() == 2

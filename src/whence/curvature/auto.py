@@ -10,6 +10,7 @@ import torch
 
 from whence.curvature.base import FittedCurvature, Structure, Weigh
 from whence.curvature.core import Core
+from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.exact import Exact, Road, memory_needed
 from whence.jacobian.linearization import Linearization
 from whence.runtime.memory import readable
@@ -53,12 +54,21 @@ class Auto(Structure):
             lambda road: memory_needed(problem, road),
             problem.budget.limit,
             problem.device,
-            dual=not (problem.passes.kept or ridge == 0),  # the kernel is no sum over examples, and needs a ridge
+            dual=not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
         )
 
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:
         """Fit the structure that was chosen."""
         return self.resolve(problem, ridge)[0].fit(problem, ridge, weigh)
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of the structure that would be chosen."""
+
+        def memory(road: Road) -> float:
+            return Exact(road).cost(sizes).memory
+
+        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device)
+        return chosen.cost(sizes)
 
 
 def choose(

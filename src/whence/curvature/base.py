@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy
 import torch
@@ -15,6 +15,9 @@ from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count
 from whence.errors import InputError, ShapeError
 from whence.jacobian.linearization import Linearization
+
+if TYPE_CHECKING:
+    from whence.curvature.cost import Cost, ProblemSizes
 
 
 @dataclass(frozen=True)
@@ -314,6 +317,13 @@ class Structure(ABC):
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """The structure to fit, and why where it was chosen: this one, unless it stands for a choice among others."""
         return self, ""
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit to a problem of these sizes, for `whence.estimate`."""
+        raise InputError(
+            f"expected a structure that tells its cost, got {type(self).__name__}, whose needs only its author knows. "
+            "Define cost(sizes), as whence.curvature.Core does."
+        )
 
     @abstractmethod
     def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.base import OfFeatures, Weigh
+from whence.curvature.cost import Cost, ProblemSizes, core_cost
 from whence.curvature.ekfac import LARGEST_EXACT, eigenbases
 from whence.curvature.primal import FittedPrimal, singular
 from whence.curvature.rotation import Basis, BasisView
@@ -188,6 +189,12 @@ class Core(OfFeatures):
         parts = picked.split([s.numel() for s in spectrum])
         share = float(freedom[r - 1] / freedom[-1]) if float(freedom[-1]) > 0 else 1.0
         return [part.nonzero().squeeze(1) for part in parts], share, r
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        affordable = int((sizes.limit / primal_bytes(1)) ** 0.5)
+        r = min(self.size or min(self.largest, affordable), sizes.d)
+        return core_cost(sizes, self.name, r, self.largest_exact)
 
 
 def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:

@@ -14,8 +14,16 @@ import torch
 from torch import Tensor
 
 from whence.curvature.base import LayerStructure, Weigh
+from whence.curvature.cost import (
+    Cost,
+    ProblemSizes,
+    decomposition_bytes,
+    diagonal_cost,
+    examples_bytes,
+    kronecker_cost,
+    sums_bytes,
+)
 from whence.curvature.kronecker import (
-    LARGEST_SIDE,
     Found,
     cut,
     decompose,
@@ -31,48 +39,13 @@ from whence.errors import InputError
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization
 
-SUMS = 26.0
-"""Sums, weights and what is made on the way to them, in float64 numbers for each coordinate that is kept."""
-
 HOLES = 1.1
 """A heap in which factors and eigenvectors come and go takes so many times what they do."""
-
-WHOLE = 5.0
-"""Scores and steps, in float64 numbers for each weight."""
 
 INSTEAD = (
     "structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
     "fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
 )
-
-
-def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, float]:
-    """Bytes of all Kronecker factors, in float64, and of the largest one."""
-    each = []
-    for block in blocks:
-        shape = block.matrix_shape
-        if block.kind == "kronecker":
-            each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
-        elif block.kind == "rows" or block.numel <= largest_exact:
-            each.append(shape[-1] ** 2)
-    return 8.0 * sum(each), 8.0 * max(each, default=0)
-
-
-def decomposition_bytes(blocks: Sequence[Block], largest_exact: int) -> float:
-    """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
-    total, largest = factor_bytes(blocks, largest_exact)
-    return 2.0 * total + 4.0 * largest
-
-
-def sums_bytes(kept: float, size: int, working: int) -> float:
-    """Everything of the size of the weights, for so many coordinates kept of so many weights."""
-    return (SUMS + 6.0 * (working == 8)) * 8.0 * kept + WHOLE * 8.0 * size
-
-
-def examples_bytes(n: int, k: int, q: int, item: int) -> float:
-    """Residuals, leverages and weights of n training examples with k outputs and q columns of the Hessian's root."""
-    blocks = 8.0 if q else 3.5  # roots of Hessians and of the noise, leverage blocks, their inverses
-    return item * n * (12.0 * k + blocks * k * max(k, q))
 
 
 def require_factors(stream: LayerGradients, largest_exact: int) -> None:
@@ -177,6 +150,11 @@ class EKFAC(LayerStructure):
         problem.passes.process_group.share(parts, 0, "the eigenvectors of the meats")  # signs of vectors are anybody's
         return FittedTwoBases(turns, stream, bases, spectrum, lam, noise, facts, weigh)
 
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        two_bases = self.meat == "two_bases" and self.corner is None
+        return kronecker_cost(sizes, self.name, self.largest_exact, two_bases, bounded=self.tolerance > 0)
+
 
 @dataclass(frozen=True)
 class KFAC(LayerStructure):
@@ -218,6 +196,10 @@ class KFAC(LayerStructure):
             stream, bases, Spectrum(curvature, measured.noise, measured.score), lam, noise, facts, weigh
         )
 
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        return kronecker_cost(sizes, self.name, self.largest_exact)
+
 
 @dataclass(frozen=True)
 class Diagonal(LayerStructure):
@@ -243,6 +225,10 @@ class Diagonal(LayerStructure):
         facts.append("the curvature is taken as diagonal in the weights")
         with stream.keeping():
             return FittedSpectral(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        return diagonal_cost(sizes, self.name)
 
 
 def open_stream(problem: Linearization) -> tuple[LayerGradients, list[str]]:
@@ -291,7 +277,7 @@ def eigenbases(
         one = factors[at]
         positions = one.positions / stream.problem.total_weight
         basis, product = cut(*one.basis(notes), positions, stream.problem.k, ridge, tolerance)
-        stream.problem.passes.give_back()
+        stream.problem.passes.trim_memory()
         return basis.to(precision), product if products else None
 
     found = decompose(factors, make, stream.problem.passes.process_group, stream.problem.device, facts)

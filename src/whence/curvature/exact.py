@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from whence.curvature.base import FittedCurvature, Structure, Weigh
+from whence.curvature.cost import Cost, ProblemSizes, dual_cost, matrix_free_cost, primal_cost
 from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative
 from whence.curvature.primal import FittedPrimal, singular
@@ -62,7 +63,7 @@ class Exact(Structure):
         road = self.road
         if road == "auto":
             road = "primal" if size <= numbers or ridge == 0 else "dual"
-        if road == "dual" and problem.passes.kept:
+        if road == "dual" and problem.passes.checkpointed:
             raise InputError(
                 "expected a structure of sums over examples with checkpoint=..., got the dual road, which is made of "
                 f"all pairs of {problem.n} examples. Use Exact(road='primal'), 'core', 'ekfac' or 'sketch'."
@@ -81,6 +82,14 @@ class Exact(Structure):
         )
         bread.facts.append(f"exact algebra, {road} road, {readable(need)} planned")
         return bread
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        road = self.road
+        if road == "auto":
+            road = "primal" if sizes.d <= sizes.numbers else "dual"
+        costs = {"primal": primal_cost, "dual": dual_cost, "matrix_free": matrix_free_cost}
+        return costs[road](sizes, f"exact ({road.replace('_', '-')} road)")
 
 
 def memory_needed(problem: Linearization, road: str) -> float:

@@ -17,7 +17,7 @@ from whence.curvature.stream import Cotangents, LayerGradients
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, Whole, cotangents_first, lies_transposed
 from whence.jacobian.linearization import Linearization
 from whence.linalg import eigenvectors
-from whence.runtime.processes import Processes, shared_out
+from whence.runtime.processes import Processes, assign_by_cost
 
 LONGEST_SUM = 8192
 """Rows whose products are summed in their own precision."""
@@ -437,7 +437,7 @@ def decompose(
     """
     if process_group.alone:
         return [make(at, facts) for at in range(len(factors))]
-    owners = shared_out([cost(one) for one in factors], process_group.size)
+    owners = assign_by_cost([cost(one) for one in factors], process_group.size)
     notes: list[str] = []
     mine = {at: make(at, notes) for at, owner in enumerate(owners) if owner == process_group.rank}
     specs = {at: [_spec(part) for part in (basis.inputs, basis.outputs, s)] for at, (basis, s) in mine.items()}

@@ -26,7 +26,7 @@ from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.linalg import eigenvectors
-from whence.runtime.execution import State, needs_all_data
+from whence.runtime.execution import State, partial_data_error
 from whence.runtime.model_state import rounded_products
 
 CACHE_SHARE = 0.3
@@ -89,10 +89,10 @@ class TrainingRows:
         if self.kept is not None and self._full:
             if state is not None:
                 known = problem.known(given)
-                yield from problem.passes.over(self.kept, lambda item: item[0], label, state, known, noted=False)
+                yield from problem.passes.over(self.kept, lambda item: item[0], label, state, known, resumable=False)
                 return
             if problem.passes.closed and not self._everywhere:
-                raise needs_all_data()
+                raise partial_data_error()
             yield from self.kept
             return
         seen: list[tuple[slice, Tensor]] = []

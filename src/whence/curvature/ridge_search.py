@@ -62,7 +62,7 @@ def check(structure: Structure, problem: Linearization) -> None:
             f"expected a number as ridge where only {problem.sketch.columns} mixtures of the outputs are looked at, "
             f'got "loo", which needs the loss of all outputs. Fit with hessian_columns="all", {instead}.'
         )
-    if not problem.passes.process_group.alone or problem.passes.kept:
+    if not problem.passes.process_group.alone or problem.passes.checkpointed:
         raise InputError(
             f"expected a number as ridge for likelihood {problem.likelihood.name!r} where processes share a fit or a "
             f'checkpoint is kept, got "loo". Choose it in a fit of one process without a checkpoint, {instead}.'

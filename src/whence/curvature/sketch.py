@@ -12,6 +12,7 @@ from torch import Tensor
 
 from whence.curvature.base import OfFeatures, Weigh
 from whence.curvature.core import Projected, leaving, primal_bytes
+from whence.curvature.cost import Cost, ProblemSizes, sketch_cost
 from whence.curvature.primal import FittedPrimal
 from whence.curvature.rotation import Basis
 from whence.curvature.stream import LayerGradients, working_precision
@@ -54,6 +55,10 @@ class Sketch(OfFeatures):
         facts = [*stream.notes, f"random sketch of {r} features for {problem.selection.size} weights"]
         features = Projected(stream, moved, indices, None, facts, orthonormal=False)
         return FittedPrimal(leaving(problem, r), features, ridge)
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        return sketch_cost(sizes, self.name, min(self.size, sizes.d))
 
 
 def allot(sizes: Sequence[int], total: int) -> list[int]:

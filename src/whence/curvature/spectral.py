@@ -656,7 +656,7 @@ class FittedSpectral(FittedCurvature):
         for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True)):
             here = {name: selected[name].detach().double() for name in basis.block.parameters}
             self._step.append(self.solve(at, score - ridge * basis.block.to_matrix(here)))
-            self.problem.passes.give_back()
+            self.problem.passes.trim_memory()
         self._meats: MeatSums | None = None
         self.leverage_blocks, self._change = self._leverage(weigh)
 

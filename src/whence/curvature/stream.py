@@ -17,10 +17,9 @@ from whence.errors import UncapturedParameterError
 from whence.jacobian.capture import Capture, examples_using
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
-from whence.linalg import alone
 from whence.runtime.execution import Chunks, State
 from whence.runtime.memory import Budget
-from whence.runtime.model_state import rounded_products
+from whence.runtime.model_state import one_thread, rounded_products
 
 PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}
 """Output gradients and activations of one piece are kept under this size."""
@@ -344,7 +343,7 @@ class LayerGradients:
         problem, passes = self.problem, self.problem.passes
         room = cache_bytes(self.known, problem.k, problem.n, self._batch, problem.device, problem.budget)
         held = problem.n <= (problem.chunk_size or problem.n)  # that many examples' gradients are held, and no more
-        if not held or problem.sketch is not None or passes.shared or passes.keeper is not None:
+        if not held or problem.sketch is not None or passes.shared or passes.checkpoint is not None:
             room = 0.0
         self._kept = GradientCache(int(room // max(self.example(problem.k), 1.0)))
         try:
@@ -355,7 +354,7 @@ class LayerGradients:
 
     def by_few_threads(self, examples: int, cotangents: int) -> AbstractContextManager[None]:
         """One thread meanwhile, where a CPU computes with few examples of few numbers each."""
-        return alone(self.problem.device.type == "cpu" and self.known.few(examples, cotangents))
+        return one_thread(self.problem.device.type == "cpu" and self.known.few(examples, cotangents))
 
     def views(self, tangents: list[Tangent], bases: Sequence[Basis]) -> list[BasisView]:
         """Every block of a piece in its basis, which alone holds its gradients from now on.

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from whence.errors import InputError, LoaderError, ShapeError
-from whence.runtime.execution import Passes, needs_all_data
+from whence.runtime.execution import Passes, partial_data_error
 from whence.runtime.model_state import checksum
 from whence.runtime.progress import Progress
 
@@ -254,7 +254,7 @@ class Batches:
     def read(self, label: str | None) -> Iterator[Batch]:
         """Read all batches once, showing progress under `label`. Batches without examples are passed over."""
         if self.passes.closed:
-            raise needs_all_data()
+            raise partial_data_error()
         count, start = 0, self.passes.offset
         for number, raw in enumerate(self._tracked(label)):
             batch = self._checked(number, raw, start)

@@ -17,7 +17,7 @@ from whence.data.batches import Batch, Batches, check_finite, nothing, tensors_o
 from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods import Likelihood
 from whence.runtime.execution import Passes
-from whence.runtime.model_state import row_marks
+from whence.runtime.model_state import row_checksums
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def roll_call(batches: Batches) -> Tensor:
     parts: list[Tensor] = []
     for batch in batches.read("data"):
         leaves = [*tensors_of((batch.inputs, batch.weights)), batch.targets]
-        each = [(2 * at + 1) * row_marks(leaf).cpu() for at, leaf in enumerate(leaves)]
+        each = [(2 * at + 1) * row_checksums(leaf).cpu() for at, leaf in enumerate(leaves)]
         parts.append(torch.stack(each).sum(0))
     found = torch.cat(parts) if parts else None
     if passes.process_group.alone and found is not None:
@@ -228,7 +228,7 @@ def roll_call(batches: Batches) -> Tensor:
     if not sum(sizes):
         raise nothing()
     rank = passes.process_group.rank
-    passes.offset, passes.here, passes.largest = sum(sizes[:rank]), sizes[rank], max(sizes)
+    passes.offset, passes.local_examples, passes.most_examples = sum(sizes[:rank]), sizes[rank], max(sizes)
     return passes.process_group.gather(found, "the data", torch.device("cpu"))
 
 

@@ -76,12 +76,16 @@ class Fitted(Protocol):
         """(k, k) noise covariance."""
 
     @property
-    def marks(self) -> Mapping[str, int]:
-        """What the model looked like when it was fitted."""
+    def fingerprints(self) -> Mapping[str, int]:
+        """Of the model's parameters and buffers when it was fitted."""
 
     @property
     def noise_scale(self) -> float:
         """Noise variance, or dispersion."""
+
+    @property
+    def hc1_factor(self) -> float:
+        """HeC1 over HeC0."""
 
 
 def check_count(given: Any, name: str) -> None:
@@ -220,7 +224,8 @@ def _check_fresh(fitted: Fitted) -> None:
             "Move it back, or call whence.fit again."
         )
     now = fingerprint(model)
-    changed = sorted(name for name in fitted.marks.keys() | now.keys() if fitted.marks.get(name) != now.get(name))
+    before = fitted.fingerprints
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if changed:
         shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
         raise StaleModelError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,21 @@ START = "start.whence"
 
 
 class Checkpoint:
-    """Writes the states of passes to a folder, and reads them again.
+    """Saves the states of passes in a folder, and restores them.
 
     Args:
         folder: of the checkpoint, which is there.
-        every: seconds between two looks at the state of a pass.
+        every: seconds between two times that the state of a pass is saved.
         key: tells this fit from all others.
         examples: how many there are.
-        progress: is told where the fit goes on.
+        progress: says where the fit goes on.
     """
 
     def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
         """No pass yet."""
         self.folder, self.every, self.key, self.examples, self.progress = folder, every, key, examples, progress
         self._number = 0
-        self._facts: dict[str, Any] = {}
+        self._description: dict[str, Any] = {}
         self._state: State = {}
         self._last = 0.0
 
@@ -48,7 +48,7 @@ class Checkpoint:
         """Open the next pass and fill its state: how many examples are in it, `None` for all of them."""
         self._number += 1
         self._state = state
-        self._facts = {
+        self._description = {
             "kind": "pass",
             "key": self.key,
             "label": label,
@@ -60,8 +60,8 @@ class Checkpoint:
         with opened(self._path) as container:
             return self._read(container)
 
-    def note(self, done: int) -> None:
-        """So many examples are in the state now: write it down if it is time."""
+    def save_if_due(self, done: int) -> None:
+        """Save the state, which has so many examples in it, if the last time is long ago."""
         if time.monotonic() - self._last >= self.every:
             self._write(done)
 
@@ -83,7 +83,7 @@ class Checkpoint:
         return self.folder / f"pass-{self._number:02d}.whence"
 
     def _write(self, done: int) -> None:
-        write(self._path, {**self._facts, "done": done}, self._state)
+        write(self._path, {**self._description, "done": done}, self._state)
         self._last = time.monotonic()
 
     def _read(self, container: Container) -> int | None:
@@ -93,7 +93,7 @@ class Checkpoint:
             return 0  # made from other numbers, on another machine for example: this pass starts anew
         self._fill(container)
         where = "its end" if done == -1 else f"example {done}"
-        self.progress.say(f"whence: from the checkpoint: {self._facts['label']}, up to {where}")
+        self.progress.say(f"whence: from the checkpoint: {self._description['label']}, up to {where}")
         return None if done == -1 else done
 
     def _fill(self, container: Container) -> None:
@@ -105,20 +105,20 @@ class Checkpoint:
             if (entry.dtype, tuple(entry.shape)) != (tensor.dtype, tuple(tensor.shape)):
                 raise damaged(container.path, f"{name} is of another shape")
         for name, tensor in self._state.items():
-            tensor.copy_(container.read(container.entries[name]))
+            tensor.copy_(container.read(name))
 
     def _done(self, container: Container) -> int | None:
         """How many examples are in a file, -1 for all; `None` if it is of no use."""
-        facts = container.manifest
-        done = facts.get("done")
-        if facts.get("kind") != "pass" or facts.get("key") != self.key:
+        fields = container.manifest
+        done = fields.get("done")
+        if fields.get("kind") != "pass" or fields.get("key") != self.key:
             raise InputError(
                 f"expected passes of one fit in the checkpoint, got one of another fit in {container.path}. "
                 "Choose another folder, or remove this one."
             )
         if type(done) is not int or not -1 <= done <= self.examples:
             raise damaged(container.path, "it does not say how many examples are in it")
-        return done if {name: facts.get(name) for name in self._facts} == self._facts else None
+        return done if {name: fields.get(name) for name in self._description} == self._description else None
 
 
 def open_checkpoint(
@@ -126,7 +126,7 @@ def open_checkpoint(
     every: float,
     options: Mapping[str, Any],
     model: nn.Module,
-    marks: Tensor,
+    fingerprints: Tensor,
     limit: int,
     progress: Progress,
 ) -> tuple[Checkpoint, int]:
@@ -134,12 +134,12 @@ def open_checkpoint(
 
     Args:
         folder: which may be there already, with a checkpoint of the same fit.
-        every: seconds between two looks at the state of a pass.
+        every: seconds between two times that the state of a pass is saved.
         options: of the fit, as JSON knows them.
         model: the network.
-        marks: (n,) one for each training example.
+        fingerprints: (n,) of the training examples.
         limit: bytes of memory that would be planned with now.
-        progress: is told where the fit goes on.
+        progress: says where the fit goes on.
     """
     _prepare(folder)
     draft = Draft()
@@ -148,12 +148,12 @@ def open_checkpoint(
     path = folder / START
     if path.exists():
         with opened(path) as container:
-            limit = _recognise(container, draft, model, marks)
+            limit = _check_same_fit(container, draft, model, fingerprints)
     else:
-        write(path, draft.facts, {"marks": marks})
-    words = json.dumps([draft.facts[name] for name in ("whence", "torch", "options", "model")], sort_keys=True)
-    key = hashlib.sha256(words.encode() + memoryview(as_bytes(marks))).hexdigest()
-    return Checkpoint(folder, every, key, len(marks), progress), limit
+        write(path, draft.fields, {"fingerprints": fingerprints})
+    text = json.dumps([draft.fields[name] for name in ("whence", "torch", "options", "model")], sort_keys=True)
+    key = hashlib.sha256(text.encode() + memoryview(as_bytes(fingerprints))).hexdigest()
+    return Checkpoint(folder, every, key, len(fingerprints), progress), limit
 
 
 def _prepare(folder: Path) -> None:
@@ -164,8 +164,7 @@ def _prepare(folder: Path) -> None:
         raise InputError(f"expected a folder that exists to put the checkpoint in, got {str(folder.parent)!r}.")
     folder.mkdir(exist_ok=True)
     for part in folder.glob(".whence-*.part"):
-        with suppress(OSError):
-            part.unlink()
+        shutil.rmtree(part, ignore_errors=True)
     if not (folder / START).exists() and os.listdir(folder):
         raise InputError(
             f"expected an empty folder or a checkpoint, got {str(folder)!r} with other files in it. Choose a folder of "
@@ -173,65 +172,65 @@ def _prepare(folder: Path) -> None:
         )
 
 
-def _recognise(container: Container, draft: Draft, model: nn.Module, marks: Tensor) -> int:
+def _check_same_fit(container: Container, draft: Draft, model: nn.Module, fingerprints: Tensor) -> int:
     """Raise unless the checkpoint is of this fit; else the memory it was planned with."""
-    facts = container.manifest
-    if facts.get("kind") != "start":
+    fields = container.manifest
+    if fields.get("kind") != "start":
         raise damaged(container.path, "it does not say which fit it is of")
     for name in ("whence", "torch"):
-        if facts.get(name) != draft.facts[name]:
-            raise _another(name, facts.get(name), draft.facts[name], container)
-    there, here = facts.get("options"), draft.facts["options"]
+        if fields.get(name) != draft.fields[name]:
+            raise _other_option(name, fields.get(name), draft.fields[name], container)
+    there, here = fields.get("options"), draft.fields["options"]
     if not isinstance(there, dict):
         raise damaged(container.path, "it tells no options")
     for name in dict.fromkeys([*here, *there]):
         if there.get(name) != here.get(name):
-            raise _another(name, there.get(name), here.get(name), container)
-    saved = Saved(container, facts, {}, _PLAIN, set())
+            raise _other_option(name, there.get(name), here.get(name), container)
+    saved = Saved(container, fields, {}, _FLOAT64, set())
     check_same(saved.part("model"), model, same_torch=True)
-    n = saved.sizes("marks", 1)[0]
-    seen = saved.tensor("marks", (n,), torch.int64, torch.int64)
-    if n != len(marks):
-        raise _others(f"{len(marks)} training examples instead of {n}")
-    if not torch.equal(seen, marks):
-        raise _others(f"another one in place {int((seen != marks).int().argmax())}")
+    n = saved.sizes("fingerprints", 1)[0]
+    seen = saved.tensor("fingerprints", (n,), torch.int64, torch.int64)
+    if n != len(fingerprints):
+        raise _other_data(f"{len(fingerprints)} training examples instead of {n}")
+    if not torch.equal(seen, fingerprints):
+        raise _other_data(f"another one in place {int((seen != fingerprints).int().argmax())}")
     return saved.whole("limit", 0, 2**62)
 
 
-def _another(name: str, there: Any, here: Any, container: Container) -> InputError:
+def _other_option(name: str, there: Any, here: Any, container: Container) -> InputError:
     return InputError(
         f"expected a checkpoint of this very fit, got one with {name} {printable(str(there), 200)} instead of "
         f"{printable(str(here), 200)} in {container.path}. Use the options of that time, or another folder."
     )
 
 
-def _others(got: str) -> LoaderError:
+def _other_data(got: str) -> LoaderError:
     return LoaderError(
         f"expected the training data of the checkpoint, in the same order, got {got}. Pass the data of that time, not "
         "shuffled, or use another folder."
     )
 
 
-def described(thing: Any, depth: int = 3) -> Any:
-    """An option as JSON knows it: the same words for the same option, as far as so many objects inside each other go.
+def json_of(option: Any, depth: int = 3) -> Any:
+    """An option as JSON: the same text for the same option, down to `depth` levels of objects inside each other.
 
     Examples:
-        >>> described(torch.float64), described(0.5), described(len)
+        >>> json_of(torch.float64), json_of(0.5), json_of(len)
         ('torch.float64', 0.5, 'builtins.len')
     """
-    if thing is None or isinstance(thing, (bool, int, str)):
-        return thing
-    if isinstance(thing, float):
-        return plain(thing)
-    if isinstance(thing, Tensor):
-        return f"a tensor of mark {checksum(thing)}"
-    if callable(thing) and hasattr(thing, "__qualname__"):
-        return f"{thing.__module__}.{thing.__qualname__}"
-    inner = getattr(thing, "__dict__", None)
-    if inner is None or isinstance(thing, torch.dtype) or depth == 0:
-        return ADDRESS.sub("0x", repr(thing))
-    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
-    return {"kind": kind, **{name: described(value, depth - 1) for name, value in sorted(inner.items())}}
+    if option is None or isinstance(option, (bool, int, str)):
+        return option
+    if isinstance(option, float):
+        return plain(option)
+    if isinstance(option, Tensor):
+        return f"a tensor of checksum {checksum(option)}"
+    if callable(option) and hasattr(option, "__qualname__"):
+        return f"{option.__module__}.{option.__qualname__}"
+    inner = getattr(option, "__dict__", None)
+    if inner is None or isinstance(option, torch.dtype) or depth == 0:
+        return ADDRESS.sub("0x", repr(option))
+    kind = f"{type(option).__module__}.{type(option).__qualname__}"
+    return {"kind": kind, **{name: json_of(value, depth - 1) for name, value in sorted(inner.items())}}
 
 
-_PLAIN = Target(torch.device("cpu"), torch.float64, torch.float64, (torch.float64, torch.float64), empty=False)
+_FLOAT64 = Target(torch.device("cpu"), torch.float64, torch.float64, (torch.float64, torch.float64), empty=False)

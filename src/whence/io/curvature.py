@@ -61,7 +61,7 @@ def _read_block(saved: Saved, problem: Linearization) -> Block:
     if not names or any(name not in parameters for name in names):
         raise saved.wrong("parameters", "names of selected parameters")
     shapes = tuple(tuple(parameters[name].shape) for name in names)
-    if saved.facts.get("shapes") != [list(shape) for shape in shapes]:
+    if saved.fields.get("shapes") != [list(shape) for shape in shapes]:
         raise saved.wrong("shapes", f"the model's, {shapes}")
     kind: Any = saved.text("kind", "kronecker", "rows", "dense")
     groups, transposed = saved.whole("groups", 1), saved.flag("transposed")

@@ -1,4 +1,4 @@
-"""Write a file so that whatever happens, the old one or the new one is there, whole."""
+"""Files in the format of safetensors with a checksum and a manifest, replaced as a whole and read with suspicion."""
 
 from __future__ import annotations
 
@@ -8,146 +8,120 @@ import json
 import math
 import os
 import re
-import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from whence.errors import CorruptArtifactError, FormatError, InputError
 
-EXCLUSIVE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+FORMAT = 2
+"""The format that is written and read."""
+
+MAX_HEADER_BYTES = 16 * 2**20
+"""Size of the largest header that is read."""
+
+MAX_HEADER_ITEMS = 2**20
+"""Entries of lists and tables in the largest header that is read: each takes a hundred bytes once it is parsed."""
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64}
+"""Dtypes that are saved, by their names in safetensors."""
+
+START = re.compile(rb'\{"__metadata__":\{"whence":"\{\\"format\\":([0-9]{1,9}),\\"sha256\\":\\"([0-9a-f]{64})\\",')
+"""How every header begins, so that format and checksum are found without parsing."""
+
+ZEROS = b"0" * 64
+"""Stands for the checksum while it is computed."""
+
+READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` once all of it is on the disk, and vanishes on an error.
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which takes the place of `path` once all of it is on the disk, and is removed on an error.
 
-    It is written beside its target, so that the last step is a rename, which is all or nothing. A process that is
-    killed meanwhile leaves a file named `.whence-*.part` behind, and the target as it was.
+    It is written beside its target, so that the last step is a rename, which happens as a whole or not at all. A
+    process that is killed meanwhile leaves a folder named `.whence-*.part` behind, and the target as it was.
     """
     if not path.parent.is_dir():
         raise InputError(f"expected a folder that exists to save in, got {str(path.parent)!r}. Make it first.")
     if path.is_dir():
         raise InputError(f"expected the name of a file to save to, got the folder {str(path)!r}. Add a file name.")
-    part = path.parent / f".whence-{secrets.token_hex(8)}.part"
+    folder = Path(tempfile.mkdtemp(prefix=".whence-", suffix=".part", dir=path.parent))
     try:
-        with os.fdopen(os.open(part, EXCLUSIVE, 0o666), "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        part = folder / "file"
+        part.touch()
+        mode = stat.S_IMODE(part.stat().st_mode)
+        yield part
+        part.chmod(mode)  # some versions of safetensors let only the owner read
+        _flush(part)
         os.replace(part, path)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
-    _settle(path.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # not every system flushes a folder
+        _flush(path.parent)
 
 
-def _settle(folder: Path) -> None:
-    """Bring the rename itself to the disk, where the system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
+def _flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Save a manifest and tensors."""
+    text = json.dumps(
+        {"format": FORMAT, "sha256": ZEROS.decode(), "manifest": manifest}, allow_nan=False, separators=(",", ":")
+    )
+    with replacing(path) as part:
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            save_file(_apart(tensors), part, {"whence": text})
+        except SafetensorError as error:
+            raise OSError(f"{str(path)!r} could not be written: {error}") from error
+        with part.open("r+b") as file:
+            header = file.read(int.from_bytes(file.read(8), "little"))
+            if len(header) > MAX_HEADER_BYTES or items(header) > MAX_HEADER_ITEMS:
+                raise InputError(
+                    f"expected a fit whose description takes at most {MAX_HEADER_BYTES} bytes and {MAX_HEADER_ITEMS} "
+                    f"entries, got {len(header)} and {items(header)}. Select fewer parameters."
+                )
+            start = header.index(ZEROS)
+            checksum = _sha256(file, header, start)
+            file.seek(8 + start)
+            file.write(checksum)
 
 
-FORMAT = 1
-"""The format that is written and read."""
-
-MOST_HEADER = 16 * 2**20
-"""Bytes of the largest header that is read."""
-
-MOST_ITEMS = 2**20
-"""Entries of lists and tables in the largest header that is read: each takes a hundred bytes once it is parsed."""
-
-MOST_AXES = 8
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "I64": torch.int64,
-}
-"""Names of the dtypes that occur, as safetensors has them."""
-
-ZEROS = b"0" * 64
-
-START = re.compile(rb'\{"__metadata__":\{"whence":"([0-9]{1,9})","sha256":"([0-9a-f]{64})","manifest":"')
-"""How every header begins, so that version and checksum are found without parsing."""
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors of which no two share memory, as safetensors wants them."""
+    found: dict[str, Tensor] = {}
+    storages = set()
+    for name, tensor in tensors.items():
+        whole = tensor.detach().contiguous()
+        place = (whole.device, whole.untyped_storage().data_ptr())
+        found[name] = whole.clone() if place in storages else whole
+        storages.add(place)
+    return found
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of a file.
-
-    Attributes:
-        dtype: of its numbers.
-        shape: as stored.
-        start: first byte, counted from the end of the header.
-        size: bytes.
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-def compose(manifest: Mapping[str, Any], tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> bytes:
-    """The header for tensors stored one after the other, with zeros for a checksum."""
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    text = json.dumps(manifest, allow_nan=False, separators=(",", ":"))
-    metadata = {"whence": str(FORMAT), "sha256": ZEROS.decode(), "manifest": text}
-    table: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, (dtype, shape) in tensors.items():
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        table[name] = {"dtype": names[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    found = json.dumps(table, separators=(",", ":")).encode()
-    return found + b" " * (-len(found) % 8)
-
-
-def begin(header: bytes, path: str) -> tuple[str, int]:
-    """The checksum and where it stands, after a look at the version."""
-    found = START.match(header)
-    if found is None:
-        raise CorruptArtifactError(f"expected a file saved by whence, got something else in {path}.")
-    version = int(found[1])
-    if version < 1:
-        raise damaged(path, f"there is no format {version}")
-    if version != FORMAT:
-        raise FormatError(
-            f"expected a file of format {FORMAT}, got format {version} in {path}, which another version of whence "
-            "wrote. Read it with that version, or fit and save again."
-        )
-    return found[2].decode(), found.start(2)
-
-
-def parse(header: bytes, data: int, path: str) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """The manifest and the table of tensors of a header followed by so many bytes of data."""
-    if items(header) > MOST_ITEMS:
-        raise damaged(path, "its header has more entries than any fit")
-    table = _json(header, path)
-    metadata = table.pop("__metadata__")
-    if not isinstance(metadata, dict) or set(metadata) != {"whence", "sha256", "manifest"}:
-        raise damaged(path, "its metadata are not those of this format")
-    entries, end = {}, 0
-    for name, given in table.items():
-        entries[name] = _entry(name, given, end, path)
-        end += entries[name].size
-    if end != data:
-        raise damaged(path, f"its table tells of {end} bytes of numbers, and there are {data}")
-    text = metadata["manifest"]
-    if not isinstance(text, str):
-        raise damaged(path, "its manifest is no text")
-    return _json(text, path), entries
+def _sha256(file: BinaryIO, header: bytes, start: int) -> bytes:
+    """Checksum of a whole file, with zeros in place of the checksum itself; the header has been read already."""
+    digest = hashlib.sha256(len(header).to_bytes(8, "little"))
+    digest.update(header[:start] + ZEROS + header[start + len(ZEROS) :])
+    while chunk := file.read(2**20):
+        digest.update(chunk)
+    return digest.hexdigest().encode()
 
 
 def items(header: bytes) -> int:
@@ -155,81 +129,16 @@ def items(header: bytes) -> int:
     return sum(header.count(sign) for sign in (b",", b"[", b"{"))
 
 
-def _json(text: bytes | str, path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"its header cannot be read ({type(error).__name__})") from None
-    if not isinstance(found, dict):
-        raise damaged(path, "its header is no table")
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _entry(name: str, given: Any, start: int, path: str) -> Entry:
-    if not isinstance(given, dict) or set(given) != {"dtype", "shape", "data_offsets"}:
-        raise damaged(path, f"the entry of {name[:80]!r} has other fields than a tensor's")
-    dtype = DTYPES.get(given["dtype"]) if isinstance(given["dtype"], str) else None
-    shape, offsets = given["shape"], given["data_offsets"]
-    if dtype is None or not _sizes(shape) or len(shape) > MOST_AXES or not _sizes(offsets) or len(offsets) != 2:
-        raise damaged(path, f"the entry of {name[:80]!r} is not a tensor's")
-    size = math.prod(shape) * dtype.itemsize
-    if offsets != [start, start + size]:
-        raise damaged(path, f"{name[:80]!r} of shape {tuple(shape)} is said to be at {offsets}")
-    return Entry(dtype, tuple(shape), start, size)
-
-
-def _sizes(given: Any) -> bool:
-    return isinstance(given, list) and all(type(one) is int and 0 <= one < 2**48 for one in given)
-
-
-def damaged(path: str, what: str) -> CorruptArtifactError:
-    """The error for a file that cannot be believed."""
-    return CorruptArtifactError(
-        f"expected a whole file as whence saved it, got a damaged one in {path}: {what}. "
-        "Copy or download it again, or fit and save again."
-    )
-
-
-PIECE = 2**20
-"""Bytes hashed at once."""
-
-READING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
-def write(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Save a manifest and tensors."""
-    header = compose(manifest, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
-    if len(header) > MOST_HEADER or items(header) > MOST_ITEMS:
-        raise InputError(
-            f"expected a fit whose description takes at most {MOST_HEADER} bytes and {MOST_ITEMS} entries, got "
-            f"{len(header)} and {items(header)}. Select fewer parameters."
-        )
-    length = len(header).to_bytes(8, "little")
-    digest = hashlib.sha256(length + header)
-    with replacing(path) as file:
-        file.write(length + header)
-        for tensor in tensors.values():
-            data = memoryview(as_bytes(tensor))
-            digest.update(data)
-            file.write(data)
-        file.seek(8 + header.index(ZEROS))
-        file.write(digest.hexdigest().encode())
-
-
 def as_bytes(tensor: Tensor) -> Any:
     """The bytes of a tensor in the order of its axes, as an array of uint8."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+class Entry(NamedTuple):
+    """Dtype and shape of a tensor of a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 class Container:
@@ -241,51 +150,49 @@ class Container:
         entries: the tensors it holds.
     """
 
-    def __init__(self, file: BinaryIO, path: str) -> None:
-        """Check the whole file without keeping any of it, then read its head."""
-        self.path = path
-        self._file = file
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, MOST_HEADER):
-            raise damaged(path, f"it says that its header has {length} bytes, and it has {size} bytes in all")
-        header = file.read(length)
-        checksum, at = begin(header, path)
-        if _digest(file, header, at) != checksum:
-            raise damaged(path, "its checksum is wrong")
-        self._start = 8 + length
-        self.manifest, self.entries = parse(header, size - self._start, path)
+    def __init__(self, path: Path, file: Any) -> None:
+        """Read what the file says about itself; its tensors are read one by one."""
+        self.path, self._file = repr(str(path)), file
+        metadata = file.metadata()
+        described = _parse(metadata["whence"], self.path)
+        manifest = described.get("manifest")
+        if set(metadata) != {"whence"} or len(described) != 3 or not isinstance(manifest, dict):
+            raise damaged(self.path, "its metadata are not those of this format")
+        self.manifest: dict[str, Any] = manifest
+        self.entries = {name: self._entry(name) for name in file.keys()}  # noqa: SIM118  a file is no dict
+
+    def _entry(self, name: str) -> Entry:
+        entry = self._file.get_slice(name)
+        if entry.get_dtype() not in DTYPES:
+            raise damaged(self.path, f"{name[:80]!r} is of dtype {entry.get_dtype()}")
+        return Entry(DTYPES[entry.get_dtype()], tuple(entry.get_shape()))
 
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        return sum(entry.size for entry in self.entries.values())
+        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.entries.values())
 
-    def read(self, entry: Entry) -> Tensor:
-        """The numbers of one tensor."""
-        found = torch.empty(entry.size, dtype=torch.uint8, device="cpu")
-        if entry.size:
-            self._file.seek(self._start + entry.start)
-            room: Any = found.numpy()
-            if self._file.readinto(room) != entry.size:  # type: ignore[attr-defined]  # binary files have it; IO[bytes] does not say
-                raise damaged(self.path, "it was cut short while it was read")
-        return found.view(entry.dtype).reshape(entry.shape)
-
-
-def _digest(file: BinaryIO, header: bytes, at: int) -> str:
-    """SHA-256 of the whole file, with zeros for the checksum; the header has been read already."""
-    digest = hashlib.sha256(len(header).to_bytes(8, "little"))
-    digest.update(header[:at] + ZEROS + header[at + len(ZEROS) :])
-    while piece := file.read(PIECE):
-        digest.update(piece)
-    return digest.hexdigest()
+    def read(self, name: str) -> Tensor:
+        """A tensor, in memory of its own."""
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor.clone()
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Container]:
-    """Open a file, which must be a file: no link, no folder, no pipe."""
+    """Open a file, which must be a plain file (no link, no folder, no pipe), of this format, and undamaged."""
+    _check_file(path)
     try:
-        handle = os.open(path, READING)
+        with safe_open(path, "pt") as file:
+            yield Container(path, file)
+    except SafetensorError as error:
+        raise damaged(repr(str(path)), f"safetensors says: {printable(str(error), 200)}") from None
+
+
+def _check_file(path: Path) -> None:
+    """Check format and checksum, without keeping any of the file."""
+    try:
+        handle = os.open(path, READ_ONLY)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
             raise InputError(
@@ -293,11 +200,57 @@ def opened(path: Path) -> Iterator[Container]:
                 "Path(...).resolve()."
             ) from None
         raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         os.close(handle)
         raise InputError(f"expected a file saved by whence, got {str(path)!r}, which is no plain file.")
+    shown = repr(str(path))
     with os.fdopen(handle, "rb") as file:
-        yield Container(file, repr(str(path)))
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(status.st_size - 8, MAX_HEADER_BYTES):
+            raise damaged(shown, f"it says that its header has {length} bytes, and it has {status.st_size} in all")
+        header = file.read(length)
+        found = START.match(header)
+        if found is None:
+            raise CorruptArtifactError(f"expected a file saved by whence, got something else in {shown}.")
+        if int(found[1]) != FORMAT:
+            raise FormatError(
+                f"expected a file of format {FORMAT}, got format {int(found[1])} in {shown}, which another version "
+                "of whence wrote. Read it with that version, or fit and save again."
+            )
+        if _sha256(file, header, found.start(2)) != found[2]:
+            raise damaged(shown, "its checksum is wrong")
+    if items(header) > MAX_HEADER_ITEMS:
+        raise damaged(shown, "its header has more entries than any fit")
+
+
+def _parse(text: str, path: str) -> dict[str, Any]:
+    """A table in JSON, without names that occur twice and without NaN or infinity."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a name occurs twice")
+        return found
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        found = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"its manifest cannot be read ({type(error).__name__})") from None
+    if not isinstance(found, dict):
+        raise damaged(path, "its manifest is no table")
+    return found
+
+
+def damaged(path: str, what: str) -> CorruptArtifactError:
+    """The error for a file that cannot be believed."""
+    return CorruptArtifactError(
+        f"expected a whole file as whence saved it, got a damaged one in {path}: {what}. "
+        "Copy or download it again, or fit and save again."
+    )
 
 
 LARGEST = 2**48
@@ -306,48 +259,48 @@ LARGEST = 2**48
 
 @dataclass
 class Draft:
-    """Facts and tensors to be written.
+    """Fields and tensors to be written.
 
     Attributes:
-        facts: numbers and words, in parts.
+        fields: numbers and texts, in parts.
         tensors: by their full name.
         orders: of the tensors that are not stored axis by axis, how their axes follow each other in memory. Products
             of matrices round differently for another order, so that it is kept.
         name: of this part.
     """
 
-    facts: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     orders: dict[str, list[int]] = field(default_factory=dict)
     name: str = ""
 
     def part(self, name: str) -> Draft:
         """A part of its own."""
-        facts: dict[str, Any] = {}
-        self.facts[name] = facts
-        return Draft(facts, self.tensors, self.orders, f"{self.name}{name}.")
+        fields: dict[str, Any] = {}
+        self.fields[name] = fields
+        return Draft(fields, self.tensors, self.orders, f"{self.name}{name}.")
 
-    def note(self, **facts: Any) -> None:
-        """Write facts down; numbers that JSON does not know become words."""
-        self.facts.update({name: plain(fact) for name, fact in facts.items()})
+    def note(self, **fields: Any) -> None:
+        """Write fields; numbers that JSON does not know become texts."""
+        self.fields.update({name: plain(value) for name, value in fields.items()})
 
     def put(self, name: str, tensor: Tensor | None) -> None:
-        """Write a tensor down, if there is one."""
+        """Write a tensor, if there is one."""
         if tensor is None:
             return
         if tensor.dtype not in DTYPES.values():
             raise InputError(f"expected tensors of float64, float32 or int64 to save, got {tensor.dtype} in {name}.")
         strides = tensor.stride()
         order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
-        turned = tensor.detach().permute(order)
-        if not tensor.is_contiguous() and turned.is_contiguous():
+        permuted = tensor.detach().permute(order)
+        if not tensor.is_contiguous() and permuted.is_contiguous():
             self.orders[self.name + name] = order
-            tensor = turned
+            tensor = permuted
         self.tensors[self.name + name] = tensor
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """Words of a file as they may be shown: without the signs that a terminal obeys, and not too long.
+    """A text of a file as it may be shown: without control characters, and not too long.
 
     Examples:
         >>> printable(chr(27) + "[2J").isprintable(), printable("longer", 4)
@@ -357,23 +310,23 @@ def printable(text: str, most: int | None = None) -> str:
     return shown if shown.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in shown)
 
 
-def plain(fact: Any) -> Any:
-    """A fact as JSON has it: it knows no infinity."""
-    if isinstance(fact, float) and not math.isfinite(fact):
-        return [str(fact)]
-    return list(fact) if isinstance(fact, tuple) else fact
+def plain(value: Any) -> Any:
+    """A value as JSON has it, which knows no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return [str(value)]
+    return list(value) if isinstance(value, tuple) else value
 
 
-def number(fact: Any) -> float | None:
+def number(value: Any) -> float | None:
     """A number as `plain` left it; `None` for anything else.
 
     Examples:
         >>> number(plain(0.5)), number(plain(float("inf"))), number("0.5")
         (0.5, inf, None)
     """
-    if type(fact) is list and fact in (["inf"], ["-inf"], ["nan"]):
-        return float(fact[0])
-    return float(fact) if type(fact) in (int, float) and abs(fact) < 2**1000 else None
+    if type(value) is list and value in (["inf"], ["-inf"], ["nan"]):
+        return float(value[0])
+    return float(value) if type(value) in (int, float) and abs(value) < 2**1000 else None
 
 
 @dataclass(frozen=True)
@@ -400,7 +353,7 @@ class Saved:
     """A part of what was saved, read with suspicion."""
 
     container: Container
-    facts: Mapping[str, Any]
+    fields: Mapping[str, Any]
     orders: Mapping[str, Any]
     target: Target
     used: set[str]
@@ -408,10 +361,10 @@ class Saved:
 
     def part(self, name: str) -> Saved:
         """A part of its own."""
-        facts = self._fact(name)
-        if not isinstance(facts, dict):
+        fields = self._field(name)
+        if not isinstance(fields, dict):
             raise self.wrong(name, "a part")
-        return Saved(self.container, facts, self.orders, self.target, self.used, f"{self.name}{name}.")
+        return Saved(self.container, fields, self.orders, self.target, self.used, f"{self.name}{name}.")
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -450,46 +403,46 @@ class Saved:
             return torch.empty(tuple(shape), dtype=wanted, device="meta")
         order = self._order(full, len(shape))
         back = [order.index(axis) for axis in range(len(shape))]
-        return self.container.read(entry).to(self.target.device, wanted).permute(back)
+        return self.container.read(full).to(self.target.device, wanted).permute(back)
 
     def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
         """A number within bounds."""
-        found = number(self._fact(name))
+        found = number(self._field(name))
         if found is None or not low <= found <= high:
             raise self.wrong(name, f"a number from {low:g} to {high:g}")
         return found
 
     def whole(self, name: str, low: int = 0, high: int = LARGEST) -> int:
         """A whole number within bounds."""
-        found = self._fact(name)
+        found = self._field(name)
         if type(found) is not int or not low <= found <= high:
             raise self.wrong(name, f"a whole number from {low} to {high}")
         return found
 
     def flag(self, name: str) -> bool:
         """Yes or no."""
-        found = self._fact(name)
+        found = self._field(name)
         if type(found) is not bool:
             raise self.wrong(name, "yes or no")
         return found
 
     def text(self, name: str, *choices: str) -> str:
-        """Words, perhaps one of some."""
-        found = self._fact(name)
+        """A text, perhaps one of some."""
+        found = self._field(name)
         if not isinstance(found, str) or (choices and found not in choices):
-            raise self.wrong(name, " or ".join(map(repr, choices)) or "words")
+            raise self.wrong(name, " or ".join(map(repr, choices)) or "a text")
         return printable(found)
 
     def texts(self, name: str) -> list[str]:
-        """A list of words."""
-        found = self._fact(name)
+        """A list of texts."""
+        found = self._field(name)
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise self.wrong(name, "a list of words")
+            raise self.wrong(name, "a list of texts")
         return [printable(one) for one in found]
 
     def wholes(self, name: str, low: int = 0, high: int = LARGEST) -> list[int]:
         """A list of whole numbers within bounds."""
-        found = self._fact(name)
+        found = self._field(name)
         if not isinstance(found, list) or not all(type(one) is int and low <= one <= high for one in found):
             raise self.wrong(name, f"a list of whole numbers from {low} to {high}")
         return list(found)
@@ -498,10 +451,10 @@ class Saved:
         """The error for something that is missing or not what it must be."""
         return damaged(self.container.path, f"{self.name}{name} is missing, or not {wanted}")
 
-    def _fact(self, name: str) -> Any:
-        if name not in self.facts:
+    def _field(self, name: str) -> Any:
+        if name not in self.fields:
             raise self.wrong(name, "there")
-        return self.facts[name]
+        return self.fields[name]
 
     def _order(self, full: str, axes: int) -> list[int]:
         order = self.orders.get(full, list(range(axes)))

@@ -1,4 +1,4 @@
-"""A whole fit: to a file, and back."""
+"""Write a fit to a file, and read it back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -52,6 +52,7 @@ from whence.results import Diagnostics, Finding
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import check_model, fingerprint, preserved
 
+T = TypeVar("T")
 Writer = Callable[[Draft, Any, Any], None]
 Restorer = Callable[[Saved, Linearization, Meats, Given], tuple[FittedCurvature, Sandwich]]
 
@@ -96,6 +97,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
         by_position=weighing.units is not None,
         guarded=fitted.left_out.guarded,
         noise_scale=fitted.noise_scale,
+        hc1_factor=fitted.hc1_factor,
         relative=step.relative,
         diagnostics=[[one.name, plain(one.value), one.words] for one in diagnostics],
     )
@@ -108,49 +110,45 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     for each in ("hec2", "hec3", "leverage"):
         draft.put(each, getattr(fitted.left_out, each))
     KINDS[name][1](draft.part("bread"), fitted.bread, fitted.sandwich)
-    write(path, {**draft.facts, "orders": draft.orders}, draft.tensors)
+    write(path, {**draft.fields, "orders": draft.orders}, draft.tensors)
 
 
-def restore(path: Path, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:
-    """The fields of a `Tracer` from a file; see `whence.load`."""
+def restore(path: Path, given: Given, dtype: torch.dtype | None, build: Callable[..., T]) -> T:
+    """A fit from a file, which `build` makes of its parts; see `whence.load`."""
     with opened(path) as container:
         check_model(given.model)
         with preserved(given.model):
-            return _read(container, given, dtype)
+            return _read(container, given, dtype, build)
 
 
-def _read(container: Container, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:
-    facts = container.manifest
-    orders = facts.get("orders")
+def _read(container: Container, given: Given, dtype: torch.dtype | None, build: Callable[..., T]) -> T:
+    """Check the model, then all shapes on tensors without memory, then read the numbers."""
+    orders = container.manifest.get("orders")
     if not isinstance(orders, dict):
         raise damaged(container.path, "it does not say in which order axes are stored")
-    saved = Saved(container, facts, orders, _NOWHERE, set())
+    saved = Saved(container, container.manifest, orders, _NOWHERE, set())
     notes = check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
     target = _target(saved, given, dtype)
-    empty = replace(target, device=_NOWHERE.device, empty=True)
-    first = replace(saved, target=empty)
-    _fields(first, given, notes, {})
-    left = sorted(set(container.entries) - first.used)
-    if left:
-        raise damaged(container.path, f"it holds tensors that do not belong to it, {left[0][:80]!r} first")
-    _make_room(container, target, given)
-    found = _fields(replace(saved, target=target), given, notes, fingerprint(given.model))
-    if given.loader is not None:
-        _recognise(found["problem"], found["bread"])
-    return found
+    empty = replace(saved, target=replace(target, device=_NOWHERE.device, empty=True))
+    _build(empty, given, notes, build)
+    unknown = sorted(set(container.entries) - empty.used)
+    if unknown:
+        raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
+    _require_memory(container, target, given)
+    return _build(replace(saved, target=target), given, notes, build)
 
 
-def _make_room(container: Container, target: Target, given: Given) -> None:
+def _require_memory(container: Container, target: Target, given: Given) -> None:
     """Raise when the tensors do not fit in memory."""
     pairs = zip((target.algebra, target.working), target.stored, strict=True)
     wider = any(wanted.itemsize > stored.itemsize for wanted, stored in pairs)
+    budget = Budget(target.device, given.limit)
     need = container.size * (2 if wider else 1)
-    room = Budget(target.device, given.limit)
-    room.require(need, f"the fit in {container.path}", "Load it where there is more memory.")
+    budget.require(need, f"the fit in {container.path}", "Load it where there is more memory.")
 
 
-def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int]) -> dict[str, Any]:
-    """Everything put together again."""
+def _build(saved: Saved, given: Given, notes: list[str], build: Callable[..., T]) -> T:
+    """Put a fit together again."""
     problem = read_problem(saved.part("problem"), given)
     n, k = problem.n, problem.k
     groups = read_groups(saved.part("groups"), n)
@@ -158,6 +156,7 @@ def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int])
     recenter, by_output = saved.flag("recenter"), saved.flag("by_output")
     units = problem.units if saved.flag("by_position") else None
     weighing = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups, units)
+    problem = replace(problem, folds=weighing.folds)
     left_out = LeftOut(
         saved.algebra("hec2", n, k),
         saved.algebra("hec3", n, k),
@@ -177,23 +176,26 @@ def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int])
     each = problem.width if problem.sketch is None else 1
     name = saved.text("structure", *KINDS)
     bread, sandwich = KINDS[name][2](saved.part("bread"), problem, meats, given)
-    return {
-        "problem": problem,
-        "bread": bread,
-        "sandwich": sandwich,
-        "meats": meats,
-        "left_out": left_out,
-        "step": step,
-        "weighing": weighing,
-        "sigma": saved.algebra("sigma", each, each),
-        "noise_scale": saved.number("noise_scale", 0.0),
-        "diagnostics": _diagnostics(saved, notes),
-        "marks": marks,
-    }
+    if given.loader is not None and not saved.target.empty:
+        _compare(problem, bread)
+    return build(
+        problem=problem,
+        bread=bread,
+        sandwich=sandwich,
+        meats=meats,
+        left_out=left_out,
+        step=step,
+        weighing=weighing,
+        sigma=saved.algebra("sigma", each, each),
+        noise_scale=saved.number("noise_scale", 0.0),
+        hc1_factor=saved.number("hc1_factor", 0.0),
+        diagnostics=_diagnostics(saved, notes),
+        fingerprints={} if saved.target.empty else fingerprint(given.model),
+    )
 
 
-def _recognise(problem: Linearization, bread: Any) -> None:
-    """Look at a few batches: these must be the training data, and the model must say about them what it said.
+def _compare(problem: Linearization, bread: Any) -> None:
+    """Compare a few batches: these must be the training data, and the model must say about them what it said.
 
     Mixtures of outputs are looked at in every batch, whenever it is read: see `SketchedBatches`.
     """
@@ -231,7 +233,7 @@ _NOWHERE = Target(torch.device("meta"), torch.float64, torch.float64, (torch.flo
 
 
 def _diagnostics(saved: Saved, notes: list[str]) -> Diagnostics:
-    rows = saved.facts.get("diagnostics")
+    rows = saved.fields.get("diagnostics")
     if not isinstance(rows, list):
         raise saved.wrong("diagnostics", "a table")
     found = []

@@ -16,9 +16,9 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 def write_model(draft: Draft, model: nn.Module) -> None:
-    """Write down what makes the model this one."""
+    """Write modules, and name, dtype, shape and checksum of every parameter and buffer."""
     draft.note(
-        modules=[[name, *_kind(module)] for name, module in model.named_modules(remove_duplicate=False)],
+        modules=[[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)],
         tensors=[
             [name, owner, str(tensor.dtype), list(tensor.shape), digest(tensor)]
             for name, owner, tensor in tensors_of(model)
@@ -27,22 +27,22 @@ def write_model(draft: Draft, model: nn.Module) -> None:
 
 
 def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> list[str]:
-    """Raise unless this is the model; return what is worth telling."""
+    """Raise unless this is the model that was fitted; notes for the diagnostics."""
     _check_modules(saved, model, same_torch)
     found = tensors_of(model)
-    rows = saved.facts.get("tensors")
+    rows = saved.fields.get("tensors")
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 5 for row in rows):
         raise saved.wrong("tensors", "a table")
     here, there = [name for name, _, _ in found], [row[0] for row in rows]
     if here != there:
         odd = [name for name in [*here, *there] if (name in here) != (name in there)] or here
-        raise _other(f"another set of parameters and buffers ({_listing(odd)})")
+        raise _other_model(f"another set of parameters and buffers ({_listing(odd)})")
     changed, cast = [], set()
     for (name, owner, tensor), (_, other, dtype, shape, wanted) in zip(found, rows, strict=True):
         if owner != other:
-            raise _other(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
+            raise _other_model(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
         if list(tensor.shape) != shape:
-            raise _other(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
+            raise _other_model(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
         same = _as_stored(tensor, dtype)
         if same is None or digest(same) != wanted:
             changed.append(name)
@@ -85,23 +85,23 @@ def _as_stored(tensor: Tensor, dtype: Any) -> Tensor | None:
 
 
 def _check_modules(saved: Saved, model: nn.Module, same_torch: bool) -> None:
-    rows = saved.facts.get("modules")
+    rows = saved.fields.get("modules")
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
         raise saved.wrong("modules", "a table")
-    found = [[name, *_kind(module)] for name, module in model.named_modules(remove_duplicate=False)]
+    found = [[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)]
     for here, there in zip(found, rows, strict=False):
         if here[:2] != there[:2] or (same_torch and here != there):
-            raise _other(f"{_words(here)} where {_words(there)} was")
+            raise _other_model(f"{_module_text(here)} where {_module_text(there)} was")
     if len(found) != len(rows):
-        raise _other(f"{len(found)} modules instead of {len(rows)}")
+        raise _other_model(f"{len(found)} modules instead of {len(rows)}")
 
 
-def _kind(module: nn.Module) -> tuple[str, str]:
+def _class_and_options(module: nn.Module) -> tuple[str, str]:
     """The class of a module, and its options as it prints them, which another torch may print otherwise."""
     return type(module).__name__, ADDRESS.sub("0x", module.extra_repr())
 
 
-def _words(row: list[Any]) -> str:
+def _module_text(row: list[Any]) -> str:
     name, kind, options = row
     return f"{_safe(name) or 'the model'}: {_safe(kind)}({_safe(options)})"
 
@@ -111,7 +111,7 @@ def _safe(thing: Any) -> str:
     return printable(str(thing), 120)
 
 
-def _other(got: str) -> StaleModelError:
+def _other_model(got: str) -> StaleModelError:
     return StaleModelError(
         f"expected the model that was fitted, got {got}. Build it as it was then, and load the weights of that time."
     )

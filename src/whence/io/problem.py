@@ -1,4 +1,4 @@
-"""Likelihoods by name and options; one that a user wrote is handed over again when the fit is loaded."""
+"""The linearized problem of a fit in a file: likelihood, data by their fingerprints, outputs, groups."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ KNOWN = (Gaussian, Categorical, Bernoulli)
 
 
 def write_likelihood(draft: Draft, likelihood: Likelihood) -> None:
-    """Write its name and options down."""
+    """Write its name and options."""
     kind = type(likelihood)
-    draft.note(name=likelihood.name, own=_own(likelihood))
+    draft.note(name=likelihood.name, own=_own_class(likelihood))
     if kind is Categorical or kind is Bernoulli:
         draft.note(**asdict(likelihood))  # type: ignore[call-overload]  # options differ by likelihood
 
@@ -38,7 +38,7 @@ def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
     """The likelihood of the fit: made again, or the one given, where a user wrote it."""
     own, name = saved.text("own"), saved.text("name")
     if own:
-        if given is None or _own(given) != own:
+        if given is None or _own_class(given) != own:
             got = "none" if given is None else f"a {type(given).__name__}"
             raise InputError(
                 f"expected the likelihood that was fitted with, {own!r}, got {got}. It is not part of whence, so that "
@@ -53,7 +53,7 @@ def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
     return found
 
 
-def _own(likelihood: Likelihood) -> str:
+def _own_class(likelihood: Likelihood) -> str:
     """Where a user's own class lives; empty for those of whence."""
     kind = type(likelihood)
     return "" if kind in KNOWN else f"{kind.__module__}.{kind.__qualname__}"
@@ -72,14 +72,14 @@ def _options(saved: Saved, name: str) -> dict[str, Any]:
 
 
 def _weights(saved: Saved, name: str) -> list[float] | None:
-    found = saved.facts.get(name)
+    found = saved.fields.get(name)
     if found is not None and not (isinstance(found, list) and all(type(one) in (int, float) for one in found)):
         raise saved.wrong(name, "a list of numbers")
     return found
 
 
 def write_outputs(draft: Draft, problem: Linearization) -> None:
-    """Write down positions and mixtures, where there are any."""
+    """Write positions and random mixtures of outputs, where there are any."""
     draft.note(positions=problem.units is not None, mixtures=problem.sketch is not None)
     if problem.units is not None:
         draft.note(shape=list(problem.units.shape), width=problem.units.width)
@@ -120,7 +120,7 @@ def read_outputs(saved: Saved, n: int, k: int) -> tuple[Positions | None, Output
 
 
 @dataclass
-class Absent(Batches):
+class MissingData(Batches):
     """No training data: what does not need them works."""
 
     def __post_init__(self) -> None:
@@ -135,22 +135,22 @@ class Absent(Batches):
 
 
 @dataclass
-class Recalled(Batches):
+class SameData(Batches):
     """Training data that must be those of the fit."""
 
     def _remember(self, number: int, found: tuple[int, ...]) -> None:
         try:
             super()._remember(number, found)
         except LoaderError:
-            raise _others(f"other data in batch {number}") from None
+            raise _other_data(f"other data in batch {number}") from None
 
     def _finish(self, count: int, examples: int) -> None:
         if count < len(self.prints):
-            raise _others(f"{count} batches instead of {len(self.prints)}")
+            raise _other_data(f"{count} batches instead of {len(self.prints)}")
         super()._finish(count, examples)
 
 
-def _others(got: str) -> LoaderError:
+def _other_data(got: str) -> LoaderError:
     return LoaderError(
         f"expected the training data of the saved fit, in the same order and batches, got {got}. Pass a loader with "
         "the same examples and the same batch_size, not shuffled."
@@ -158,11 +158,12 @@ def _others(got: str) -> LoaderError:
 
 
 def write_data(draft: Draft, batches: Batches | SketchedBatches) -> None:
-    """Write marks of all batches down, by which the data are recognised; nothing of the data themselves."""
+    """Write fingerprints of all batches, by which the data are recognised; nothing of the data themselves."""
     plain = batches.plain if isinstance(batches, SketchedBatches) else batches
     draft.note(positional=plain.positional, notes=plain.notes, next_labels=plain.retarget is not None)
     draft.put("sizes", torch.tensor([len(one) for one in batches.prints], dtype=torch.int64, device="cpu"))
-    draft.put("marks", torch.tensor([mark for one in batches.prints for mark in one], dtype=torch.int64, device="cpu"))
+    fingerprints = [fingerprint for batch in batches.prints for fingerprint in batch]
+    draft.put("fingerprints", torch.tensor(fingerprints, dtype=torch.int64, device="cpu"))
 
 
 def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
@@ -172,17 +173,17 @@ def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, li
         ignored = getattr(likelihood, "ignore_index", IGNORED)
         retarget = partial(next_labels, ignore_index=ignored)
     sizes = saved.tensor("sizes", saved.sizes("sizes", 1), torch.int64, torch.int64)
-    marks = saved.tensor("marks", saved.sizes("marks", 1), torch.int64, torch.int64)
+    fingerprints = saved.tensor("fingerprints", saved.sizes("fingerprints", 1), torch.int64, torch.int64)
     notes, positional = saved.texts("notes"), saved.whole("positional", 1)
     prints: list[tuple[int, ...]] = []
     if not saved.target.empty:
         lengths = sizes.tolist()
-        if any(length < 1 for length in lengths) or sum(lengths) != len(marks):
-            raise saved.wrong("sizes", f"{len(marks)} in all")
-        prints = [tuple(part.tolist()) for part in marks.split(lengths)]
+        if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
+            raise saved.wrong("sizes", f"{len(fingerprints)} in all")
+        prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
     if loader is None or saved.target.empty:
-        return Absent((), saved.target.device, progress, notes, prints, True, positional, retarget)
-    found = Recalled(loader, saved.target.device, progress, [], prints, True, positional, retarget)
+        return MissingData((), saved.target.device, progress, notes, prints, True, positional, retarget)
+    found = SameData(loader, saved.target.device, progress, [], prints, True, positional, retarget)
     found.notes = notes  # what was told about the loader at the fit
     return found
 
@@ -207,7 +208,7 @@ class Given:
 
 
 def write_problem(draft: Draft, problem: Linearization) -> None:
-    """Write it down."""
+    """Write a problem."""
     draft.note(
         n=problem.n,
         k=problem.k,
@@ -225,7 +226,7 @@ def write_problem(draft: Draft, problem: Linearization) -> None:
 
 
 def read_problem(saved: Saved, given: Given) -> Linearization:
-    """Put it together again."""
+    """Read a problem."""
     n, k = saved.whole("n", 1), saved.whole("k", 1)
     network = Network(given.model)
     progress = Progress(given.progress)
@@ -243,8 +244,9 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
     if sketch is not None:
         if roots is None:
             raise saved.wrong("hessian_roots", "there")
-        known = (largest, (residuals, roots))
-        batches = SketchedBatches(plain, network, likelihood, sketch.columns, seed, saved.target.algebra, *known)
+        batches = SketchedBatches(
+            plain, network, likelihood, sketch.columns, seed, saved.target.algebra, largest, (residuals, roots)
+        )
     return Linearization(
         network=network,
         selection=read_selection(saved, given.model),
@@ -287,7 +289,7 @@ def read_selection(saved: Saved, model: nn.Module) -> Selection:
 
 
 def write_groups(draft: Draft, groups: Groups | None) -> None:
-    """Write down which examples belong together."""
+    """Write which examples belong together."""
     if groups is not None:
         draft.note(total=groups.total, counted=groups.counted)
         draft.put("index", groups.index)

@@ -170,13 +170,14 @@ class Linearization:
     @property
     def share(self) -> int:
         """The most training examples that any process has."""
-        return self.n if self.passes.largest is None else self.passes.largest
+        return self.n if self.passes.most_examples is None else self.passes.most_examples
 
     @property
     def mine(self) -> slice:
         """The training examples of this process."""
         passes = self.passes
-        return slice(passes.offset, passes.offset + (self.n if passes.here is None else passes.here))
+        count = self.n if passes.local_examples is None else passes.local_examples
+        return slice(passes.offset, passes.offset + count)
 
     def weights(self) -> Tensor:
         """The selected weights, (d,)."""
@@ -425,7 +426,7 @@ def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMOR
     if chunk is None and limit == problem.budget.limit:
         chunk = problem.batches.first().size  # nothing else is left to be made smaller
     chunk = None if chunk is None else max(chunk // 2, 1)
-    shared = problem.passes.kept or not problem.passes.process_group.alone
+    shared = problem.passes.checkpointed or not problem.passes.process_group.alone
     if shared or limit < LEAST_MEMORY or (limit, chunk) == (problem.budget.limit, problem.chunk_size):
         why = "A fit that is shared or written down keeps to its plan. " if shared else ""
         raise TooLargeError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import InputError, LoaderError, TooLargeError
-from whence.runtime.memory import give_back
+from whence.runtime.memory import trim_heap
 from whence.runtime.processes import ALONE, Distributed, Processes
 
 T = TypeVar("T")
@@ -72,6 +72,13 @@ class Execution:
         if self.generator is None:
             return 0
         return int(torch.randint(2**31, (1,), generator=self.generator, device=self.generator.device))
+
+
+def checked_execution(given: Any) -> Execution:
+    """How a fit runs, as the user wants it or by default."""
+    if given is not None and not isinstance(given, Execution):
+        raise InputError(f"expected execution to be a whence.Execution, got {given!r}.")
+    return given or Execution()
 
 
 def check_memory(max_memory: Any) -> None:
@@ -137,16 +144,16 @@ State = Mapping[str, Tensor]
 
 
 class CheckpointWriter(Protocol):
-    """Writes states down, pass by pass."""
+    """Saves the states of passes, and restores them."""
 
     def begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
-        """Open the next pass and fill its state: how many examples are in it, `None` for all of them."""
+        """Start the next pass and restore its state: how many examples are in it, `None` for all of them."""
 
-    def note(self, done: int) -> None:
-        """So many examples are in the state now: write it down if it is time."""
+    def save_if_due(self, done: int) -> None:
+        """Save the state, which has so many examples in it, if the last time is long ago."""
 
     def finish(self) -> None:
-        """All examples are in the state."""
+        """Save the state, which has all examples in it."""
 
     def restart(self) -> None:
         """The next pass is the first one again."""
@@ -157,27 +164,27 @@ class CheckpointWriter(Protocol):
 
 @dataclass
 class Passes:
-    """How the passes of a fit go.
+    """The passes of a fit over the training data: which processes share them, and where their sums are saved.
 
     Attributes:
         process_group: the processes that share the data.
-        keeper: writes states down, in those that have the first part of the data; `None` if nothing is to be.
-        kept: whether any process writes states down.
+        checkpoint: saves the state of each pass, in the first process; `None` elsewhere, and where nothing is saved.
+        checkpointed: whether any process saves states.
         offset: place of this process's first example among all.
-        here: how many examples this process has; `None` for all.
-        largest: the most that any process has; `None` for all.
-        closed: whether several processes shared a fit, and have parted.
-        thrifty: whether a limit of memory was given, which is then kept also by what was freed.
+        local_examples: how many examples this process has; `None` for all.
+        most_examples: the most that any process has; `None` for all.
+        closed: whether several processes shared a fit that is done.
+        memory_limited: whether the user set a limit, so that freed memory goes back to the system at once.
     """
 
     process_group: Processes = ALONE
-    keeper: CheckpointWriter | None = None
-    kept: bool = False
+    checkpoint: CheckpointWriter | None = None
+    checkpointed: bool = False
     offset: int = 0
-    here: int | None = None
-    largest: int | None = None
+    local_examples: int | None = None
+    most_examples: int | None = None
     closed: bool = False
-    thrifty: bool = False
+    memory_limited: bool = False
 
     def over(
         self,
@@ -186,7 +193,7 @@ class Passes:
         label: str,
         state: State,
         given: Sequence[Tensor],
-        noted: bool = True,
+        resumable: bool = True,
     ) -> Iterator[T]:
         """Yield items of the training data, one after the other, whose reader adds what it makes of them to the state.
 
@@ -196,12 +203,12 @@ class Passes:
             label: what the pass is for.
             state: what is added to; zeros now, and the sums over all processes' data in the end.
             given: what the sums depend on beside model, data and options: where that has changed, they start anew.
-            noted: whether the state may be written down after any item, and not only in the end.
+            resumable: whether the state may be saved after any item, and not only in the end.
         """
         if self.closed:
-            raise needs_all_data()
-        self.give_back()
-        done = self._begin(label, state, given)
+            raise partial_data_error()
+        self.trim_memory()
+        done = self._restored(label, state, given)
         if done is None:
             return
         for item in items:
@@ -209,51 +216,51 @@ class Passes:
             if where.stop <= done:
                 continue
             if where.start < done:
-                raise other_batch_size(where, done)
+                raise _batch_size_error(where, done)
             yield item
-            if noted and self.keeper is not None and not self.shared:
-                self.keeper.note(where.stop)
-        self.give_back()
-        self.process_group.add(list(state.values()), label)
-        if self.keeper is not None:
-            self.keeper.finish()
+            if resumable and self.checkpoint is not None and not self.shared:
+                self.checkpoint.save_if_due(where.stop)
+        self.trim_memory()
+        if self.shared:
+            self.process_group.add(list(state.values()), label)
+        if self.checkpoint is not None:
+            self.checkpoint.finish()
 
     @property
     def shared(self) -> bool:
         """Whether several processes share the fit."""
-        return not self.process_group.alone
+        return self.process_group.size > 1
 
-    def give_back(self) -> None:
-        """Let the system have what was freed, where it is to be thrifty; else it is at hand for the next pass."""
-        if self.thrifty:
-            give_back()
+    def trim_memory(self) -> None:
+        """Give freed memory back to the system where there is a limit; else it stays at hand for the next pass."""
+        if self.memory_limited:
+            trim_heap()
 
     def restart(self) -> None:
         """The passes are done again, from the first one on."""
-        if self.keeper is not None:
-            self.keeper.restart()
+        if self.checkpoint is not None:
+            self.checkpoint.restart()
 
     def close(self) -> None:
-        """The fit is done: later passes are nobody else's business."""
-        if self.keeper is not None:
-            self.keeper.close()
-        self.keeper, self.kept, self.closed = None, False, not self.process_group.alone
+        """The fit is done: nothing of later passes is shared or saved."""
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+        self.checkpoint, self.checkpointed, self.closed = None, False, self.shared
 
-    def _begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
+    def _restored(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
         """How many examples are in the state already; `None` if the pass is done."""
-        done = self.keeper.begin(label, state, given) if self.keeper is not None else 0
-        if self.process_group.alone or not self.kept:
+        done = self.checkpoint.begin(label, state, given) if self.checkpoint is not None else 0
+        if not self.shared or not self.checkpointed:
             return done
-        complete = self.process_group.tell(label, done is None)[0]
-        if complete:
+        if self.process_group.tell(label, done is None)[0]:
             self.process_group.share(list(state.values()), 0, label)
             return None
-        for one in state.values():  # what one process alone had begun is begun anew
+        for one in state.values():  # a pass that one process alone had begun starts anew
             one.zero_()
         return 0
 
 
-def needs_all_data() -> LoaderError:
+def partial_data_error() -> LoaderError:
     """The error for what needs all training data where each process has a part of them."""
     return LoaderError(
         "expected all training data for this question, got a fit of several processes, each of which has a part of "
@@ -262,7 +269,7 @@ def needs_all_data() -> LoaderError:
     )
 
 
-def other_batch_size(where: slice, done: int) -> LoaderError:
+def _batch_size_error(where: slice, done: int) -> LoaderError:
     """The error for a batch of which only some examples are in the sums."""
     return LoaderError(
         f"expected batches of the same size as when the checkpoint was written, where one ended after {done} examples, "

@@ -75,8 +75,8 @@ def _read(path: str) -> str:
         return ""
 
 
-def give_back() -> None:
-    """Let the system have what was freed on a CPU: the C library keeps it for later, and a limit would not be kept."""
+def trim_heap() -> None:
+    """Give freed memory back to the system: the C library keeps it for later, beyond the limit that a user set."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:

@@ -1,4 +1,4 @@
-"""One number for the bits of a tensor, to notice that weights or data are not what they were."""
+"""A model left as it was found: fingerprints of its weights, settings of torch, locks between threads, checks."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def checksum(tensor: Tensor) -> int:
     return int(joined) if len(joined) else 0
 
 
-def row_marks(tensor: Tensor) -> Tensor:
+def row_checksums(tensor: Tensor) -> Tensor:
     """The same for every row of a tensor (n, ...), by itself: (n,).
 
     Examples:
-        >>> one, two = row_marks(torch.tensor([[1.0, 2.0], [2.0, 1.0]])).tolist()
-        >>> one == two, [one] == row_marks(torch.tensor([[1.0, 2.0]])).tolist()
+        >>> one, two = row_checksums(torch.tensor([[1.0, 2.0], [2.0, 1.0]])).tolist()
+        >>> one == two, [one] == row_checksums(torch.tensor([[1.0, 2.0]])).tolist()
         (False, True)
     """
     found = _real(tensor)
@@ -268,6 +268,25 @@ def rounded_products(allowed: bool | None) -> AbstractContextManager[None]:
         False
     """
     return _PRODUCTS.rounded(allowed)
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Let torch compute by one thread where the main thread of Python calls it, if that is wanted.
+
+    Torch counts the threads of each of its callers, so that no other is slowed down, except one that makes its very
+    first computation meanwhile: it takes the number that it finds. Other threads, as those of a service, go on with
+    theirs: there, new ones may begin at any time.
+    """
+    before = torch.get_num_threads()
+    if not wanted or before == 1 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass

@@ -240,11 +240,11 @@ def opened(asked: Distributed) -> Processes:
     return found
 
 
-def shared_out(costs: Sequence[float], size: int) -> list[int]:
-    """Who does what, so that all have about as much to do: the dearest first, each to the one with least so far.
+def assign_by_cost(costs: Sequence[float], size: int) -> list[int]:
+    """Which of `size` processes does which task, so that all have about as much to do: the dearest task first.
 
     Examples:
-        >>> shared_out([1.0, 8.0, 4.0, 4.0], 2)
+        >>> assign_by_cost([1.0, 8.0, 4.0, 4.0], 2)
         [0, 0, 1, 1]
     """
     load = [0.0] * size

@@ -20,7 +20,7 @@ from fits_to_save import Fit, regression
 
 KILLED = textwrap.dedent(
     """
-    import os, random, signal, sys, time
+    import os, random, shutil, signal, sys, time
     from pathlib import Path
 
     import torch
@@ -57,7 +57,7 @@ KILLED = textwrap.dedent(
         ends["new" if found.degrees_of_freedom == new.degrees_of_freedom else "old"] += 1
         for part in path.parent.glob(".whence-*.part"):
             ends["parts"] += 1
-            part.unlink()
+            shutil.rmtree(part)
     print(ends["old"], ends["new"], ends["parts"])
     """
 )

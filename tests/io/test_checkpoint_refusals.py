@@ -142,7 +142,7 @@ def test_sums_that_were_made_from_other_numbers_are_made_again(tmp_path: Path) -
     wanted = fit(batches(), "ekfac", folder)
     with opened(folder / "pass-02.whence") as container:
         facts = container.manifest
-        sums = {name: 0.5 * container.read(entry) for name, entry in container.entries.items()}
+        sums = {name: 0.5 * container.read(name) for name in container.entries}
     write(folder / "pass-02.whence", facts, sums)
     assert same(fit(batches(), "ekfac", folder), wanted) != []  # believed, as they fit
     write(folder / "pass-02.whence", {**facts, "given": [*facts["given"][:-1], 0]}, sums)
@@ -165,7 +165,7 @@ def test_manifests_that_lie(change: dict[str, Any], words: str, tmp_path: Path) 
     fit(batches(), "diagonal", folder)
     with opened(folder / "pass-01.whence") as container:
         facts = {**container.manifest, **change}
-        sums = {name: container.read(entry) for name, entry in container.entries.items()}
+        sums = {name: container.read(name) for name in container.entries}
     write(folder / "pass-01.whence", facts, sums)
     with pytest.raises(whence.WhenceError, match=words):
         fit(batches(), "diagonal", folder)
@@ -176,7 +176,7 @@ def test_sums_of_another_shape(tmp_path: Path) -> None:
     fit(batches(), "diagonal", folder)
     with opened(folder / "pass-01.whence") as container:
         facts = container.manifest
-        sums = {name: container.read(entry) for name, entry in container.entries.items()}
+        sums = {name: container.read(name) for name in container.entries}
     first = next(iter(sums))
     for wrong in (
         {**sums, first: sums[first][..., :-1].contiguous()},

@@ -56,11 +56,10 @@ def test_a_plain_safetensors_file(fit: Fit, tmp_path: Path) -> None:
 
 
 def test_another_format(fit: Fit, path: Path, forged: Forged) -> None:
-    forged.metadata["whence"] = "2"
-    message = r"expected a file of format 1, got format 2 in .*, which another version of whence wrote\. Read it"
-    refused(forged.write(path), fit.model, message, whence.FormatError)
-    forged.metadata["whence"] = "0"
-    refused(forged.write(path), fit.model, "there is no format 0")
+    for other in (0, 1, 3):
+        forged.metadata["format"] = other
+        message = rf"expected a file of format 2, got format {other} in .*, which another version of whence wrote\."
+        refused(forged.write(path), fit.model, message, whence.FormatError)
 
 
 def test_truncated(fit: Fit, path: Path) -> None:
@@ -106,7 +105,7 @@ def test_tensors_that_are_said_to_be_huge(fit: Fit, path: Path, forged: Forged) 
         ("3", [0, 24]),
     ):
         entry["shape"], entry["data_offsets"] = shape, offsets
-        refused(forged.write(path), fit.model, "is not a tensor's|is said to be at|bytes of numbers, and there are")
+        refused(forged.write(path), fit.model, "got a damaged one in .*: safetensors says: ")
     assert peak() - before < 64 * 2**20
 
 
@@ -137,7 +136,7 @@ LIES: dict[str, Callable[[Forged], Any]] = {
     "policy": lambda f: f.manifest.update(policy="none"),
     "recenter": lambda f: f.manifest.update(recenter=True),
     "flag": lambda f: f.manifest.update(recenter=1),
-    "marks": lambda f: f.manifest["problem"]["data"].update(notes="none"),
+    "notes": lambda f: f.manifest["problem"]["data"].update(notes="none"),
     "diagnostics": lambda f: f.manifest.update(diagnostics=[["ridge", {}, ""]]),
     "model": lambda f: f.manifest.update(model=None),
     "tables": lambda f: f.manifest["model"].update(tensors=[[]]),

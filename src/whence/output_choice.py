@@ -1,0 +1,250 @@
+"""Predictions for some outputs of a network, or for random sketches of many, at every position it answers at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from whence.data.batches import Inputs, take
+from whence.errors import InputError
+from whence.jacobian.network import Mixed, Picked, View
+from whence.likelihoods import Likelihood
+from whence.results import MAX_OUTPUTS, ChosenOutputs
+
+MAX_SKETCH_BYTES = 64 * 2**20
+"""Random signs of one chunk are kept under this size."""
+
+ViewVariances = Callable[[View, bool], dict[str, Tensor]]
+"""From a view of some inputs to covariances (m, c, c) by name; or, where the flag is false, to variances (m, c)."""
+
+
+@dataclass(frozen=True)
+class OutputVariances:
+    """What was found for one batch, with m predictions at positions of any shape.
+
+    Attributes:
+        mean: (m, ..., c) outputs that were chosen; all k of them for sketches.
+        chosen: which they are; `None` if all.
+        covariances: (m, ..., c, c) by name; empty where variances alone were computed.
+        variances: (m, ..., c) by name, or of sketches (m, ..., s).
+    """
+
+    mean: Tensor
+    chosen: ChosenOutputs | None
+    covariances: dict[str, Tensor]
+    variances: dict[str, Tensor]
+
+    def without_padding(self, inputs: Inputs) -> OutputVariances:
+        """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
+        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+        shape = self.mean.shape[:-1]
+        if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
+            return self
+        padding = mask == 0
+
+        def masked(values: Tensor) -> Tensor:
+            where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
+            return values.masked_fill(where, _missing(values))
+
+        return self._map(masked)
+
+    @staticmethod
+    def join(parts: Sequence[OutputVariances]) -> OutputVariances:
+        """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
+        positions = [part.mean.shape[1:-1] for part in parts]
+        most = tuple(max(sizes) for sizes in zip(*positions, strict=True))
+        padded = [part._map(lambda values: _padded(values, most)) for part in parts]
+        first = padded[0]
+
+        def together(tensors: Sequence[Tensor | None]) -> Tensor | None:
+            there = [one for one in tensors if one is not None]
+            return torch.cat(there) if there else None
+
+        chosen = first.chosen
+        if chosen is not None:
+            several = [part.chosen for part in padded if part.chosen is not None]
+            index, chances = together([one.index for one in several]), together([one.probabilities for one in several])
+            chosen = ChosenOutputs(index, chances, chosen.sketches)
+        return OutputVariances(
+            torch.cat([part.mean for part in padded]),
+            chosen,
+            {name: torch.cat([part.covariances[name] for part in padded]) for name in first.covariances},
+            {name: torch.cat([part.variances[name] for part in padded]) for name in first.variances},
+        )
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> OutputVariances:
+        """The same with every tensor changed."""
+        chosen = self.chosen
+        if chosen is not None:
+            index, chances = (None if one is None else change(one) for one in (chosen.index, chosen.probabilities))
+            chosen = ChosenOutputs(index, chances, chosen.sketches)
+        covariances = {name: change(value) for name, value in self.covariances.items()}
+        return OutputVariances(
+            change(self.mean), chosen, covariances, {name: change(value) for name, value in self.variances.items()}
+        )
+
+
+@dataclass(frozen=True)
+class OutputChoice:
+    """Which outputs to predict.
+
+    Attributes:
+        kind: all outputs, that of the predicted class, some by their positions, or random sketches of all.
+        index: positions, where they are given.
+        sketches: how many, where they are asked for.
+    """
+
+    kind: Literal["all", "predicted", "some", "sketches"]
+    index: tuple[int, ...] = ()
+    sketches: int = 0
+
+    @classmethod
+    def parse(cls, given: Any) -> OutputChoice:
+        """Read the option `outputs` of `Tracer.predict`.
+
+        Examples:
+            >>> OutputChoice.parse("predicted").kind, OutputChoice.parse([3, 1]).index, OutputChoice.parse(16).sketches
+            ('predicted', (3, 1), 16)
+        """
+        if isinstance(given, str) and given in ("all", "predicted"):
+            return cls("all" if given == "all" else "predicted")
+        if _is_integer(given):
+            if int(given) < 2:
+                raise InputError(
+                    f"expected at least two random sketches, for a standard error, got outputs={given}. "
+                    f"A single output goes into a list: outputs=[{given}]."
+                )
+            return cls("sketches", sketches=int(given))
+        listed = given.tolist() if isinstance(given, Tensor) and given.ndim == 1 else given
+        several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) > 0
+        if several and all(map(_is_integer, listed)):
+            return cls("some", tuple(int(one) for one in listed))
+        raise InputError(
+            'expected outputs to be "all", "predicted", a list of positions such as [0, 3], or a number of random '
+            f"sketches, got {given!r}."
+        )
+
+    def positions(self, likelihood: Likelihood, outputs: Tensor) -> Tensor:
+        """(N, c) which of outputs (N, k) are chosen."""
+        n, k = outputs.shape
+        if self.kind == "predicted":
+            return likelihood.predicted(outputs).unsqueeze(1)
+        listed = range(k) if self.kind == "all" else self.index
+        wrong = [one for one in listed if not 0 <= one < k]
+        if wrong:
+            raise InputError(f"expected positions of outputs between 0 and {k - 1}, got {wrong[0]} in outputs=[...].")
+        return torch.tensor(list(listed), device=outputs.device).expand(n, -1)
+
+    def predict(
+        self,
+        likelihood: Likelihood,
+        inputs: Inputs,
+        outputs: Tensor,
+        variances_of: ViewVariances,
+        covariance: bool,
+        generator: torch.Generator,
+    ) -> OutputVariances:
+        """Variances of the chosen outputs, in as many views as memory wants.
+
+        Args:
+            likelihood: knows the predicted class.
+            inputs: a batch of m.
+            outputs: (m, ..., k) of the network for it.
+            variances_of: a sandwich.
+            covariance: whether covariances between the outputs of a position are wanted.
+            generator: for random signs.
+        """
+        k, shape = outputs.shape[-1], outputs.shape[:-1]
+        flat = outputs.reshape(-1, k)
+        if self.kind == "sketches":
+            found = _sketched(self.sketches, inputs, outputs, variances_of, generator)
+            variances = {name: value.reshape(*shape, self.sketches) for name, value in found.items()}
+            return OutputVariances(outputs, ChosenOutputs(None, None, True), {}, variances)
+        index = self.positions(likelihood, flat)
+        c = index.shape[1]
+        full = covariance and c <= MAX_OUTPUTS
+        found = _picked(inputs, index.reshape(shape[0], -1, c), k, variances_of, full)
+        shaped = {name: value.reshape(*shape, *value.shape[2:]) for name, value in found.items()}
+        chosen = None
+        if self.kind != "all":
+            chances = None
+            if likelihood.has_classes:
+                chances = likelihood.probabilities(flat).gather(1, index).reshape(*shape, c)
+            chosen = ChosenOutputs(index.reshape(*shape, c), chances, False)
+        mean = flat.gather(1, index).reshape(*shape, c)
+        return OutputVariances(mean, chosen, shaped if full else {}, {} if full else shaped)
+
+
+def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, full: bool) -> dict[str, Tensor]:
+    """Covariances (m, t, c, c) of outputs (m, t, c) at t positions, or variances (m, t, c)."""
+    m, t, c = index.shape
+    places = index + k * torch.arange(t, device=index.device).reshape(1, t, 1)
+    parts: dict[str, list[Tensor]] = {}
+    for low, high in _ranges(t, max(1, MAX_OUTPUTS // c)):
+        pieces: dict[str, list[Tensor]] = {}
+        flat = places[:, low:high].reshape(m, -1)
+        for start, stop in _ranges(flat.shape[1], flat.shape[1] if full else MAX_OUTPUTS):
+            for name, value in variances_of(Picked(inputs, flat[:, start:stop]), full).items():
+                pieces.setdefault(name, []).append(value)
+        for name, values in pieces.items():
+            parts.setdefault(name, []).append(_by_position(torch.cat(values, dim=1), high - low, full))
+    return {name: torch.cat(values, dim=1) for name, values in parts.items()}
+
+
+def _by_position(values: Tensor, t: int, full: bool) -> Tensor:
+    """(m, t c, t c) to (m, t, c, c), or (m, t c) to (m, t, c)."""
+    m = len(values)
+    if not full:
+        return values.reshape(m, t, -1)
+    c = values.shape[1] // t
+    return values.reshape(m, t, c, t, c).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+
+
+def _sketched(
+    sketches: int, inputs: Inputs, outputs: Tensor, variances_of: ViewVariances, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """v^T C v (m, t, s) of random signs v, one position after the other: its mean is the trace of C."""
+    k, m = outputs.shape[-1], len(outputs)
+    t = outputs.numel() // (m * k)
+    rows = max(1, MAX_SKETCH_BYTES // (k * sketches * outputs.element_size()))
+    parts: dict[str, list[Tensor]] = {}
+    for low, high in _ranges(m, rows):
+        some = take(inputs, slice(low, high))
+        pieces: dict[str, list[Tensor]] = {}
+        for at in range(t):
+            signs = torch.randint(
+                0, 2, (high - low, k, sketches), generator=generator, dtype=torch.int8, device=generator.device
+            )
+            basis = (2 * signs - 1).to(outputs)
+            for name, value in variances_of(Mixed(some, basis, at * k), False).items():
+                pieces.setdefault(name, []).append(value)
+        for name, values in pieces.items():
+            parts.setdefault(name, []).append(torch.stack(values, dim=1))
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _is_integer(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _ranges(size: int, step: int) -> Iterator[tuple[int, int]]:
+    return ((low, min(low + step, size)) for low in range(0, size, step))
+
+
+def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """(m, t, ...) with more positions, which hold nothing."""
+    if values.shape[1 : 1 + len(positions)] == positions:
+        return values
+    wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
+    wide[tuple(slice(0, size) for size in values.shape)] = values
+    return wide
+
+
+def _missing(values: Tensor) -> float:
+    """Stands for a number that is not there: -1 among whole numbers."""
+    return float("nan") if values.is_floating_point() else -1
