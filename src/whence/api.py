@@ -18,6 +18,7 @@ from whence.fitting import (
     check_checkpoint,
     check_choices,
     check_columns,
+    check_execution,
     check_groups,
     check_ridge,
     check_sharing,
@@ -149,9 +150,7 @@ def fit(
         >>> tracer.predict(x[:3]).hec3.shape
         torch.Size([3, 1])
     """
-    execution = execution or Execution()
-    if not isinstance(execution, Execution):
-        raise InputError(f"expected execution to be a whence.Execution, got {execution!r}.")
+    execution = check_execution(execution)
     processes = opened(execution.distributed)
     with processes.working():
         lam = check_ridge(ridge)

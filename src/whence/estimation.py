@@ -23,7 +23,7 @@ from whence.curvature.stream import PIECES, LayerGradients, working_precision
 from whence.data.batches import Batch, Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.errors import InputError
-from whence.fitting import check_columns, named
+from whence.fitting import check_columns, check_execution, named
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization, linearize
 from whence.jacobian.network import Choice, Network, select
@@ -585,7 +585,7 @@ def estimate(
         raise InputError(
             f"expected a structure of whence itself, got {type(chosen).__name__}, whose needs only its author knows."
         )
-    execution = execution or Execution()
+    execution = check_execution(execution)
     columns = check_columns(hessian_columns)
     check_model(model)
     with preserved(model):
@@ -611,7 +611,8 @@ def estimate(
         stream = LayerGradients(small)
         seen = next(iter(small.batches)).inputs  # with the mixtures that are looked at, where not all outputs are
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
-        return _estimate(chosen, small, sizes, measure_speed(small, stream, seen, reading))
+        speed = measure_speed(small, stream, seen, reading)
+        return _estimate(chosen, small, sizes, speed, execution.checkpoint is None)
 
 
 def _few(first: Batch) -> tuple[Any, ...]:
@@ -620,14 +621,16 @@ def _few(first: Batch) -> tuple[Any, ...]:
     return pair if first.weights is None else (*pair, first.weights[few])
 
 
-def _estimate(chosen: Structure, problem: Linearization, sizes: ProblemSizes, speed: Speed) -> Estimate:
+def _estimate(
+    chosen: Structure, problem: Linearization, sizes: ProblemSizes, speed: Speed, dual: bool
+) -> Estimate:
     limit = problem.budget.limit
     if isinstance(chosen, Auto):
 
         def memory(road: Road) -> float:
             return max(stages_of(Exact(road), sizes, limit)[0].values())
 
-        chosen, _ = choose(sizes.numbers, sizes.d, memory, limit, problem.device)
+        chosen, _ = choose(sizes.numbers, sizes.d, memory, limit, problem.device, dual)
     stages, bounded = stages_of(chosen, sizes, limit)
     steps, prediction = steps_of(chosen, sizes, speed, limit)
     return Estimate(

@@ -131,6 +131,18 @@ def named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
     )
 
 
+def check_execution(execution: Execution | None) -> Execution:
+    """How the fit runs: what was given, or the usual."""
+    if execution is None:
+        return Execution()
+    if not isinstance(execution, Execution):
+        raise InputError(
+            f"expected execution to be a whence.Execution, got {execution!r}. Write execution=whence.Execution(...), "
+            "with chunk_size, max_memory, dtype or another of its options."
+        )
+    return execution
+
+
 def check_sharing(structure: Structure, processes: Processes) -> None:
     """Raise where processes cannot share a fit."""
     if not processes.alone and not structure.in_parts:
