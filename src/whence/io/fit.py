@@ -158,6 +158,7 @@ def _fields(saved: Saved, given: Given, notes: list[str], marks: dict[str, int])
     recenter, by_output = saved.flag("recenter"), saved.flag("by_output")
     units = problem.units if saved.flag("by_position") else None
     weighing = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups, units)
+    problem = replace(problem, folds=weighing.folds)
     left_out = LeftOut(
         saved.algebra("hec2", n, k),
         saved.algebra("hec3", n, k),
