@@ -27,7 +27,9 @@ from whence.curvature import Auto
 
 
 def test_every_structure_runs_the_contract() -> None:
-    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {Auto}  # which takes one of them
+    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {
+        Auto
+    }  # which takes one of them
 
 
 # --- Shapes and signs ------------------------------------------------------------------------------------------------

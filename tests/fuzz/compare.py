@@ -75,7 +75,9 @@ class Outcome:
 
 def examine(seed: int) -> Outcome:
     """Draw the problem of a seed, fit it, and compare."""
-    problem = problems.draw(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        problem = problems.draw(seed)
     outcome = Outcome(seed, str(problem))
     before = copy.deepcopy(problem.model.state_dict())
     try:
@@ -138,7 +140,7 @@ class Truth:
         w, n = f.shape[-1], len(f)
         targets = problem.loss.encoded(problem.targets, torch.as_tensor(f.reshape(-1, w))).numpy()
         shape = f.shape[:-1]
-        omega = np.ones(shape)
+        omega, given = np.ones(shape), np.ones(n)
         if problem.weights is not None:
             given = problem.weights.double().numpy()
             omega = np.broadcast_to(given.reshape(given.shape + (1,) * (len(shape) - given.ndim)), shape)

@@ -38,7 +38,9 @@ def covariances(tracer: whence.Tracer) -> dict[str, np.ndarray]:
 
 
 def test_every_structure_is_here() -> None:
-    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {Auto}  # which takes one of them
+    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {
+        Auto
+    }  # which takes one of them
 
 
 @every_structure

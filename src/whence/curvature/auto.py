@@ -67,7 +67,8 @@ class Auto(Structure):
         def memory(road: Road) -> float:
             return Exact(road).cost(sizes).memory
 
-        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device)
+        dual = not sizes.sums_only
+        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device, dual)
         return chosen.cost(sizes)
 
 

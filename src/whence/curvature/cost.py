@@ -40,6 +40,7 @@ class ProblemSizes:
         blocks: of parameters.
         limit: bytes that may be taken.
         device: where it is computed.
+        sums_only: whether all passes must be sums over examples, as with a checkpoint.
     """
 
     n: int
@@ -57,6 +58,7 @@ class ProblemSizes:
     blocks: tuple[Block, ...]
     limit: float
     device: torch.device
+    sums_only: bool = False
 
     @property
     def numbers(self) -> int:
