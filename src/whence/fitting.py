@@ -15,8 +15,8 @@ from torch import nn
 from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
 from whence.curvature.base import NO_GROUPS
 from whence.curvature.ridge_search import fit_at_best
-from whence.data.batches import Batches, differ
-from whence.data.targets import all_prints, roll_call
+from whence.data.batches import Batches, examples_differ
+from whence.data.targets import all_fingerprints, example_fingerprints
 from whence.errors import InputError, TooLargeError
 from whence.estimators import LeftOut, Policy, Weighing, assemble
 from whence.io.checkpoint import described, open_checkpoint
@@ -176,7 +176,7 @@ def begin(
         return Budget(batches.device, limit)
     told = {name: described(option) for name, option in options.items()}
     _check_alike(process_group, {**told, "checkpoint": folder is not None}, fingerprint(model))
-    marks = roll_call(batches)
+    marks = example_fingerprints(batches)
     if max_memory is None and batches.device.type == "cpu":  # what was found free is for all on this machine
         limit = limit // process_group.neighbours
     limit = min(process_group.tell("the memory", limit))
@@ -227,8 +227,8 @@ def _listed(groups: Any) -> list[Any]:
 def end(batches: Batches) -> None:
     """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
     if not batches.passes.process_group.alone:
-        batches.prints[:] = all_prints(batches)
-    batches.fitted()
+        batches.fingerprints[:] = all_fingerprints(batches)
+    batches.end_fit()
     batches.passes.close()
 
 
@@ -362,8 +362,8 @@ def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters
     """What the first batch tells: that the model can be relied on, which parameters count, and what labels mean."""
     first = batches.first()
     batches.notes.extend(network.check_repeatable(first.inputs))
-    if not differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
-        batches.notes.extend(network.check_separate(batches.beginning()))
+    if not examples_differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
+        batches.notes.extend(network.check_separate(batches.distinct_inputs()))
     selection = select(network.model, parameters, lambda: network.last_module(first.inputs))
     unused = network.check_connected(selection.parameters, first.inputs)
     if unused:

@@ -138,16 +138,16 @@ class Absent(Batches):
 class Recalled(Batches):
     """Training data that must be those of the fit."""
 
-    def _remember(self, number: int, found: tuple[int, ...]) -> None:
+    def _check_fingerprint(self, number: int, found: tuple[int, ...]) -> None:
         try:
-            super()._remember(number, found)
+            super()._check_fingerprint(number, found)
         except LoaderError:
             raise _others(f"other data in batch {number}") from None
 
-    def _finish(self, count: int, examples: int) -> None:
-        if count < len(self.prints):
-            raise _others(f"{count} batches instead of {len(self.prints)}")
-        super()._finish(count, examples)
+    def _check_count(self, count: int, examples: int) -> None:
+        if count < len(self.fingerprints):
+            raise _others(f"{count} batches instead of {len(self.fingerprints)}")
+        super()._check_count(count, examples)
 
 
 def _others(got: str) -> LoaderError:
@@ -160,9 +160,10 @@ def _others(got: str) -> LoaderError:
 def write_data(draft: Draft, batches: Batches | SketchedBatches) -> None:
     """Write marks of all batches down, by which the data are recognised; nothing of the data themselves."""
     plain = batches.plain if isinstance(batches, SketchedBatches) else batches
-    draft.note(positional=plain.positional, notes=plain.notes, next_labels=plain.retarget is not None)
-    draft.put("sizes", torch.tensor([len(one) for one in batches.prints], dtype=torch.int64, device="cpu"))
-    draft.put("marks", torch.tensor([mark for one in batches.prints for mark in one], dtype=torch.int64, device="cpu"))
+    draft.note(positional=plain.positional, notes=plain.notes, next_labels=plain.target_transform is not None)
+    draft.put("sizes", torch.tensor([len(one) for one in batches.fingerprints], dtype=torch.int64, device="cpu"))
+    marks = [mark for one in batches.fingerprints for mark in one]
+    draft.put("marks", torch.tensor(marks, dtype=torch.int64, device="cpu"))
 
 
 def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
