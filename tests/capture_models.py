@@ -46,13 +46,13 @@ class Model:
     Attributes:
         build: Makes the module.
         inputs: Makes n examples.
-        generic: Parameters that are expected to go the generic way.
+        fallback: Parameters that are expected to go the fallback way.
         kinds: The form that is expected of some blocks.
     """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Any]
-    generic: frozenset[str] = frozenset()
+    fallback: frozenset[str] = frozenset()
     kinds: dict[str, str] = field(default_factory=dict)
 
 

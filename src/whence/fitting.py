@@ -15,8 +15,8 @@ from torch import nn
 from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
 from whence.curvature.base import NO_GROUPS
 from whence.curvature.ridge_search import fit_at_best
-from whence.data.batches import Batches, differ
-from whence.data.targets import all_prints, roll_call
+from whence.data.batches import Batches, examples_differ
+from whence.data.targets import all_fingerprints, example_fingerprints
 from whence.errors import InputError, TooLargeError
 from whence.estimators import LeftOut, Policy, Weighing, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
@@ -211,8 +211,8 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
     """Check on the first batch that the model can be relied on; which parameters are selected, what labels mean."""
     first = batches.first()
     batches.notes.extend(network.check_repeatable(first.inputs))
-    if not differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
-        batches.notes.extend(network.check_separate(batches.beginning()))
+    if not examples_differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
+        batches.notes.extend(network.check_separate(batches.distinct_inputs()))
     selection = select(network.model, options.parameters, lambda: network.last_module(first.inputs))
     unused = network.check_connected(selection.parameters, first.inputs)
     if unused:
@@ -235,7 +235,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
         return Budget(batches.device, limit)
     described = options.to_json(selection)
     _check_alike(processes, {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model))
-    examples = roll_call(batches)
+    examples = example_fingerprints(batches)
     if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
         limit = limit // processes.neighbours
     limit = min(processes.tell("the memory", limit))
@@ -271,8 +271,8 @@ def _check_alike(processes: Processes, options: Mapping[str, Any], weights: Mapp
 def _finish_passes(batches: Batches) -> None:
     """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
     if batches.passes.shared:
-        batches.prints[:] = all_prints(batches)
-    batches.fitted()
+        batches.fingerprints[:] = all_fingerprints(batches)
+    batches.end_fit()
     batches.passes.close()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.curvature.rotation import CHUNK_NUMBERS, Basis, combine, outer, products_are_rounded, raised
 from whence.curvature.stream import Cotangents, LayerGradients
-from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, Whole, cotangents_first, lies_transposed
+from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, Whole, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
 from whence.linalg import eigenvectors
 from whence.runtime.processes import Processes, assign_by_cost
@@ -68,7 +68,7 @@ def summed(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:
     """Sum v w^T over every axis but the last and that of the groups, for (..., e, ..., i): (e, i, i)."""
     if other is None and cotangents_first(values):
         values = values.transpose(0, 1)
-    if other is None and values.is_cuda and lies_transposed(values) and values.shape[-1] <= values.shape[-2]:
+    if other is None and values.is_cuda and is_transposed_in_memory(values) and values.shape[-1] <= values.shape[-2]:
         turned = values.transpose(-1, -2)  # turning many positions round would cost more than a matrix an example
         return (turned @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
     first = values.movedim(groups, 0).flatten(1, -2)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Rows, Tangent, Whole, lies_transposed
+from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Rows, Tangent, Whole, is_transposed_in_memory
 
 CACHE_NUMBERS = 2**17
 """Numbers that a core's cache holds with room to spare."""
@@ -27,7 +27,7 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Gradients (n, c, e, t, o) combined by weights (n, c, q): (n, q, e, t, o)."""
     if g.shape[1] == 1:
         return g * weights.reshape(len(g), -1, 1, 1, 1)
-    turned = lies_transposed(g)
+    turned = is_transposed_in_memory(g)
     lying = g.transpose(3, 4) if turned else g
     rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
     mixed: Tensor = (rows @ lying.flatten(2)).unflatten(2, lying.shape[2:])
@@ -48,7 +48,7 @@ def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
         return (few_columns(outer, matrix.T) * inner.T).sum(0).unsqueeze(1)
     turned = direction.transpose(-1, -2)
     moved = (a.squeeze(1) @ turned[0]).unsqueeze(1) if len(turned) == 1 else a @ turned  # (n, e, t, o)
-    if lies_transposed(g):
+    if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
     return (g.flatten(2) @ moved.flatten(1).unsqueeze(2)).squeeze(2)
 

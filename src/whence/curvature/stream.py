@@ -241,10 +241,11 @@ class LayerGradients:
             self._batch = first.size
             few = take(first.inputs, slice(0, min(first.size, PROOF)))
             self._capture = self._prove(few)
-            if self._capture.unseen:
+            if self._capture.without_uses:
                 read = problem.read("parameters not used by the first batch")
                 process_group = problem.passes.process_group
-                self._more = examples_using(self._capture.unseen, self._capture, read, process_group, problem.device)
+                wanted = self._capture.without_uses
+                self._more = examples_using(wanted, self._capture, read, process_group, problem.device)
                 self._capture = self._prove(few) if self._more else self._capture
             self.notes = list(self._capture.notes)
             known = LayerSizes(self._capture.blocks, *self._measure(few))
@@ -287,7 +288,7 @@ class LayerGradients:
                 example_inputs=few,
                 more=self._more,
                 blocks=blocks,
-                told=problem.batches.notes,
+                later_notes=problem.batches.notes,
             )
 
     def piece(self, cotangents: int, batch: int) -> int:

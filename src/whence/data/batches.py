@@ -1,4 +1,4 @@
-"""Sample weights: how much each training example counts, as the loader tells it beside the targets."""
+"""Batches of training data: split into inputs, targets and weights, checked, in order, recognised by fingerprints."""
 
 from __future__ import annotations
 
@@ -19,179 +19,11 @@ from whence.runtime.execution import Passes, partial_data_error
 from whence.runtime.model_state import checksum
 from whence.runtime.progress import Progress
 
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
 
-
-def weights_in(raw: Any) -> Any:
-    """The third part of a batch, or what a dict holds under "sample_weight"; `None` where there is neither.
-
-    Examples:
-        >>> weights_in(("inputs", "targets", "weights")), weights_in(("inputs", "targets"))
-        ('weights', None)
-    """
-    if isinstance(raw, Mapping):
-        return raw.get(WEIGHT_KEY)
-    return raw[2] if isinstance(raw, (tuple, list)) and len(raw) == 3 else None
-
-
-def check_weights(weights: Any, size: int, where: str) -> None:
-    """Raise unless these are numbers for `size` examples, finite and not below zero."""
-    advice = (
-        "The third part of a batch (or the key 'sample_weight') is a tensor with one weight for each example; several "
-        "inputs go into a tuple: ((a, b), targets)."
-    )
-    if not isinstance(weights, Tensor):
-        raise InputError(f"expected sample weights as a tensor in {where}, got {type(weights).__name__}. {advice}")
-    if not weights.ndim or len(weights) != size:  # one for each position is looked at where outputs are known
-        raise ShapeError(f"expected sample weights of shape ({size},) in {where}, got {tuple(weights.shape)}. {advice}")
-    if weights.dtype == torch.bool or weights.is_complex():
-        raise InputError(f"expected sample weights as numbers in {where}, got {weights.dtype}. {advice}")
-    wrong = ~(torch.isfinite(weights) & (weights >= 0))
-    if weights.ndim > 1 and bool(wrong.any()):  # rather an input than weights of positions
-        raise ShapeError(f"expected sample weights of shape ({size},) in {where}, got {tuple(weights.shape)}. {advice}")
-    if bool(wrong.any()):
-        at = int(wrong.int().argmax())
-        raise InputError(
-            f"expected sample weights that are finite and not below zero, got {float(weights[at])} in {where} "
-            f"(example {at} of the batch). A weight of zero leaves an example out."
-        )
-
-
-def check_loader(loader: Any) -> None:
-    """Refuse what is no loader, and what can be read once only."""
-    if isinstance(loader, DataLoader):
-        _check_sampler(loader.sampler)
-        return  # to ask it for two iterators would start its workers
-    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-        raise InputError(
-            f"expected a loader that gives batches, got the data set {type(loader).__name__}, which gives single "
-            "examples. Wrap it: torch.utils.data.DataLoader(dataset, batch_size=128)."
-        )
-    if isinstance(loader, (str, bytes, Tensor)) or not _iterable(loader):
-        raise InputError(
-            f"expected a loader that gives (inputs, targets), got {type(loader).__name__}. "
-            "Pass a DataLoader, or a list of batches such as [(inputs, targets)]."
-        )
-    if isinstance(loader, tuple) and loader and all(isinstance(item, Tensor) for item in loader):
-        raise InputError(
-            f"expected a loader that gives (inputs, targets), got a tuple of {len(loader)} tensors. "
-            "A single batch goes into a list: [(inputs, targets)]."
-        )
-    if iter(loader) is iter(loader):
-        raise LoaderError(
-            f"expected a loader that can be read several times, got a one-shot {type(loader).__name__}. "
-            "Pass a DataLoader or a list of batches instead of an iterator or generator."
-        )
-
-
-def _check_sampler(sampler: Any) -> None:
-    """Refuse shards that were made even by repeating examples, which would count twice."""
-    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
-        return
-    size, parts = length(sampler.dataset) or 0, sampler.num_replicas
-    if size % parts:
-        raise InputError(
-            f"expected every example once, got a DistributedSampler that repeats {-size % parts} of {size} to make "
-            f"{parts} shards even. Give each process a slice: Subset(dataset, range(n * rank // world, n * (rank + 1) "
-            "// world))."
-        )
-
-
-def length(loader: Any) -> int | None:
-    """The number of batches, where the loader knows it; a DataLoader of an iterable data set may not.
-
-    Examples:
-        >>> length([1, 2]), length(iter([1, 2]))
-        (2, None)
-    """
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-def _iterable(loader: Any) -> bool:
-    try:
-        iter(loader)
-    except TypeError:
-        return False
-    return True
-
-
-def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
-    """A loader that reads the same data in the order of the data set.
-
-    A shuffling DataLoader is read in order, with a note. Its generator of random numbers is left alone, and workers
-    that persist are not shared, since passes over the data may be nested, and other threads may read the same loader.
-    """
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        return loader
-    sampler: Any = loader.sampler
-    size = length(loader.dataset) or 0
-    shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
-    sequential = type(sampler) is SequentialSampler
-    if loader.batch_size is None or not (shuffled or sequential):
-        return _apart(loader, **_own_order(loader)) if loader.persistent_workers else loader
-    if shuffled:
-        notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
-    elif loader.drop_last and size % loader.batch_size:
-        notes.append(
-            f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not seen"
-        )
-    return _apart(loader, batch_size=loader.batch_size, shuffle=False, drop_last=loader.drop_last and sequential)
-
-
-def spread(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
-    """Numbers of some batches, the first one among them, and these batches, none of the others being read.
-
-    They are spread evenly over lists, and over a DataLoader that reads its data set in order. Of other loaders they are
-    the first ones: there is no way to the last that does not read all.
-
-    Examples:
-        >>> spread(["a", "b", "c", "d", "e"], 3)
-        ([0, 2, 4], ['a', 'c', 'e'])
-    """
-    plain = type(loader) is DataLoader and type(loader.sampler) is SequentialSampler and bool(loader.batch_size)
-    if not (plain or isinstance(loader, (list, tuple))):
-        return list(range(count)), islice(loader, count)
-    total = length(loader) or 0
-    numbers = sorted({round(at * (total - 1) / max(count - 1, 1)) for at in range(count)}) if total else []
-    if isinstance(loader, (list, tuple)):
-        return numbers, [loader[number] for number in numbers]
-    assert isinstance(loader, DataLoader)
-    size, examples = loader.batch_size or 1, length(loader.dataset) or 0
-    chosen = [list(range(number * size, min((number + 1) * size, examples))) for number in numbers]
-    return numbers, _apart(loader, batch_sampler=chosen)
-
-
-def _own_order(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What says in which order and by how many a DataLoader reads."""
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        return {"batch_sampler": loader.batch_sampler}
-    return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-
-
-def _apart(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
-    """Another DataLoader of the same data, with workers of its own for each pass."""
-    return DataLoader(
-        loader.dataset,
-        **order,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-    )
-
-
-ALIKE = 64
-"""So many examples, and so many batches, are searched for two examples that differ."""
-
-TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+SEARCHED = 64
+"""How many examples, and how many batches, are searched for two examples that differ."""
 
 Inputs = Any
 """What a model is called with: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
@@ -209,7 +41,7 @@ class Batch:
 
     @property
     def rows(self) -> slice:
-        """Where these examples stand among all examples."""
+        """The indices of these examples among all examples."""
         return slice(self.start, self.start + self.size)
 
 
@@ -217,30 +49,30 @@ class Batch:
 class Batches:
     """Re-iterable batches of inputs, targets and perhaps weights, checked and moved to the model's device.
 
-    Every pass must give the same examples in the same order, since leverages, residuals and shares are told by
+    Every pass must give the same examples in the same order, since leverages, residuals and shares refer to examples by
     index; a pass that differs from what was read before raises `LoaderError`.
 
     Attributes:
-        prints: a mark for each batch read so far, of its inputs and targets.
+        fingerprints: checksums of the inputs, weights and targets of each batch read so far.
         complete: whether some pass has reached the end, so that the number of batches is known.
         positional: how many positional arguments the inputs are.
-        retarget: what is to become of the targets, if not what the loader gives.
+        target_transform: applied to the targets of every batch.
         passes: how the data are shared: this process has those from `passes.offset` on.
-        fitting: whether a fit runs, during which nobody else changes the data behind torch's back.
+        fitting: whether a fit runs, during which the data are not changed without torch's knowledge.
     """
 
     loader: Iterable[Any]
     device: torch.device
     progress: Progress
     notes: list[str] = field(default_factory=list)
-    prints: list[tuple[int, ...]] = field(default_factory=list)
+    fingerprints: list[tuple[int, ...]] = field(default_factory=list)
     complete: bool = False
     positional: int = 1
-    retarget: Callable[[Tensor], Tensor] | None = None
+    target_transform: Callable[[Tensor], Tensor] | None = None
     passes: Passes = field(default_factory=Passes)
-    _first: Any = None
     fitting: bool = False
-    _seen: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
+    _first: Any = None
+    _versions: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
@@ -256,38 +88,41 @@ class Batches:
         if self.passes.closed:
             raise partial_data_error()
         count, start = 0, self.passes.offset
-        for number, raw in enumerate(self._tracked(label)):
-            batch = self._checked(number, raw, start)
+        raws = self.loader
+        if label is not None:
+            total = len(self.fingerprints) if self.complete else length(self.loader)
+            raws = self.progress.track(self.loader, f"{label}, batch", total)
+        for number, raw in enumerate(raws):
+            batch = self._prepare(number, raw, start)
             count = number + 1
             if batch.size:
                 yield batch
             start += batch.size
-        self._finish(count, start - self.passes.offset)
+        self._check_count(count, start - self.passes.offset)
 
-    def some(self, count: int) -> Iterator[tuple[int, Batch]]:
-        """A few batches and their numbers, of data that were all read before; see `loaders.spread`."""
-        numbers, raws = spread(self.loader, count)
+    def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
+        """A few batches and their numbers, of data that were all read before; see `evenly_spaced`."""
+        numbers, raws = evenly_spaced(self.loader, count)
         start, known = self.passes.offset, 0
         for number, raw in zip(numbers, raws, strict=False):
             for before in range(known, number):
                 start += self._size(before)
-            batch = self._checked(number, raw, start)
+            batch = self._prepare(number, raw, start)
             start, known = start + batch.size, number + 1
             if batch.size:
                 yield number, batch
 
     def _size(self, number: int) -> int:
-        """The examples of a batch of a loader that `spread` reads here and there."""
+        """The number of examples of a batch that was not read, of a loader with `evenly_spaced` batches."""
         if isinstance(self.loader, (list, tuple)):
             return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
         size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader, whose last batch alone is smaller
         return size
 
-    def _checked(self, number: int, raw: Any, start: int) -> Batch:
-        """What the loader gave, moved to the device, sound, and the same as in other passes."""
+    def _prepare(self, number: int, raw: Any, start: int) -> Batch:
+        """What the loader gave, moved to the device, checked, and the same as in other passes."""
         where = f"batch {number}"
-        inputs, targets = split(raw, where)
-        inputs, targets = to_device(inputs, self.device), to_device(targets, self.device)
+        inputs, targets, weights = to_device(split(raw, where), self.device)
         size = batch_size(inputs, where)
         self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
         if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
@@ -296,77 +131,74 @@ class Batches:
                 f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
                 "Make the loader give one target (a number, or a row of k numbers) for each example."
             )
-        weights = to_device(weights_in(raw), self.device)
-        found = self._marks(number, raw, [*tensors_of((inputs, weights)), targets])
-        if self.prints[number : number + 1] != [found]:  # of what is as it was, all is known
+        found = self._fingerprint(number, raw, [*tensors_of((inputs, weights)), targets])
+        if self.fingerprints[number : number + 1] != [found]:  # what has not changed was checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
             if weights is not None:
                 check_weights(weights, size, where)
-        self._remember(number, found)
-        wanted = targets if self.retarget is None or not size else self.retarget(targets)
-        return Batch(inputs, wanted, start, size, weights)
+        self._check_fingerprint(number, found)
+        if self.target_transform is not None and size:
+            targets = self.target_transform(targets)
+        return Batch(inputs, targets, start, size, weights)
 
-    def _marks(self, number: int, raw: Any, leaves: Sequence[Tensor]) -> tuple[int, ...]:
-        """A mark for each tensor of a batch; while a fit runs, the same again for tensors of a list left untouched."""
+    def _fingerprint(self, number: int, raw: Any, leaves: Sequence[Tensor]) -> tuple[int, ...]:
+        """A checksum of each tensor of a batch; reused while a fit runs, for tensors of a list that did not change."""
         if self.fitting and isinstance(self.loader, (list, tuple)):
             now = [(weakref.ref(leaf), leaf._version) for leaf in tensors_of(raw) if not leaf.is_inference()]
-            before, self._seen[number] = self._seen.get(number, []), now
-            alike = len(before) == len(now) == len(leaves) and number < len(self.prints)
-            if alike and all(one[0]() is two[0]() and one[1] == two[1] for one, two in zip(before, now, strict=True)):
-                return self.prints[number]
+            before, self._versions[number] = self._versions.get(number, []), now
+            comparable = len(before) == len(now) == len(leaves) and number < len(self.fingerprints)
+            if comparable and all(
+                one[0]() is two[0]() and one[1] == two[1] for one, two in zip(before, now, strict=True)
+            ):
+                return self.fingerprints[number]
         return tuple(map(checksum, leaves))
 
-    def fitted(self) -> None:
-        """The fit is over: from now on others may change the data."""
+    def end_fit(self) -> None:
+        """The fit is over: from now on the data may be changed without torch's knowledge."""
         self.fitting = False
-        self._seen.clear()
+        self._versions.clear()
 
     def first(self) -> Batch:
         """The first batch of all: that of the first process which has one."""
         if self.passes.process_group.alone:
             return next(self.read(None))
-        if self._first is None:  # read before anything is known about the targets
+        if self._first is None:  # its targets are transformed below
             self._first = self._find_first()
         raw = to_device(self._first, self.device)
-        targets = raw[1] if self.retarget is None else self.retarget(raw[1])
+        targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
         return Batch(raw[0], targets, 0, len(targets), raw[2])
-
-    def beginning(self) -> Inputs:
-        """The inputs of the first batch, with some of later ones where it has no two examples that differ."""
-        inputs = self.first().inputs
-        if differ(inputs):
-            return inputs
-        mine: list[Inputs] = []
-        for number, batch in enumerate(self.read(None)):
-            mine.append(take(batch.inputs, slice(0, ALIKE)))
-            if number == ALIKE or not alike(inputs, mine[-1]) or differ(joined([inputs, mine[-1]])):
-                break
-        process_group = self.passes.process_group
-        sent = mine if process_group.alone else to_device(mine, torch.device("cpu"))
-        told = [one for each in process_group.tell("the first examples", sent) for one in each]
-        others = [one for one in to_device(told, self.device) if alike(inputs, one)]
-        return joined([inputs, *others]) if others else inputs
 
     def _find_first(self) -> Any:
         process_group = self.passes.process_group
-        mine = next(self.read(None), None)
-        told = process_group.tell("the first batch", mine is not None)
-        if not any(told):
-            raise nothing()
-        owner = told.index(True)
-        sent = None if mine is None else to_device((mine.inputs, mine.targets, mine.weights), torch.device("cpu"))
+        local = next(self.read(None), None)
+        have_any = process_group.tell("the first batch", local is not None)
+        if not any(have_any):
+            raise no_examples()
+        owner = have_any.index(True)
+        sent = None if local is None else to_device((local.inputs, local.targets, local.weights), torch.device("cpu"))
         return process_group.tell("the first batch", sent if process_group.rank == owner else None)[owner]
 
-    def _tracked(self, label: str | None) -> Iterable[Any]:
-        if label is None:
-            return self.loader
-        total = len(self.prints) if self.complete else length(self.loader)
-        return self.progress.track(self.loader, f"{label}, batch", total)
+    def distinct_inputs(self) -> Inputs:
+        """The inputs of the first batch, with some of later ones where it has no two examples that differ."""
+        inputs = self.first().inputs
+        if examples_differ(inputs):
+            return inputs
+        local: list[Inputs] = []
+        for number, batch in enumerate(self.read(None)):
+            local.append(take(batch.inputs, slice(0, SEARCHED)))
+            compatible = can_concatenate(inputs, local[-1])
+            if number == SEARCHED or not compatible or examples_differ(concatenate([inputs, local[-1]])):
+                break
+        process_group = self.passes.process_group
+        sent = local if process_group.alone else to_device(local, torch.device("cpu"))
+        gathered = [one for each in process_group.tell("the first examples", sent) for one in each]
+        others = [one for one in to_device(gathered, self.device) if can_concatenate(inputs, one)]
+        return concatenate([inputs, *others])
 
-    def _remember(self, number: int, found: tuple[int, ...]) -> None:
-        if number < len(self.prints):
-            if self.prints[number] != found:
+    def _check_fingerprint(self, number: int, found: tuple[int, ...]) -> None:
+        if number < len(self.fingerprints):
+            if self.fingerprints[number] != found:
                 raise LoaderError(
                     f"expected the same examples in every pass, got other data in batch {number} than in the first "
                     "pass. Use shuffle=False and switch random augmentation off (a DataLoader with shuffle=True alone "
@@ -374,37 +206,42 @@ class Batches:
                 )
         elif self.complete:
             raise LoaderError(
-                f"expected {len(self.prints)} batches as in the first pass, got more. "
+                f"expected {len(self.fingerprints)} batches as in the first pass, got more. "
                 "The loader must give the same examples in every pass."
             )
         else:
-            self.prints.append(found)
+            self.fingerprints.append(found)
 
-    def _finish(self, count: int, examples: int) -> None:
-        if count < len(self.prints):
+    def _check_count(self, count: int, examples: int) -> None:
+        if count < len(self.fingerprints):
             raise LoaderError(
-                f"expected {len(self.prints)} or more batches as in the first pass, got {count}. "
+                f"expected {len(self.fingerprints)} or more batches as in the first pass, got {count}. "
                 "The loader must give the same examples in every pass; one that can be read once only must be made a "
                 "list first."
             )
         if examples == 0 and self.passes.process_group.alone:
-            raise nothing()
+            raise no_examples()
         self.complete = True
 
 
-def nothing() -> InputError:
+def no_examples() -> InputError:
     """The error for data without examples."""
     return InputError(
         "expected a loader with at least one example, got an empty one. Check the data set and its filters."
     )
 
 
-def split(raw: Any, where: str) -> tuple[Inputs, Any]:
-    """Cut a batch into inputs and targets; weights are left aside.
+# --- The parts of a batch ---------------------------------------------------------------------------------------------
+
+
+def split(raw: Any, where: str) -> tuple[Inputs, Any, Any]:
+    """Split a batch into inputs, targets and weights; `None` for weights that are not given.
 
     Examples:
         >>> split({"input_ids": [1], "labels": [0]}, "batch 0")
-        ({'input_ids': [1]}, [0])
+        ({'input_ids': [1]}, [0], None)
+        >>> split(("inputs", "targets", "weights"), "batch 0")
+        ('inputs', 'targets', 'weights')
     """
     if isinstance(raw, Mapping):
         keys = [key for key in TARGET_KEYS if key in raw]
@@ -413,9 +250,10 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any]:
                 f"expected exactly one of the keys {', '.join(TARGET_KEYS)} in {where}, got the keys "
                 f"{', '.join(sorted(map(str, raw)))}. Rename the key of the targets to 'labels'."
             )
-        return {key: value for key, value in raw.items() if key not in (keys[0], WEIGHT_KEY)}, raw[keys[0]]
+        inputs = {key: value for key, value in raw.items() if key not in (keys[0], WEIGHT_KEY)}
+        return inputs, raw[keys[0]], raw.get(WEIGHT_KEY)
     if isinstance(raw, (tuple, list)) and len(raw) in (2, 3):
-        return _plain(raw[0]), raw[1]
+        return _plain(raw[0]), raw[1], raw[2] if len(raw) == 3 else None
     got = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, (tuple, list)) else type(raw).__name__
     raise InputError(
         f"expected (inputs, targets), (inputs, targets, weights) or a dict with labels in {where}, got {got}. "
@@ -446,8 +284,45 @@ def without_targets(raw: Any, positional: int = 1) -> Inputs:
 
 
 def _plain(inputs: Inputs) -> Inputs:
-    """Mappings of any kind as dicts, in which tensors are found and moved."""
+    """Mappings of any kind as dicts, so that tensors in them are found and moved."""
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
+
+
+def check_weights(weights: Any, size: int, where: str) -> None:
+    """Raise unless these are numbers for `size` examples, finite and not below zero."""
+    advice = (
+        "The third part of a batch (or the key 'sample_weight') is a tensor with one weight for each example; several "
+        "inputs go into a tuple: ((a, b), targets)."
+    )
+    if not isinstance(weights, Tensor):
+        raise InputError(f"expected sample weights as a tensor in {where}, got {type(weights).__name__}. {advice}")
+    shaped = weights.ndim > 0 and len(weights) == size  # one for each position is checked where outputs are known
+    if shaped and (weights.dtype == torch.bool or weights.is_complex()):
+        raise InputError(f"expected sample weights as numbers in {where}, got {weights.dtype}. {advice}")
+    wrong = ~(torch.isfinite(weights) & (weights >= 0)) if shaped else None
+    if wrong is None or (weights.ndim > 1 and bool(wrong.any())):  # rather an input than weights of positions
+        raise ShapeError(f"expected sample weights of shape ({size},) in {where}, got {tuple(weights.shape)}. {advice}")
+    if bool(wrong.any()):
+        at = int(wrong.int().argmax())
+        raise InputError(
+            f"expected sample weights that are finite and not below zero, got {float(weights[at])} in {where} "
+            f"(example {at} of the batch). A weight of zero leaves an example out."
+        )
+
+
+def check_finite(value: Any, what: str, where: str) -> None:
+    """Raise when a tensor holds NaN or infinity."""
+    for leaf in tensors_of(value):
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1).nonzero()[0].item()
+            advice = "Look at that example's inputs and at the weights."
+            raise InputError(
+                f"expected finite {what}, got NaN or infinity in {where} (first at example {bad} of the batch). "
+                + (advice if what.startswith("outputs") else "Remove or impute these examples.")
+            )
+
+
+# --- Inputs of any structure ------------------------------------------------------------------------------------------
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -500,8 +375,8 @@ def take(inputs: Inputs, rows: slice) -> Inputs:
     return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, inputs)
 
 
-def alike(one: Inputs, other: Inputs) -> bool:
-    """Whether two batches can be put together: the same tensors but for the number of examples."""
+def can_concatenate(one: Inputs, other: Inputs) -> bool:
+    """Whether two batches can be concatenated: the same tensors, except for the number of examples."""
     sides = [tree_flatten(inputs) for inputs in (one, other)]
     if sides[0][1] != sides[1][1]:
         return False
@@ -509,23 +384,145 @@ def alike(one: Inputs, other: Inputs) -> bool:
     return all(isinstance(b, Tensor) and a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
 
 
-def joined(batches: Sequence[Inputs]) -> Inputs:
+def concatenate(batches: Sequence[Inputs]) -> Inputs:
     """Several batches as one; what is no tensor is that of the first."""
     return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
 
 
-def differ(inputs: Inputs) -> bool:
+def examples_differ(inputs: Inputs) -> bool:
     """Whether any of the first examples differs from the first one."""
-    return any(bool((leaf[:ALIKE] != leaf[:1]).any()) for leaf in tensors_of(inputs))
+    return any(bool((leaf[:SEARCHED] != leaf[:1]).any()) for leaf in tensors_of(inputs))
 
 
-def check_finite(value: Any, what: str, where: str) -> None:
-    """Raise when a tensor holds NaN or infinity."""
-    for leaf in tensors_of(value):
-        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1).nonzero()[0].item()
-            advice = "Look at that example's inputs and at the weights."
-            raise InputError(
-                f"expected finite {what}, got NaN or infinity in {where} (first at example {bad} of the batch). "
-                + (advice if what.startswith("outputs") else "Remove or impute these examples.")
-            )
+# --- Loaders ----------------------------------------------------------------------------------------------------------
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse what is no loader, and what can be read once only."""
+    if isinstance(loader, DataLoader):
+        _check_sampler(loader.sampler)
+        return  # to ask it for two iterators would start its workers
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise InputError(
+            f"expected a loader that gives batches, got the data set {type(loader).__name__}, which gives single "
+            "examples. Wrap it: torch.utils.data.DataLoader(dataset, batch_size=128)."
+        )
+    if isinstance(loader, (str, bytes, Tensor)) or not _is_iterable(loader):
+        raise InputError(
+            f"expected a loader that gives (inputs, targets), got {type(loader).__name__}. "
+            "Pass a DataLoader, or a list of batches such as [(inputs, targets)]."
+        )
+    if isinstance(loader, tuple) and loader and all(isinstance(item, Tensor) for item in loader):
+        raise InputError(
+            f"expected a loader that gives (inputs, targets), got a tuple of {len(loader)} tensors. "
+            "A single batch goes into a list: [(inputs, targets)]."
+        )
+    if iter(loader) is iter(loader):
+        raise LoaderError(
+            f"expected a loader that can be read several times, got a one-shot {type(loader).__name__}. "
+            "Pass a DataLoader or a list of batches instead of an iterator or generator."
+        )
+
+
+def _check_sampler(sampler: Any) -> None:
+    """Refuse shards of equal size that repeat examples, which would count twice."""
+    if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
+        return
+    size, parts = length(sampler.dataset) or 0, sampler.num_replicas
+    if size % parts:
+        raise InputError(
+            f"expected every example once, got a DistributedSampler that repeats {-size % parts} of {size} to make "
+            f"{parts} shards even. Give each process a slice: Subset(dataset, range(n * rank // world, n * (rank + 1) "
+            "// world))."
+        )
+
+
+def length(loader: Any) -> int | None:
+    """The number of batches, where the loader knows it; a DataLoader of an iterable data set may not.
+
+    Examples:
+        >>> length([1, 2]), length(iter([1, 2]))
+        (2, None)
+    """
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _is_iterable(loader: Any) -> bool:
+    try:
+        iter(loader)
+    except TypeError:
+        return False
+    return True
+
+
+def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
+    """A loader that reads the same data in the order of the data set.
+
+    A shuffling DataLoader is read in order, with a note. Its random generator is not used, and persistent workers are
+    not shared, since passes over the data may be nested, and other threads may read the same loader.
+    """
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return loader
+    sampler: Any = loader.sampler
+    size = length(loader.dataset) or 0
+    shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
+    sequential = type(sampler) is SequentialSampler
+    if loader.batch_size is None or not (shuffled or sequential):
+        return _copy(loader, **_order_options(loader)) if loader.persistent_workers else loader
+    if shuffled:
+        notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
+    elif loader.drop_last and size % loader.batch_size:
+        notes.append(
+            f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not seen"
+        )
+    return _copy(loader, batch_size=loader.batch_size, shuffle=False, drop_last=loader.drop_last and sequential)
+
+
+def evenly_spaced(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
+    """Numbers of some batches, the first one among them, and these batches; none of the others is read.
+
+    Evenly spaced in lists, and in a DataLoader that reads its data set in order. Of other loaders they are the first
+    ones, since the last cannot be reached without reading all.
+
+    Examples:
+        >>> evenly_spaced(["a", "b", "c", "d", "e"], 3)
+        ([0, 2, 4], ['a', 'c', 'e'])
+    """
+    plain = type(loader) is DataLoader and type(loader.sampler) is SequentialSampler and bool(loader.batch_size)
+    if not (plain or isinstance(loader, (list, tuple))):
+        return list(range(count)), islice(loader, count)
+    total = length(loader) or 0
+    numbers = sorted({round(at * (total - 1) / max(count - 1, 1)) for at in range(count)}) if total else []
+    if isinstance(loader, (list, tuple)):
+        return numbers, [loader[number] for number in numbers]
+    assert isinstance(loader, DataLoader)
+    size, examples = loader.batch_size or 1, length(loader.dataset) or 0
+    chosen = [list(range(number * size, min((number + 1) * size, examples))) for number in numbers]
+    return numbers, _copy(loader, batch_sampler=chosen)
+
+
+def _order_options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The options of a DataLoader that set the order and the size of its batches."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return {"batch_sampler": loader.batch_sampler}
+    return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+
+
+def _copy(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
+    """Another DataLoader of the same data, with workers of its own for each pass."""
+    return DataLoader(
+        loader.dataset,
+        **order,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+    )

@@ -1,4 +1,4 @@
-"""The loss of the training examples, seen from their outputs: residuals, roots of Hessians, weights.
+"""Derivatives of the loss in the outputs of the training examples: residuals, roots of Hessians, weights.
 
 A network may answer at several positions of an example (tokens, pixels). The loss of an example is the sum over its
 positions, its outputs are those of all positions in a row, and its Hessian has one block a position.
@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from whence.data.batches import Batch, Batches, check_finite, nothing, tensors_of
+from whence.data.batches import Batch, Batches, check_finite, no_examples, tensors_of
 from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods import Likelihood
 from whence.runtime.execution import Passes
@@ -40,7 +40,7 @@ class Positions:
 
     @property
     def positions(self) -> int:
-        """Number of positions t of an example."""
+        """Number t of positions of an example."""
         return prod(self.shape)
 
     def split(self, blocks: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ class Positions:
 
 
 @dataclass(frozen=True)
-class TargetRows:
-    """What the loss says about one batch, weights multiplied in.
+class LossDerivatives:
+    """Derivatives of the loss in the outputs of one batch, weights multiplied in.
 
     Attributes:
         outputs: (n, k), or (n, t k) with t positions.
@@ -82,11 +82,12 @@ class TargetRows:
         return [self.outputs, self.residuals, self.roots, self.weights, inner]
 
     @classmethod
-    def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, where: str) -> TargetRows:
-        """Ask the likelihood about outputs (n, ..., k), position by position."""
+    def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, where: str) -> LossDerivatives:
+        """Those of a likelihood at outputs (n, ..., k), position by position."""
         n, k, shape = len(outputs), outputs.shape[-1], tuple(outputs.shape[1:-1])
         flat = outputs.reshape(-1, k)
-        targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, _told(where, shape))
+        described = f"{where}, whose examples are counted position by position, {prod(shape)} each," if shape else where
+        targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, described)
         residuals = likelihood.residuals(flat, targets)
         roots = likelihood.hessian_root(flat, targets)
         check_finite((residuals, roots), f"derivatives of the {likelihood.name} loss", where)
@@ -113,7 +114,7 @@ def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
             f"expected targets of shape {tuple(outputs.shape[:-1])}, one for each position, or "
             f"{tuple(outputs.shape)}, for outputs of shape {tuple(outputs.shape)}, which are read as (examples, "
             f"positions, outputs at each), got {tuple(targets.shape)} in {where}. Outputs with the classes before the "
-            "positions are turned by outputs.movedim(1, -1); one row an example is outputs.flatten(1)."
+            "positions are moved by outputs.movedim(1, -1); one row an example is outputs.flatten(1)."
         )
     return targets.flatten(0, len(positions))
 
@@ -162,38 +163,29 @@ def _identity(outputs: Tensor) -> Tensor:
     return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
 
 
-def _told(where: str, shape: tuple[int, ...]) -> str:
-    return f"{where}, whose examples are counted position by position, {prod(shape)} each," if shape else where
-
-
-def join(rows: Sequence[TargetRows]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Positions | None]:
-    """Outputs, residuals, roots, weights and positions of all batches together; weights only where not all are one."""
-    found = pooled(rows)
-    weights = None if found.weights is None else plain_weights([found.weights])
-    return found.outputs, found.residuals, found.roots, weights, found.units
-
-
-def pooled(rows: Sequence[TargetRows]) -> TargetRows:
+def concatenate_derivatives(batches: Sequence[LossDerivatives]) -> LossDerivatives:
     """Several batches as one."""
-    check_alike([row.given for row in rows])
+    check_weights_given([one.given for one in batches])
+    outputs, residuals = (torch.cat([*each]) for each in zip(*((b.outputs, b.residuals) for b in batches), strict=True))
     roots = weights = None
-    if any(row.roots is not None for row in rows):
-        roots = torch.cat([_identity(row.outputs) if row.roots is None else row.roots for row in rows])
-    if any(row.weights is not None for row in rows):
-        ones = [torch.ones_like(row.outputs[:, 0]) for row in rows]
-        weights = torch.cat([one if row.weights is None else row.weights for one, row in zip(ones, rows, strict=True)])
-    units = rows[0].units
-    if units is not None and any(row.units is not None and row.units.weights is not None for row in rows):
-        every = [row.units.weights if row.units else None for row in rows]
-        ones = [row.outputs.new_ones(len(row.outputs), units.positions) for row in rows]
-        units = Positions(
-            units.shape, units.width, torch.cat([o if w is None else w for o, w in zip(ones, every, strict=True)])
-        )
-    outputs, residuals = torch.cat([row.outputs for row in rows]), torch.cat([row.residuals for row in rows])
-    return TargetRows(outputs, residuals, roots, weights, rows[0].given, units)
+    if any(one.roots is not None for one in batches):
+        roots = torch.cat([_identity(one.outputs) if one.roots is None else one.roots for one in batches])
+    if any(one.weights is not None for one in batches):
+        weights = torch.cat([_or_ones(one.weights, one.outputs, len(one.outputs)) for one in batches])
+    units = batches[0].units
+    inner = [None if one.units is None else one.units.weights for one in batches]
+    if units is not None and any(one is not None for one in inner):
+        sizes = [(len(one.outputs), units.positions) for one in batches]
+        filled = [_or_ones(w, outputs, *size) for w, size in zip(inner, sizes, strict=True)]
+        units = Positions(units.shape, units.width, torch.cat(filled))
+    return LossDerivatives(outputs, residuals, roots, weights, batches[0].given, units)
 
 
-def check_alike(given: Sequence[bool]) -> None:
+def _or_ones(weights: Tensor | None, like: Tensor, *shape: int) -> Tensor:
+    return like.new_ones(shape) if weights is None else weights
+
+
+def check_weights_given(given: Sequence[bool]) -> None:
     """Raise unless weights came with every batch or with none."""
     if len(set(given)) > 1:
         raise InputError(
@@ -202,9 +194,8 @@ def check_alike(given: Sequence[bool]) -> None:
         )
 
 
-def plain_weights(parts: Sequence[Tensor]) -> Tensor | None:
-    """Weights of all examples (n,), `None` if all are one; an error if none counts."""
-    weights = torch.cat(list(parts))
+def none_if_ones(weights: Tensor) -> Tensor | None:
+    """Weights of all examples (n,), `None` if all are one; an error if none is above zero."""
     if not bool((weights > 0).any()):
         raise TargetError(
             f"expected at least one training example that counts, got {len(weights)} that are all ignored or of "
@@ -213,8 +204,11 @@ def plain_weights(parts: Sequence[Tensor]) -> Tensor | None:
     return None if bool((weights == 1).all()) else weights
 
 
-def roll_call(batches: Batches) -> Tensor:
-    """Read all data once, and learn which examples each process has: a mark of every example of all, (n,)."""
+# --- Several processes ------------------------------------------------------------------------------------------------
+
+
+def example_fingerprints(batches: Batches) -> Tensor:
+    """Read all data once: a fingerprint of every example of all processes, (n,), and which of them each one has."""
     passes = batches.passes
     parts: list[Tensor] = []
     for batch in batches.read("data"):
@@ -226,46 +220,44 @@ def roll_call(batches: Batches) -> Tensor:
         return found
     sizes = passes.process_group.tell("the data", 0 if found is None else len(found))
     if not sum(sizes):
-        raise nothing()
+        raise no_examples()
     rank = passes.process_group.rank
     passes.offset, passes.local_examples, passes.most_examples = sum(sizes[:rank]), sizes[rank], max(sizes)
     return passes.process_group.gather(found, "the data", torch.device("cpu"))
 
 
-def all_prints(batches: Batches) -> list[tuple[int, ...]]:
-    """Marks of the batches of all processes, one after the other."""
-    told = batches.passes.process_group.tell("the marks of the data", batches.prints)
-    return [one for each in told for one in each]
+def all_fingerprints(batches: Batches) -> list[tuple[int, ...]]:
+    """Fingerprints of the batches of all processes, one after the other."""
+    gathered = batches.passes.process_group.tell("the marks of the data", batches.fingerprints)
+    return [one for each in gathered for one in each]
 
 
-def exchanged(passes: Passes, rows: TargetRows | None, device: torch.device) -> list[TargetRows]:
-    """What the loss says about the examples of every process that has any, in the order of ranks."""
+def gather_derivatives(passes: Passes, local: LossDerivatives | None, device: torch.device) -> list[LossDerivatives]:
+    """Those of every process that has any examples, in the order of ranks."""
     process_group = passes.process_group
-    mine = None if rows is None else rows.units
-    words = None if rows is None else (rows.given, rows.tensors(), None if mine is None else (mine.shape, mine.width))
-    sent = None if words is None else (words[0], [one is not None for one in words[1]], words[2], rows_shape(rows))
-    told = process_group.tell("the outputs", sent)
-    shapes = {one[3] for one in told if one is not None}
+    header, tensors = None, None
+    if local is not None:
+        every = local.tensors()
+        tensors = [one for one in every if one is not None]
+        positions = None if local.units is None else (local.units.shape, local.units.width)
+        header = (local.given, [one is not None for one in every], positions, tuple(local.outputs.shape[1:]))
+    headers = process_group.tell("the outputs", header)
+    shapes = {one[3] for one in headers if one is not None}
     if len(shapes) > 1:
         raise ShapeError(
             f"expected the same number of outputs in every process, got {sorted(shapes)}. Wrap the model in a module "
             "that returns the same number of outputs for every batch."
         )
     found = []
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(headers):
         if one is None:
             continue
-        given, there, positions, _ = one
-        owned = None if rank != process_group.rank or words is None else [part for part in words[1] if part is not None]
-        parts = iter(process_group.send(owned, rank, "the outputs", device))
-        outputs, residuals, roots, weights, inner = (next(parts) if here else None for here in there)
+        given, present, positions, _ = one
+        sent = process_group.send(tensors if rank == process_group.rank else None, rank, "the outputs", device)
+        parts = iter(sent)
+        outputs, residuals, roots, weights, inner = (next(parts) if here else None for here in present)
         assert outputs is not None
         assert residuals is not None
         units = None if positions is None else Positions(positions[0], positions[1], inner)
-        found.append(TargetRows(outputs, residuals, roots, weights, given, units))
+        found.append(LossDerivatives(outputs, residuals, roots, weights, given, units))
     return found
-
-
-def rows_shape(rows: TargetRows | None) -> tuple[int, ...]:
-    """Sizes that must be the same everywhere."""
-    return () if rows is None else tuple(rows.outputs.shape[1:])

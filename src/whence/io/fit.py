@@ -200,7 +200,7 @@ def _compare(problem: Linearization, bread: Any) -> None:
     Mixtures of outputs are looked at in every batch, whenever it is read: see `SketchedBatches`.
     """
     first = None
-    for place, batch in problem.batches.some(COMPARED):
+    for place, batch in problem.batches.sample(COMPARED):
         first = batch if first is None else first
         if problem.sketch is not None:
             continue

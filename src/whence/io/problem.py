@@ -138,16 +138,16 @@ class MissingData(Batches):
 class SameData(Batches):
     """Training data that must be those of the fit."""
 
-    def _remember(self, number: int, found: tuple[int, ...]) -> None:
+    def _check_fingerprint(self, number: int, found: tuple[int, ...]) -> None:
         try:
-            super()._remember(number, found)
+            super()._check_fingerprint(number, found)
         except LoaderError:
             raise _other_data(f"other data in batch {number}") from None
 
-    def _finish(self, count: int, examples: int) -> None:
-        if count < len(self.prints):
-            raise _other_data(f"{count} batches instead of {len(self.prints)}")
-        super()._finish(count, examples)
+    def _check_count(self, count: int, examples: int) -> None:
+        if count < len(self.fingerprints):
+            raise _other_data(f"{count} batches instead of {len(self.fingerprints)}")
+        super()._check_count(count, examples)
 
 
 def _other_data(got: str) -> LoaderError:
@@ -160,9 +160,9 @@ def _other_data(got: str) -> LoaderError:
 def write_data(draft: Draft, batches: Batches | SketchedBatches) -> None:
     """Write fingerprints of all batches, by which the data are recognised; nothing of the data themselves."""
     plain = batches.plain if isinstance(batches, SketchedBatches) else batches
-    draft.note(positional=plain.positional, notes=plain.notes, next_labels=plain.retarget is not None)
-    draft.put("sizes", torch.tensor([len(one) for one in batches.prints], dtype=torch.int64, device="cpu"))
-    fingerprints = [fingerprint for batch in batches.prints for fingerprint in batch]
+    draft.note(positional=plain.positional, notes=plain.notes, next_labels=plain.target_transform is not None)
+    draft.put("sizes", torch.tensor([len(one) for one in batches.fingerprints], dtype=torch.int64, device="cpu"))
+    fingerprints = [fingerprint for batch in batches.fingerprints for fingerprint in batch]
     draft.put("fingerprints", torch.tensor(fingerprints, dtype=torch.int64, device="cpu"))
 
 

@@ -1,4 +1,4 @@
-"""Per-example gradients of any parameter, whatever the model does with it.
+"""The functional fallback: per-example gradients of any parameter, whatever the model does with it.
 
 The parameter is replaced, wherever it is handed to a torch function, by one copy an example; `torch.vmap` runs the
 model on every example with its own copy, and ordinary backward passes give the gradients in the copies. Where vmap
@@ -16,11 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from whence.data.batches import Inputs, batch_size, take
-from whence.jacobian.record import differentiable, gradients
+from whence.jacobian.record import Call, differentiable, gradients
 from whence.runtime.model_state import plain_kernels, without_cudnn
-
-Call = Callable[[Inputs], Tensor]
-"""Runs the user's model on a batch: outputs (n, k)."""
 
 
 class Substitution(TorchFunctionMode):
@@ -46,7 +43,7 @@ class Substitution(TorchFunctionMode):
 
 
 class Run(Protocol):
-    """One forward pass whose gradients can be asked for."""
+    """One forward pass, and the per-example gradients of its outputs."""
 
     outputs: Tensor
 
@@ -80,9 +77,7 @@ class Vectorized:
         for number, cotangent in enumerate(cotangents):
             keep = not last or number + 1 < len(cotangents)
             found.append(gradients(self.outputs, copies, cotangent, keep=keep))
-        return {
-            name: torch.stack(list(each), 1) for name, each in zip(self._copies, zip(*found, strict=True), strict=True)
-        }
+        return {name: torch.stack(each, 1) for name, each in zip(self._copies, zip(*found, strict=True), strict=True)}
 
 
 class OneByOne:
@@ -105,18 +100,14 @@ class OneByOne:
                 for cotangent in cotangents[:, at : at + 1]
             ]
             for name, each in zip(self._parameters, zip(*pulled, strict=True), strict=True):
-                found[name].append(torch.stack([_dense(grad) for grad in each]))
+                found[name].append(torch.stack([grad.to_dense() if grad.is_sparse else grad for grad in each]))
         return {name: torch.stack(rows) for name, rows in found.items()}
 
 
-class Plain(OneByOne):
+class OneByOneWithoutCudnn(OneByOne):
     """The same without cuDNN, whose recurrent networks have no backward pass in evaluation mode."""
 
     def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
         """Run the model on every example."""
         with without_cudnn():
             super().__init__(call, parameters, inputs)
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor.to_dense() if tensor.is_sparse else tensor

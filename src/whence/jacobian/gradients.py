@@ -1,6 +1,7 @@
-"""The two sides of a Kronecker tangent, held or still to be computed.
+"""Per-example gradients of a block of parameters, in one of three forms: Kronecker, Rows and Dense.
 
-Axis letters: e groups, t shared positions, i the side's own axis (layer inputs or outputs), r columns of a basis.
+Axis letters: n examples, c cotangents, e groups, t shared positions, i layer inputs, o layer outputs, r columns of a
+basis.
 """
 
 from __future__ import annotations
@@ -13,218 +14,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-
-MANY_ROWS = 500
-"""From so many on, filling columns up to eights costs less than it saves."""
-
-
-class Factor(Protocol):
-    """One side of a `Kronecker` tangent, perhaps not yet computed: a tensor (..., e, t, i)."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of `tensor()`, known without computing it."""
-        ...
-
-    def tensor(self) -> Tensor:
-        """The factor as a tensor (..., e, t, i)."""
-        ...
-
-    def project(self, basis: Tensor) -> Tensor:
-        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way and in its precision: (..., e, t, r)."""
-        ...
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A factor held as a tensor (..., e, t, i), with a column of ones to be appended if `ones`."""
-
-    values: Tensor
-    ones: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., e, t, i)."""
-        return (*self.values.shape[:-1], self.values.shape[-1] + self.ones)
-
-    def tensor(self) -> Tensor:
-        """The values, and the column of ones."""
-        if not self.ones:
-            return self.values
-        return torch.cat([self.values, self.values.new_ones(()).expand(*self.values.shape[:-1], 1)], -1)
-
-    def project(self, basis: Tensor) -> Tensor:
-        """`tensor() @ basis` without building the column of ones."""
-        linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
-        # With one group, a batched product would copy the basis for every example.
-        one, values = basis.shape[0] == 1, self.values.to(basis.dtype)
-        if cotangents_first(values):
-            return Whole(values.transpose(0, 1), self.ones).project(basis).transpose(0, 1)
-        if one and lies_transposed(values):
-            projected = (linear[0].T @ values.squeeze(-3).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-3)
-        elif one and values[0].numel() == values.shape[-1]:  # rows, whatever the strides of axes of length 1 say
-            return _times(values.reshape(len(values), -1), linear[0], constant).reshape(*values.shape[:-1], -1)
-        else:
-            projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
-        return projected if constant is None else projected + constant
-
-
-def _times(rows: Tensor, linear: Tensor, constant: Tensor | None) -> Tensor:
-    """Rows (n, i) times (i, r), plus (1, 1, r). A CPU's products like columns in eights, and are a third faster."""
-    size = linear.shape[1]
-    missing = 0 if rows.is_cuda or len(rows) < MANY_ROWS else -size % 8
-    if missing:
-        linear = torch.nn.functional.pad(linear, (0, missing))
-        constant = None if constant is None else torch.nn.functional.pad(constant, (0, missing))
-    found = rows @ linear if constant is None else torch.addmm(constant[0], rows, linear)
-    return found[:, :size]
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Factors of several calls of the same weight, one after the other along t."""
-
-    parts: tuple[Factor, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., e, t, i), t summed over the parts."""
-        first = self.parts[0].shape
-        return (*first[:-2], sum(part.shape[-2] for part in self.parts), first[-1])
-
-    def tensor(self) -> Tensor:
-        """All parts."""
-        return torch.cat([part.tensor() for part in self.parts], -2)
-
-    def project(self, basis: Tensor) -> Tensor:
-        """All parts, each projected by its own way."""
-        return torch.cat([part.project(basis) for part in self.parts], -2)
-
-
-@dataclass(frozen=True)
-class Stacked:
-    """Gradients of several cotangents, (n, c, e, t, o) with a few of them each, put together only when needed."""
-
-    parts: tuple[Factor, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(n, c, e, t, o), c summed over the parts."""
-        n, _, *rest = self.parts[0].shape
-        return (n, sum(part.shape[1] for part in self.parts), *rest)
-
-    def tensor(self) -> Tensor:
-        """All parts."""
-        return join([part.tensor() for part in self.parts])
-
-    def project(self, basis: Tensor) -> Tensor:
-        """All parts, each projected before they are put together."""
-        return join([part.project(basis) for part in self.parts])
-
-
-@dataclass(frozen=True)
-class Padded:
-    """A factor with zeros before and after its last axis: the gradients of some rows of a weight."""
-
-    part: Factor
-    start: int
-    size: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., e, t, size)."""
-        return (*self.part.shape[:-1], self.size)
-
-    def tensor(self) -> Tensor:
-        """The part between zeros."""
-        values = self.part.tensor()
-        return torch.nn.functional.pad(values, (self.start, self.size - self.start - values.shape[-1]))
-
-    def project(self, basis: Tensor) -> Tensor:
-        """Only the rows of the basis that meet the part."""
-        return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])
-
-
-def lies_transposed(values: Tensor) -> bool:
-    """Whether the last two axes lie in memory in the other order, as positions and channels of an image do."""
-    return values.shape[-1] > 1 and values.shape[-2] > 1 and values.stride(-1) > values.stride(-2)
-
-
-def cotangents_first(values: Tensor) -> bool:
-    """Whether gradients (n, c, e, t, o) lie in memory with the cotangents before the examples, as vmap leaves them."""
-    return values.dim() == 5 and min(values.shape[:2]) > 1 and values.stride(1) > values.stride(0)
-
-
-def join(parts: list[Tensor]) -> Tensor:
-    """Put (n, c, e, t, o) together along c, in the order of memory they have: turning them round costs a slow copy."""
-    if not lies_transposed(parts[0]):
-        return torch.cat(parts, 1)
-    return torch.cat([part.transpose(-1, -2) for part in parts], 1).transpose(-1, -2)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Examples along one axis: alone ("whole"), or folded with positions as the "outer" or the "inner" index.
-
-    Example:
-        >>> folded = torch.arange(6)  # 2 examples with 3 positions each
-        >>> Layout(0, "outer").canonical(folded, 2).tolist()
-        [[0, 1, 2], [3, 4, 5]]
-        >>> Layout(0, "inner").canonical(folded, 2).tolist()
-        [[0, 2, 4], [1, 3, 5]]
-    """
-
-    axis: int = 0
-    place: Literal["whole", "outer", "inner"] = "whole"
-
-    def fits(self, shape: Sequence[int], n: int) -> bool:
-        """Whether a tensor of this shape can hold n examples in this way."""
-        if self.axis >= len(shape):
-            return False
-        size = shape[self.axis]
-        return size == n if self.place == "whole" else size % n == 0
-
-    def canonical(self, tensor: Tensor, n: int, lead: int = 0) -> Tensor:
-        """Move the examples to the front: (..., n or n*m, ...) to (n, ..., ...) or (n, ..., m, ...).
-
-        Args:
-            tensor: The tensor, with `lead` axes more in front than the layout knows of.
-            n: Number of examples.
-            lead: Number of axes in front; they follow the examples in the result.
-        """
-        axis = self.axis + lead
-        if self.place == "whole":
-            return tensor if axis == 0 else tensor.movedim(axis, 0)
-        shape, m = tensor.shape, tensor.shape[axis] // n
-        sizes, at = ((n, m), axis) if self.place == "outer" else ((m, n), axis + 1)
-        return tensor.reshape(*shape[:axis], *sizes, *shape[axis + 1 :]).movedim(at, 0)
-
-
-def candidates(axes: Iterable[int], shape: Sequence[int], n: int) -> Iterator[Layout]:
-    """Every layout that n examples could have on these axes, the likeliest first."""
-    axes = tuple(axes)
-    yield from (Layout(axis) for axis in axes if shape[axis] == n)
-    for axis in axes:
-        if shape[axis] > n and shape[axis] % n == 0:
-            yield Layout(axis, "outer")
-            yield Layout(axis, "inner")
-
-
-def halves(n: int) -> Tensor:
-    """Sets of examples (s, n) of bool such that, for any two examples, one set has the first and not the second.
-
-    Example:
-        >>> halves(3).int().tolist()
-        [[0, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
-    """
-    digits = [(torch.arange(n, device="cpu") >> bit) % 2 == 1 for bit in range(max(n - 1, 1).bit_length())]
-    return torch.stack([side for digit in digits for side in (digit, ~digit)])
-
-
-def separates(layout: Layout, gradient: Tensor, chosen: Tensor) -> bool:
-    """Whether a gradient pulled back from the chosen examples alone, (n,) of bool, vanishes on all others."""
-    return not bool(layout.canonical(gradient, len(chosen))[~chosen].any())
-
+from torch.nn.functional import pad
 
 Kind = Literal["kronecker", "rows", "dense"]
 
@@ -364,6 +154,24 @@ class Kronecker:
         dtype = torch.promote_types(a.dtype, g.dtype)
         return torch.einsum("nceto,neti->nceoi", g.to(dtype), a.to(dtype))
 
+    def sum_over_examples(self) -> tuple[Tensor, float]:
+        """The sum for one cotangent, (e, o, i), and the norm of its terms, which may cancel in it; in float64."""
+        a, g = self.inputs().double(), self.grads().double()
+        norm = (a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt()
+        return torch.einsum("nceto,neti->eoi", g, a), float(norm)
+
+    def pulled_back(self) -> Tensor:
+        """What the backward passes brought."""
+        return self.grads()
+
+    @classmethod
+    def concatenate(cls, tangents: Sequence[Kronecker]) -> Kronecker:
+        """Several batches as one; where there are fewer positions, zeros are appended."""
+        most = max(one.positions for one in tangents)
+        a = torch.cat([pad(one.inputs(), (0, 0, 0, most - one.positions)) for one in tangents])
+        g = torch.cat([pad(one.grads(), (0, 0, 0, most - one.positions)) for one in tangents])
+        return cls(tangents[0].block, Whole(a), Whole(g))
+
 
 class RowSums(NamedTuple):
     """Non-zero rows of per-example gradients, each (example, row) pair once."""
@@ -411,6 +219,28 @@ class Rows:
         out[examples, :, rows] = values
         return out
 
+    def sum_over_examples(self) -> tuple[Tensor, float]:
+        """The sum for one cotangent, (V, d), and the norm of its terms, which may cancel in it; in float64."""
+        each = self.materialize().double()[:, 0]
+        return each.sum(0), float(each.norm())
+
+    def pulled_back(self) -> Tensor:
+        """What the backward passes brought."""
+        return self.grads
+
+    @classmethod
+    def concatenate(cls, tangents: Sequence[Rows]) -> Rows:
+        """Several batches as one; where there are fewer positions, some of weight zero are appended."""
+        most = max(one.index.shape[1] for one in tangents)
+        missing = [most - one.index.shape[1] for one in tangents]
+        index = torch.cat([pad(one.index, (0, more)) for one, more in zip(tangents, missing, strict=True)])
+        grads = torch.cat([pad(one.grads, (0, 0, 0, more)) for one, more in zip(tangents, missing, strict=True)])
+        if not any(missing) and all(one.weights is None for one in tangents):
+            return cls(tangents[0].block, index, grads)
+        weights = [torch.ones_like(one.index) if one.weights is None else one.weights for one in tangents]
+        padded = [pad(one, (0, more)) for one, more in zip(weights, missing, strict=True)]
+        return cls(tangents[0].block, index, grads, torch.cat(padded))
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -428,5 +258,224 @@ class Dense:
         """The gradients: (n, c, p)."""
         return self.values
 
+    @classmethod
+    def of_parameter(cls, name: str, parameter: Tensor, grads: Tensor) -> Dense:
+        """Gradients (n, c, *shape) of a parameter that is a block of its own."""
+        block = Block(name, (name,), (tuple(parameter.shape),), "dense")
+        return cls(block, (grads.reshape(*grads.shape[:2], -1),))
+
+    def sum_over_examples(self) -> tuple[Tensor, float]:
+        """The sum for one cotangent, (p,), and the norm of its terms, which may cancel in it; in float64."""
+        each = self.values.double()[:, 0]
+        return each.sum(0), float(each.norm())
+
+    def pulled_back(self) -> Tensor:
+        """What the backward passes brought."""
+        return self.values
+
+    @classmethod
+    def concatenate(cls, tangents: Sequence[Dense]) -> Dense:
+        """Several batches as one."""
+        return cls(tangents[0].block, (torch.cat([one.values for one in tangents]),))
+
 
 Tangent: TypeAlias = Kronecker | Rows | Dense
+
+# --- The factors of a Kronecker tangent -------------------------------------------------------------------------------
+
+MANY_ROWS = 500
+"""From so many rows on, a product with columns padded to a multiple of eight is worth the padding."""
+
+
+class Factor(Protocol):
+    """One side of a `Kronecker` tangent, perhaps not yet computed: a tensor (..., e, t, i)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `tensor()`, known without computing it."""
+        ...
+
+    def tensor(self) -> Tensor:
+        """The factor as a tensor (..., e, t, i)."""
+        ...
+
+    def project(self, basis: Tensor) -> Tensor:
+        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way and in its precision: (..., e, t, r)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A factor held as a tensor (..., e, t, i), with a column of ones to be appended if `ones`."""
+
+    values: Tensor
+    ones: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., e, t, i)."""
+        return (*self.values.shape[:-1], self.values.shape[-1] + self.ones)
+
+    def tensor(self) -> Tensor:
+        """The values, and the column of ones."""
+        if not self.ones:
+            return self.values
+        return torch.cat([self.values, self.values.new_ones(()).expand(*self.values.shape[:-1], 1)], -1)
+
+    def project(self, basis: Tensor) -> Tensor:
+        """`tensor() @ basis` without building the column of ones."""
+        linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
+        # With one group, a batched product would copy the basis for every example.
+        one, values = basis.shape[0] == 1, self.values.to(basis.dtype)
+        if cotangents_first(values):
+            return Whole(values.transpose(0, 1), self.ones).project(basis).transpose(0, 1)
+        if one and is_transposed_in_memory(values):
+            projected = (linear[0].T @ values.squeeze(-3).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-3)
+        elif one and values[0].numel() == values.shape[-1]:  # rows, whatever the strides of axes of length 1 say
+            return _times(values.reshape(len(values), -1), linear[0], constant).reshape(*values.shape[:-1], -1)
+        else:
+            projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
+        return projected if constant is None else projected + constant
+
+
+def _times(rows: Tensor, linear: Tensor, constant: Tensor | None) -> Tensor:
+    """Rows (n, i) times (i, r), plus (1, 1, r). A CPU's products like columns in eights, and are a third faster."""
+    size = linear.shape[1]
+    missing = 0 if rows.is_cuda or len(rows) < MANY_ROWS else -size % 8
+    if missing:
+        linear = pad(linear, (0, missing))
+        constant = None if constant is None else pad(constant, (0, missing))
+    found = rows @ linear if constant is None else torch.addmm(constant[0], rows, linear)
+    return found[:, :size]
+
+
+@dataclass(frozen=True)
+class Concatenated:
+    """Factors put together only where they are needed: along t (several calls of one weight) or c (cotangents)."""
+
+    parts: tuple[Factor, ...]
+    axis: Literal["positions", "cotangents"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first part, with the axis summed over all."""
+        sizes = [*self.parts[0].shape]
+        axis = -2 if self.axis == "positions" else 1
+        sizes[axis] = sum(part.shape[axis] for part in self.parts)
+        return tuple(sizes)
+
+    def tensor(self) -> Tensor:
+        """All parts."""
+        return self._concatenate([part.tensor() for part in self.parts])
+
+    def project(self, basis: Tensor) -> Tensor:
+        """All parts, each projected before they are put together."""
+        return self._concatenate([part.project(basis) for part in self.parts])
+
+    def _concatenate(self, parts: Sequence[Tensor]) -> Tensor:
+        if self.axis == "positions":
+            return torch.cat([*parts], -2)
+        if not is_transposed_in_memory(parts[0]):
+            return torch.cat([*parts], 1)
+        # In the order of memory they have: to change it costs a slow copy.
+        return torch.cat([part.transpose(-1, -2) for part in parts], 1).transpose(-1, -2)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A factor with zeros before and after its last axis: the gradients of some rows of a weight."""
+
+    part: Factor
+    start: int
+    size: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., e, t, size)."""
+        return (*self.part.shape[:-1], self.size)
+
+    def tensor(self) -> Tensor:
+        """The part between zeros."""
+        values = self.part.tensor()
+        return pad(values, (self.start, self.size - self.start - values.shape[-1]))
+
+    def project(self, basis: Tensor) -> Tensor:
+        """Only the rows of the basis that meet the part."""
+        return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])
+
+
+def is_transposed_in_memory(values: Tensor) -> bool:
+    """Whether the last two axes lie in memory in the other order, as positions and channels of an image do."""
+    return values.shape[-1] > 1 and values.shape[-2] > 1 and values.stride(-1) > values.stride(-2)
+
+
+def cotangents_first(values: Tensor) -> bool:
+    """Whether gradients (n, c, e, t, o) lie in memory with the cotangents before the examples, as vmap leaves them."""
+    return values.dim() == 5 and min(values.shape[:2]) > 1 and values.stride(1) > values.stride(0)
+
+
+# --- Where the examples are in a layer's output -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which axis holds the examples: alone ("whole"), or folded with positions as the "outer" or the "inner" index.
+
+    Example:
+        >>> folded = torch.arange(6)  # 2 examples with 3 positions each
+        >>> Layout(0, "outer").canonical(folded, 2).tolist()
+        [[0, 1, 2], [3, 4, 5]]
+        >>> Layout(0, "inner").canonical(folded, 2).tolist()
+        [[0, 2, 4], [1, 3, 5]]
+    """
+
+    axis: int = 0
+    place: Literal["whole", "outer", "inner"] = "whole"
+
+    def fits(self, shape: Sequence[int], n: int) -> bool:
+        """Whether a tensor of this shape can hold n examples in this way."""
+        if self.axis >= len(shape):
+            return False
+        size = shape[self.axis]
+        return size == n if self.place == "whole" else size % n == 0
+
+    def canonical(self, tensor: Tensor, n: int, lead: int = 0) -> Tensor:
+        """Move the batch axis to the front: (..., n or n*m, ...) to (n, ..., ...) or (n, ..., m, ...).
+
+        Args:
+            tensor: The tensor, with `lead` axes more in front than the layout knows of.
+            n: Number of examples.
+            lead: Number of axes in front; they follow the examples in the result.
+        """
+        axis = self.axis + lead
+        if self.place == "whole":
+            return tensor if axis == 0 else tensor.movedim(axis, 0)
+        shape, m = tensor.shape, tensor.shape[axis] // n
+        sizes, at = ((n, m), axis) if self.place == "outer" else ((m, n), axis + 1)
+        return tensor.reshape(*shape[:axis], *sizes, *shape[axis + 1 :]).movedim(at, 0)
+
+
+def possible_layouts(axes: Iterable[int], shape: Sequence[int], n: int) -> Iterator[Layout]:
+    """Every layout in which these axes could hold n examples, the likeliest first."""
+    axes = tuple(axes)
+    yield from (Layout(axis) for axis in axes if shape[axis] == n)
+    for axis in axes:
+        if shape[axis] > n and shape[axis] % n == 0:
+            yield Layout(axis, "outer")
+            yield Layout(axis, "inner")
+
+
+def separating_sets(n: int) -> Tensor:
+    """Sets of examples (s, n) of bool such that, for any two examples, one set has the first and not the second.
+
+    Example:
+        >>> separating_sets(3).int().tolist()
+        [[0, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
+    """
+    digits = [(torch.arange(n, device="cpu") >> bit) % 2 == 1 for bit in range(max(n - 1, 1).bit_length())]
+    return torch.stack([side for digit in digits for side in (digit, ~digit)])
+
+
+def vanishes_outside(gradient: Tensor, layout: Layout, examples: Tensor) -> bool:
+    """Whether a gradient pulled back from these examples alone, (n,) of bool, is zero for all others."""
+    return not bool(layout.canonical(gradient, len(examples))[~examples].any())

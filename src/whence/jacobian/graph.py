@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
-from whence.jacobian.record import Record
+from whence.jacobian.rules.base import Record
 
 Edge = tuple[Any, int]
 """A node of the graph, and which of its outputs."""
@@ -30,12 +30,12 @@ class Walk:
     Attributes:
         reached: places of the records that the outputs depend on.
         unrecorded: parameters that the outputs depend on in a way that was not recorded.
-        moves: whether some function may carry rows of the batch to other rows, as sorting does.
+        may_reorder: whether some function may carry rows of the batch to other rows, as sorting does.
     """
 
     reached: list[int]
     unrecorded: set[str]
-    moves: bool
+    may_reorder: bool
 
 
 def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Tensor]) -> Walk:
@@ -46,7 +46,7 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
         stops.setdefault((record.edge.node, record.edge.output_nr), []).append(at)
     reached: set[int] = set()
     unrecorded: set[str] = set()
-    moves, n = False, len(outputs)
+    may_reorder, n = False, len(outputs)
     if not outputs.requires_grad:
         return Walk([], set(), False)
     first = get_gradient_edge(outputs)
@@ -57,7 +57,7 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
         if edge in stops:
             new = [at for at in stops[edge] if at not in reached]
             reached.update(new)
-            edges.extend(feed for at in new for feed in records[at].feeds)
+            edges.extend(edge for at in new for edge in records[at].input_edges)
             continue
         node = edge[0]
         if node is None or node in seen:
@@ -69,21 +69,21 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
             if name is not None:
                 unrecorded.add(name)
             continue
-        if not moves and n > 1:
-            moves = _may_move(node, n, last=node is first.node)
+        if not may_reorder and n > 1:
+            may_reorder = _may_reorder(node, n, last=node is first.node)
         edges.extend(following)
-    return Walk(sorted(reached), unrecorded, moves)
+    return Walk(sorted(reached), unrecorded, may_reorder)
 
 
-_WAYS: dict[type, Callable[[Any, int, bool], bool] | None] = {}
+_CHECKS: dict[type, Callable[[Any, int, bool], bool] | None] = {}
 """How to tell whether nodes of a type move rows; `None` for those that never do."""
 
 
-def _may_move(node: Any, n: int, last: bool) -> bool:
+def _may_reorder(node: Any, n: int, last: bool) -> bool:
     kind = type(node)
-    if kind not in _WAYS:
-        _WAYS[kind] = _always if issubclass(kind, BackwardCFunction) else MOVERS.get(kind.__name__)
-    way = _WAYS[kind]
+    if kind not in _CHECKS:
+        _CHECKS[kind] = _always if issubclass(kind, BackwardCFunction) else REORDERING.get(kind.__name__)
+    way = _CHECKS[kind]
     return way is not None and way(node, n, last)
 
 
@@ -174,7 +174,7 @@ def _size(node: Any, axis: int) -> int | None:
     return int(known[0].shape[axis])
 
 
-MOVERS: dict[str, Callable[[Any, int, bool], bool]] = {
+REORDERING: dict[str, Callable[[Any, int, bool], bool]] = {
     **dict.fromkeys(
         ("GatherBackward0", "SortBackward0", "SortBackward1", "TopkBackward0", "IndexSelectBackward0"), _along
     ),

@@ -289,7 +289,7 @@ class Jacobian:
         """A whole batch, where its inputs decide on the path through the model, as Hugging Face's masks do."""
         if self._capture is None:
             selected = dict(self.selection.parameters)
-            self._capture = Capture(self.network, selected, example_inputs=inputs, told=self.notes)
+            self._capture = Capture(self.network, selected, example_inputs=inputs, later_notes=self.notes)
         captured = self._capture.run(inputs)
         n, k = captured.outputs.shape
         units = torch.eye(k, dtype=captured.outputs.dtype, device=captured.outputs.device)

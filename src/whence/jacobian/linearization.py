@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Batch, Batches, Inputs, check_finite, take
-from whence.data.targets import Positions, TargetRows, check_alike, exchanged, join, plain_weights, pooled
+from whence.data.targets import (
+    LossDerivatives,
+    Positions,
+    check_weights_given,
+    concatenate_derivatives,
+    gather_derivatives,
+    none_if_ones,
+)
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, Selection, View
@@ -310,26 +317,38 @@ def linearize(
     if columns == 0:
         columns = _enough(network, batches)
     if columns is None:
-        found = _all_rows(network, batches, likelihood, dtype, budget)
+        each = _loss_derivatives(network, batches, likelihood, dtype, budget)
         passes = batches.passes
         if not passes.process_group.alone:
-            found = exchanged(passes, pooled(found) if found else None, network.device)
-        outputs, residuals, roots, weights, units = join(found)
-        seen = (outputs, residuals, roots, weights)
-        return Linearization(network, selection, batches, likelihood, *seen, *rest, units, None, passes)
+            each = gather_derivatives(passes, concatenate_derivatives(each) if each else None, network.device)
+        found = concatenate_derivatives(each)
+        return Linearization(
+            network,
+            selection,
+            batches,
+            likelihood,
+            found.outputs,
+            found.residuals,
+            found.roots,
+            None if found.weights is None else none_if_ones(found.weights),
+            *rest,
+            found.units,
+            None,
+            passes,
+        )
     sketched = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
     passed = _Sketching(sketched, network.device)
     outputs, residuals, roots, weights, sketched.largest = passed.joined()
-    seen = (outputs, residuals, roots, plain_weights([weights]))
-    parts = (sketched, likelihood, *seen, *rest, None, passed.sketch, batches.passes)
+    derivatives = (outputs, residuals, roots, none_if_ones(weights))
+    parts = (sketched, likelihood, *derivatives, *rest, None, passed.sketch, batches.passes)
     return Linearization(network, selection, *parts)
 
 
-def _all_rows(
+def _loss_derivatives(
     network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
-) -> list[TargetRows]:
-    """What the loss says about every batch, all outputs in sight."""
-    rows: list[TargetRows] = []
+) -> list[LossDerivatives]:
+    """Of every batch, in all outputs."""
+    rows: list[LossDerivatives] = []
     shape = torch.Size()
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
@@ -343,7 +362,7 @@ def _all_rows(
                 "padded to one, or seen through so many mixtures of their outputs: fit(..., hessian_columns=16)."
             )
         check_finite(out, "outputs of the model", where)
-        rows.append(TargetRows.of(likelihood, out.detach().to(dtype), batch, where))
+        rows.append(LossDerivatives.of(likelihood, out.detach().to(dtype), batch, where))
         held = sum(row.roots.numel() for row in rows if row.roots is not None) * rows[0].outputs.element_size()
         budget.require(
             3.0 * held,  # they are joined; and roots of the noise and leverages are as large
@@ -388,7 +407,7 @@ class _Sketching:
             given.append(batch.weights is not None)
             counted += reduced.counted
         told = self.process_group.tell("the outputs", (tuple(shape), counted, given))
-        check_alike([one for each in told for one in each[2]])
+        check_weights_given([one for each in told for one in each[2]])
         shape = next(torch.Size(each[0]) for each in told if each[0])
         self.sketch = OutputSketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in told))
 

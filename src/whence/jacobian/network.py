@@ -602,7 +602,7 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
     plain, shifted = (_mean_loss(outputs, one) for one in (labels, next_labels(labels, IGNORED)))
     near = 1e-3 * abs(own) + 1e-6
     if abs(shifted - own) <= near and abs(shifted - own) < abs(plain - own):
-        batches.retarget = lambda targets: next_labels(targets, ignore_index)
+        batches.target_transform = lambda targets: next_labels(targets, ignore_index)
         batches.notes.append(
             "the model predicts the next token, as its own loss shows: outputs at a position were compared with the "
             "label of the next one"

@@ -110,11 +110,11 @@ class SketchedBatches:
     largest: Tensor | None = None
     saved: tuple[Tensor, Tensor] | None = None
     notes: list[str] = field(init=False)
-    prints: list[tuple[int, ...]] = field(init=False)
+    fingerprints: list[tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         """What is noted here is noted there."""
-        self.notes, self.prints = self.plain.notes, self.plain.prints
+        self.notes, self.fingerprints = self.plain.notes, self.plain.fingerprints
 
     @property
     def loader(self) -> Iterable[Any]:
@@ -140,9 +140,9 @@ class SketchedBatches:
         for number, batch in enumerate(self.plain.read(label)):
             yield from self._pieces(batch, f"batch {number}")
 
-    def some(self, count: int) -> Iterator[tuple[int, Batch]]:
-        """A few batches, in pieces, and their numbers; see `Batches.some`."""
-        for number, batch in self.plain.some(count):
+    def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
+        """A few batches, in pieces, and their numbers; see `Batches.sample`."""
+        for number, batch in self.plain.sample(count):
             for piece, _, reduced in self._pieces(batch, f"batch {number}"):
                 yield number, self._view(piece, reduced)
 

@@ -1,11 +1,11 @@
-"""The proof that a capture is right, on one batch: nothing missed, nothing counted twice, no examples mixed.
+"""The verification of a capture, on one batch: nothing missed, nothing counted twice, no examples mixed.
 
-Three facts are checked. Gradients pulled back from some of the examples alone vanish on all others, in the layout that
-was found for each use; the sets of examples are such that a leak between any two would show. For a random cotangent,
-the captured gradients of all examples add up to autograd's gradient, taken on the model as it is. And the outputs under
-capture are the model's, whichever examples are in the batch.
+Three facts are checked. Gradients pulled back from some of the examples alone are zero for all others, in the layout
+that was found for each use; the sets of examples are such that a leak between any two would show. For a random
+cotangent, the captured gradients of all examples add up to autograd's gradient, taken on the model as it is. And the
+outputs under capture are the model's, whichever examples are in the batch.
 
-What a few examples could not show is looked at on later batches: uses that had no gradient or did not occur, when they
+What a few examples could not show is verified on later batches: uses that had no gradient or did not occur, when they
 first have one, and rows that a model may have reordered, on every batch; see `whence.jacobian.capture`.
 """
 
@@ -23,39 +23,47 @@ from torch.utils._pytree import tree_map
 
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import ShapeError, SingularCurvatureError, UncapturedParameterError
-from whence.jacobian.functional import Call, OneByOne, Plain, Vectorized
-from whence.jacobian.gradients import Block, Dense, Kronecker, Layout, Tangent, candidates, halves, separates
+from whence.jacobian.functional import OneByOne, OneByOneWithoutCudnn, Run, Vectorized
+from whence.jacobian.gradients import (
+    Block,
+    Dense,
+    Layout,
+    Tangent,
+    possible_layouts,
+    separating_sets,
+    vanishes_outside,
+)
 from whence.jacobian.graph import Walk, walk
 from whence.jacobian.record import (
-    Choices,
-    Record,
-    Sizes,
-    Watch,
-    claims,
+    Call,
     differentiable,
-    fits,
+    gradient_forms,
     make_blocks,
-    pull,
+    output_gradients,
     pull_back,
+    record_forward,
     tangents_of,
 )
 from whence.jacobian.rules import READERS
+from whence.jacobian.rules.base import BatchAxes, Record, flat_arguments
 from whence.runtime.model_state import without_cudnn
 
-PRIMES = (7, 5, 3, 2)
-"""Sizes of the batch for the proof: a number that no width, head count or sequence length is likely to share."""
+# --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
+
+BATCH_SIZES = (7, 5, 3, 2)
+"""Examples to verify on: a number that no width, head count or sequence length is likely to share."""
 
 
 @dataclass(frozen=True)
 class AutogradReference:
-    """What autograd says of the model as it is."""
+    """Autograd's gradients of the model as it is, for one random cotangent."""
 
     inputs: Inputs
     outputs: Tensor  # (n, k)
     precision: torch.dtype  # the coarsest that occurs inside the model
     cotangent: Tensor  # (n, k)
     gradients: Mapping[str, Tensor | None]  # None where the outputs do not depend on the parameter
-    sets: Tensor  # (s, n) of bool: sets of examples that tell any two apart
+    sets: Tensor  # (s, n) of bool: sets of examples that separate any two
 
     @property
     def tolerance(self) -> float:
@@ -73,12 +81,20 @@ class AutogradReference:
         return math.hypot(*(float(g.double().norm()) for g in self.gradients.values() if g is not None))
 
 
+def tolerance(precision: torch.dtype, device: torch.device) -> float:
+    """Relative error to be expected between two ways of computing outputs or gradients."""
+    fast = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    if device.type == "cuda" and fast and precision == torch.float32:
+        return 1e-2
+    return {torch.float64: 1e-8, torch.float16: 3e-2, torch.bfloat16: 1e-1}.get(precision, 1e-3)
+
+
 class _Precision(TorchFunctionMode):
     """Finds the coarsest dtype in which a model computes: a float32 model may use bfloat16 inside."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.coarsest = torch.float64
+        self.coarsest: torch.dtype = torch.float64
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -89,43 +105,62 @@ class _Precision(TorchFunctionMode):
         return out
 
 
-def tolerance(precision: torch.dtype, device: torch.device) -> float:
-    """Relative error to be expected between two ways of computing outputs or gradients."""
-    fast = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    if device.type == "cuda" and fast and precision == torch.float32:
-        return 1e-2
-    return {torch.float64: 1e-8, torch.float16: 3e-2, torch.bfloat16: 1e-1}.get(precision, 1e-3)
-
-
 def autograd_reference(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> AutogradReference:
     """Run the model as it is on a few of the examples, and differentiate it."""
     inputs = _few(inputs)
     n = batch_size(inputs, "the first batch")
+    try:
+        return _autograd_reference(call, parameters, inputs, n)
+    except RuntimeError as error:
+        if "cudnn RNN backward" not in str(error):
+            raise
+    # Recurrent networks of cuDNN cannot be differentiated in evaluation mode; those of PyTorch itself can.
+    with without_cudnn():
+        return _autograd_reference(call, parameters, inputs, n)
+
+
+def _autograd_reference(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs, n: int) -> AutogradReference:
     with differentiable():
         outputs = call(inputs)
     if outputs.dim() != 2 or len(outputs) != n:
         raise ShapeError(f"expected outputs of shape ({n}, k) on the first batch, got {tuple(outputs.shape)}.")
-    precision = _refuse_mixing(call, inputs, outputs.detach())
-    cotangent = _draw(outputs)
-    found: Sequence[Tensor | None] = [None] * len(parameters)
-    if outputs.requires_grad:
-        found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, allow_unused=True)
-    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
-    gradients = dict(zip(parameters, dense, strict=True))
-    for name, gradient in gradients.items():
+    precision = _check_independent(call, inputs, outputs.detach())
+    reference = reference_on_graph(outputs, inputs, parameters, precision)
+    for name, gradient in reference.gradients.items():
         if gradient is not None and not bool(torch.isfinite(gradient).all()):
             raise SingularCurvatureError(
                 f"expected finite gradients of the outputs in the weights, got NaN or infinity in {name} on the first "
                 "batch. Look for a square root, a logarithm or a norm at zero in the model; gradients of a float16 "
                 "model may overflow: use float32."
             )
-    return AutogradReference(inputs, outputs.detach(), precision, cotangent, gradients, halves(n).to(outputs.device))
+    return reference
 
 
-def _refuse_mixing(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
+def reference_on_graph(
+    outputs: Tensor, inputs: Inputs, parameters: Mapping[str, Tensor], precision: torch.dtype
+) -> AutogradReference:
+    """Autograd's gradients of outputs with a graph, which is kept."""
+    cotangent = random_cotangent(outputs)
+    found: Sequence[Tensor | None] = [None] * len(parameters)
+    if outputs.requires_grad:
+        found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, retain_graph=True, allow_unused=True)
+    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
+    sets = separating_sets(len(outputs)).to(outputs.device)
+    gradients = dict(zip(parameters, dense, strict=True))
+    return AutogradReference(inputs, outputs.detach(), precision, cotangent, gradients, sets)
+
+
+def random_cotangent(outputs: Tensor) -> Tensor:
+    """The same for every call with as many examples."""
+    generator = torch.Generator("cpu").manual_seed(len(outputs))
+    return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
+
+
+def _check_independent(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
     """Raise if the outputs of an example depend on which others are in the batch; the precision of the model."""
     half = (len(outputs) + 1) // 2
-    with torch.no_grad(), _Precision() as mode:
+    mode = _Precision()
+    with torch.no_grad(), mode:
         alone = call(take(inputs, slice(0, half)))
     gap = (alone.double() - outputs[:half].double()).norm()
     if not gap <= tolerance(mode.coarsest, outputs.device) * outputs.double().norm() + torch.finfo(torch.float32).tiny:
@@ -134,46 +169,104 @@ def _refuse_mixing(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
             f"{float((alone - outputs[:half]).abs().max()):.3g} between a batch and its first half. Call model.eval(), "
             "and use no layer that mixes examples (batch statistics, attention or pooling across the batch)."
         )
-    coarsest: torch.dtype = mode.coarsest
-    return coarsest
+    return mode.coarsest
 
 
 def _few(inputs: Inputs) -> Inputs:
     n = batch_size(inputs, "the first batch")
-    if n == 1:  # with a single example every axis of size one could be the examples'
+    if n == 1:  # with a single example every axis of size one could be the batch axis
         return tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, inputs)
-    return take(inputs, slice(0, next(prime for prime in PRIMES if prime <= n)))
+    return take(inputs, slice(0, next(size for size in BATCH_SIZES if size <= n)))
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A parameter whose captured gradients do not add up to autograd's: norms, and that of the difference."""
+
+    expected: float
+    got: float
+    gap: float
+
+
+def mismatches(reference: AutogradReference, tangents: Sequence[Tangent]) -> dict[str, Mismatch]:
+    """Sum the captured gradients over examples and compare with autograd's, parameter by parameter."""
+    wrong: dict[str, Mismatch] = {}
+    floor = reference.floor * reference.scale
+    for tangent in tangents:
+        total, norm_of_terms = tangent.sum_over_examples()
+        for name, got in tangent.block.from_matrix(total).items():
+            truth = reference.gradients[name]
+            expected = torch.zeros_like(got) if truth is None else truth.double()
+            gap = float((got - expected).norm())
+            if not gap <= reference.tolerance * (float(expected.norm()) + norm_of_terms) + floor:
+                wrong[name] = Mismatch(float(expected.norm()), float(got.norm()), gap)
+    return wrong
+
+
+def fallback_mismatches(
+    reference: AutogradReference, run: Run, parameters: Mapping[str, Tensor]
+) -> dict[str, Mismatch]:
+    """The same for per-example gradients by the functional fallback."""
+    grads = run.gradients(reference.cotangent[None], last=False)
+    return mismatches(reference, [Dense.of_parameter(name, p, grads[name]) for name, p in parameters.items()])
+
+
+# --- Where the examples are -------------------------------------------------------------------------------------------
+
+
+def possible_layouts_of(record: Record, n: int) -> list[Layout]:
+    """Every layout in which the output of a use could hold n examples, the likeliest first."""
+    found = possible_layouts(record.use.axes(record.shape), record.shape, n)
+    return [layout for layout in found if record.use.accepts(layout, record.shape, n)]
 
 
 def find_layout(
     record: Record,
-    pulled: Sequence[Tensor | None],
+    grads: Sequence[Tensor | None],
     sets: Tensor,
     other: tuple[Sequence[int], int] | None = None,
 ) -> tuple[Layout | None, bool]:
-    """Where the examples are, and whether that is proved: gradients of zero everywhere prove nothing.
+    """The layout of a use, and whether it is verified: gradients of zero everywhere verify nothing.
 
     Args:
         record: The use.
-        pulled: Gradients in its output, each from one set of examples alone.
+        grads: Gradients in its output, each from one set of examples alone.
         sets: (s, n) of bool.
         other: the shape of the output for another number of examples, where that is known.
     """
-    n = sets.shape[1]
-    possible = (layout for layout in _possible(record, n) if other is None or layout.fits(*other))
-    known = [(gradient, chosen) for gradient, chosen in zip(pulled, sets, strict=True) if gradient is not None]
-    proved = any(bool(gradient.any()) for gradient, _ in known)
-    for layout in possible:
-        if all(separates(layout, gradient, chosen) for gradient, chosen in known):
-            return layout, proved
-    return None, proved
+    pairs = [(gradient, examples) for gradient, examples in zip(grads, sets, strict=True) if gradient is not None]
+    verified = any(bool(gradient.any()) for gradient, _ in pairs)
+    for layout in possible_layouts_of(record, sets.shape[1]):
+        fits = other is None or layout.fits(*other)
+        if fits and all(vanishes_outside(gradient, layout, examples) for gradient, examples in pairs):
+            return layout, verified
+    return None, verified
+
+
+def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[Layout | None]:
+    """The layouts of uses in the batch at hand; `None` for those without one."""
+    n, cotangent = len(outputs), random_cotangent(outputs)
+    left = [possible_layouts_of(record, n) for record in records]
+    for examples in separating_sets(n).to(outputs.device):
+        grads = output_gradients(outputs, records, cotangent * examples[:, None])
+        left = [
+            layouts if one is None else [layout for layout in layouts if vanishes_outside(one, layout, examples)]
+            for layouts, one in zip(left, grads, strict=True)
+        ]
+    return [layouts[0] if layouts else None for layouts in left]
+
+
+def have_gradient(outputs: Tensor, records: Sequence[Record]) -> list[bool]:
+    """Which uses the outputs of this batch depend on, to first order."""
+    grads = output_gradients(outputs, records, random_cotangent(outputs))
+    return [one is not None and bool(one.any()) for one in grads]
 
 
 LEVELS = {torch.float16: 7}
-"""Powers of two that tell examples apart, 15 where the precision has room for them."""
+"""How many powers of two distinguish examples; 15 where the precision has room for them."""
 
 
-def keeps_rows(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
+def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
     """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered.
 
     A cotangent is pulled back as it is, and with a power of two for each example: gradients in the rows of an example
@@ -182,15 +275,15 @@ def keeps_rows(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Lay
     """
     n = len(outputs)
     base = LEVELS.get(outputs.dtype, 15)
-    places = 1
-    while base**places < n:
-        places += 1
-    cotangent = _draw(outputs)
+    digits = 1
+    while base**digits < n:
+        digits += 1
+    cotangent = random_cotangent(outputs)
     number = torch.arange(n, device=outputs.device)
-    plain = pull(outputs, records, cotangent[None], last=False)[0]
-    for place in range(places):
-        power = torch.pow(2.0, (number // base**place % base - base // 2).double()).to(outputs.dtype)
-        scaled = pull(outputs, records, (power.unsqueeze(1) * cotangent)[None], last=False)[0]
+    plain = output_gradients(outputs, records, cotangent)
+    for digit in range(digits):
+        power = torch.pow(2.0, (number // base**digit % base - base // 2).double()).to(outputs.dtype)
+        scaled = output_gradients(outputs, records, power.unsqueeze(1) * cotangent)
         for before, after, layout in zip(plain, scaled, layouts, strict=True):
             if before is not None and after is not None and not _multiplied(before, after, layout, power):
                 return False
@@ -206,94 +299,11 @@ def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) ->
     return bool((gap <= tolerance(before.dtype, before.device) * size + floor).all())
 
 
-def layouts_here(outputs: Tensor, records: Sequence[Record]) -> list[Layout | None]:
-    """Where the examples of the batch at hand are, told apart by sets of them; `None` for records without a place."""
-    n, cotangent = len(outputs), _draw(outputs)
-    left = [_possible(record, n) for record in records]
-    for chosen in halves(n).to(outputs.device):
-        pulled = pull(outputs, records, (cotangent * chosen[:, None])[None], last=False)[0]
-        left = [
-            layouts if one is None else [layout for layout in layouts if separates(layout, one, chosen)]
-            for layouts, one in zip(left, pulled, strict=True)
-        ]
-    return [layouts[0] if layouts else None for layouts in left]
-
-
-def _possible(record: Record, n: int) -> list[Layout]:
-    """Every layout that n examples could have in the output of a use, the likeliest first."""
-    found = candidates(record.use.axes(record.shape), record.shape, n)
-    return [layout for layout in found if record.use.accepts(layout, record.shape, n)]
-
-
-def has_gradient(outputs: Tensor, records: Sequence[Record]) -> list[bool]:
-    """Which records the outputs of this batch depend on, to first order."""
-    pulled = pull(outputs, records, _draw(outputs)[None], last=False)[0]
-    return [one is not None and bool(one.any()) for one in pulled]
-
-
-def evidence_of(
-    outputs: Tensor, inputs: Inputs, parameters: Mapping[str, Tensor], precision: torch.dtype
-) -> AutogradReference:
-    """What autograd says of the graph at hand."""
-    cotangent = _draw(outputs)
-    found: Sequence[Tensor | None] = torch.autograd.grad(
-        outputs, list(parameters.values()), cotangent, retain_graph=True, allow_unused=True
-    )
-    dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
-    sets = halves(len(outputs)).to(outputs.device)
-    gradients = dict(zip(parameters, dense, strict=True))
-    return AutogradReference(inputs, outputs.detach(), precision, cotangent, gradients, sets)
-
-
-def _draw(outputs: Tensor) -> Tensor:
-    """A random cotangent, the same whenever it is asked for."""
-    generator = torch.Generator("cpu").manual_seed(len(outputs))
-    return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
-
-
-def same(evidence: AutogradReference, outputs: Tensor) -> bool:
-    """Whether these outputs are the model's."""
-    gap = (outputs.detach().double() - evidence.outputs.double()).norm()
-    return bool(gap <= evidence.tolerance * evidence.outputs.double().norm() + torch.finfo(torch.float32).tiny)
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """A parameter whose captured gradients do not add up to autograd's."""
-
-    expected: float
-    got: float
-    gap: float
-
-
-def compare(evidence: AutogradReference, tangents: Sequence[Tangent]) -> dict[str, Mismatch]:
-    """Sum the captured gradients over examples and compare with autograd's, parameter by parameter."""
-    wrong: dict[str, Mismatch] = {}
-    floor = evidence.floor * evidence.scale
-    for tangent in tangents:
-        total, spread = _total(tangent)
-        for name, got in tangent.block.from_matrix(total).items():
-            truth = evidence.gradients[name]
-            expected = torch.zeros_like(got) if truth is None else truth.double()
-            gap = float((got - expected).norm())
-            if not gap <= evidence.tolerance * (float(expected.norm()) + spread) + floor:
-                wrong[name] = Mismatch(float(expected.norm()), float(got.norm()), gap)
-    return wrong
-
-
-def _total(tangent: Tangent) -> tuple[Tensor, float]:
-    """Sum over the examples, one cotangent, and the size of what may have cancelled in it."""
-    if isinstance(tangent, Kronecker):
-        a, g = tangent.inputs().double(), tangent.grads().double()
-        spread = float((a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt())
-        return torch.einsum("nceto,neti->eoi", g, a), spread
-    each = tangent.materialize().double()[:, 0]
-    return each.sum(0), float(each.norm())
-
+# --- Uses of the parameters -------------------------------------------------------------------------------------------
 
 Key = tuple[Any, ...]
 Runner = type[Vectorized] | type[OneByOne]
-RUNNERS: tuple[Runner, ...] = (Vectorized, OneByOne, Plain)
+RUNNERS: tuple[Runner, ...] = (Vectorized, OneByOne, OneByOneWithoutCudnn)
 """Each works for more models than the one before, and is slower."""
 
 
@@ -302,265 +312,261 @@ class VerifiedUses:
     """How a model uses its selected parameters.
 
     Attributes:
-        followed: Parameters whose uses are recorded.
-        generic: Parameters differentiated example by example, and why.
-        unused: Parameters the outputs do not depend on, as far as was seen.
-        choices: Answers to repeat in later runs.
+        recorded: Parameters whose uses are recorded.
+        fallback: Parameters differentiated by the functional fallback, and why.
+        unused: Parameters the outputs do not depend on, as far as the examples show.
+        batch_axes: Which outputs of calls have a batch axis.
         layouts: Where the examples are, for the uses of each kind, in order; nothing where that differs.
-        proved: Kinds of uses that had a gradient when they were compared with autograd, and how many there were.
-        seen: Parameters with recorded uses.
+        verified: Kinds of uses that had a gradient when they were compared with autograd, and how many there were.
+        used: Parameters with recorded uses.
         blocks: All parameters, in blocks.
-        runner: How the generic parameters are differentiated.
-        doubtful: Generic parameters without a gradient so far.
+        runner: How the fallback differentiates.
+        unverified: Parameters of the fallback without a gradient so far.
         precision: The coarsest that occurs inside the model.
         notes: What a reader of diagnostics should know.
     """
 
-    followed: dict[str, Tensor]
+    recorded: dict[str, Tensor]
     unused: tuple[str, ...] = ()
-    generic: dict[str, str] = field(default_factory=dict)
-    choices: Choices = field(default_factory=Choices)
+    fallback: dict[str, str] = field(default_factory=dict)
+    batch_axes: BatchAxes = field(default_factory=BatchAxes)
     layouts: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
-    proved: dict[Key, int] = field(default_factory=dict)
-    seen: set[str] = field(default_factory=set)
+    verified: dict[Key, int] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
     blocks: tuple[Block, ...] = ()
     runner: Runner | None = None
-    doubtful: set[str] = field(default_factory=set)
+    unverified: set[str] = field(default_factory=set)
     precision: torch.dtype = torch.float64
     notes: list[str] = field(default_factory=list)
 
+    def fall_back(self, name: str, why: str) -> None:
+        """Leave a parameter to the functional fallback."""
+        if self.recorded.pop(name, None) is not None:
+            self.fallback[name] = why
+
 
 @dataclass(frozen=True)
-class Attempt:
-    """One run under watch, with the uses that the outputs depend on and where their examples are."""
+class RecordedBatch:
+    """One recorded batch: the uses that its outputs depend on, and where their examples are.
 
-    evidence: AutogradReference
+    Attributes:
+        verified: whether the layout of each use is.
+    """
+
+    reference: AutogradReference
     outputs: Tensor
     records: list[Record]
-    choices: Choices
+    batch_axes: BatchAxes
     layouts: list[Layout] = field(default_factory=list)
-    sure: list[bool] = field(default_factory=list)
+    verified: list[bool] = field(default_factory=list)
 
 
 def verify_uses(
     call: Call, parameters: Mapping[str, Tensor], examples: Sequence[Inputs], blocks: Sequence[Block] | None = None
 ) -> VerifiedUses:
-    """Watch the model on a few examples until every parameter is proved, one way or the other.
+    """Record the model on a few examples until every parameter is verified, by its records or by the fallback.
 
     Args:
         call: runs the model.
         parameters: the selected ones.
         examples: batches of a few examples each, that together use as many of the parameters as possible.
-        blocks: those that an earlier proof has found; parameters that are not used now keep their place in them.
+        blocks: those of an earlier verification; parameters that are not used now keep their place in them.
     """
-    found = VerifiedUses(dict(parameters))
-    evidence = [_gather(call, parameters, inputs) for inputs in examples]
-    while not _attempt(call, parameters, evidence, found, blocks):
+    uses = VerifiedUses(dict(parameters))
+    references = [autograd_reference(call, parameters, inputs) for inputs in examples]
+    while not _verify_once(call, parameters, references, uses, blocks):
         pass
-    found.choices.settled = True
-    found.precision = max((one.precision for one in evidence), key=lambda dtype: torch.finfo(dtype).eps)
-    if found.generic:
-        generic = {name: parameters[name] for name in found.generic}
-        runners = [prove_generic(call, generic, one, found.notes) for one in evidence]
-        found.runner = max(runners, key=RUNNERS.index)
-        alive = {name for one in evidence for name, grad in one.gradients.items() if grad is not None and grad.any()}
-        found.doubtful = found.generic.keys() - alive
-    if found.unused:
-        found.notes.append(f"the outputs do not depend on {', '.join(found.unused)}: its gradient is zero")
-    found.notes.extend(f"{name}: gradients example by example, since {why}" for name, why in found.generic.items())
-    found.notes[:] = dict.fromkeys(found.notes)
-    return found
+    uses.batch_axes.verified = True
+    uses.precision = max((one.precision for one in references), key=lambda dtype: torch.finfo(dtype).eps)
+    if uses.fallback:
+        wanted = {name: parameters[name] for name in uses.fallback}
+        runners = [verify_fallback(call, wanted, one, uses.notes) for one in references]
+        uses.runner = max(runners, key=RUNNERS.index)
+        grads = {name: [one.gradients[name] for one in references] for name in wanted}
+        uses.unverified = {
+            name for name, each in grads.items() if not any(g is not None and bool(g.any()) for g in each)
+        }
+    if uses.unused:
+        uses.notes.append(f"the outputs do not depend on {', '.join(uses.unused)}: its gradient is zero")
+    uses.notes.extend(f"{name}: gradients example by example, since {why}" for name, why in uses.fallback.items())
+    uses.notes[:] = dict.fromkeys(uses.notes)
+    return uses
 
 
-def _gather(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> AutogradReference:
-    try:
-        return autograd_reference(call, parameters, inputs)
-    except RuntimeError as error:
-        if "cudnn RNN backward" not in str(error):
-            raise
-    # Recurrent networks of cuDNN cannot be differentiated in evaluation mode; those of PyTorch itself can.
-    with without_cudnn():
-        return autograd_reference(call, parameters, inputs)
-
-
-def _attempt(
+def _verify_once(
     call: Call,
     parameters: Mapping[str, Tensor],
-    evidence: Sequence[AutogradReference],
-    found: VerifiedUses,
+    references: Sequence[AutogradReference],
+    uses: VerifiedUses,
     blocks: Sequence[Block] | None,
 ) -> bool:
-    """One run under watch of each batch. True if all is proved; otherwise something has been learnt for the next."""
-    attempts = []
-    for one in evidence:
-        attempt = _watch(call, parameters, one, found)
-        if attempt is None or not _find_layouts(call, attempt, found):
+    """Record each batch once. True if all is verified; otherwise `uses` has changed, and the next time will differ."""
+    batches = []
+    for reference in references:
+        batch = _record(call, parameters, reference, uses)
+        if batch is None or not _find_layouts(call, batch, uses):
             return False
-        attempts.append(attempt)
-    if not _agree(attempts, found):
+        batches.append(batch)
+    if not _merge(batches, uses):
         return False
-    records = [record for attempt in attempts for record in attempt.records]
-    found.blocks = make_blocks(records, parameters)
-    found.seen = {name for record in records for name in record.parameters}
-    if blocks is not None and _as_before(records, found.generic, blocks):
-        found.blocks = tuple(blocks)
+    records = [record for batch in batches for record in batch.records]
+    uses.blocks = make_blocks(records, parameters)
+    uses.used = {name for record in records for name in record.parameters}
+    if blocks is not None and _can_hold(blocks, records, uses.fallback):
+        uses.blocks = tuple(blocks)
     reached: set[str] = set()
-    for attempt in attempts:
-        outputs, one = attempt.outputs, attempt.evidence
-        pulled = pull_back(outputs, attempt.records, attempt.layouts, one.cotangent[None], last=True)
-        tangents = tangents_of(found.blocks, pulled, Sizes(len(outputs), 1, outputs.detach()))
-        wrong = compare(one, [tangent for tangent in tangents if tangent.block.parameters[0] not in found.generic])
+    for batch in batches:
+        outputs, reference = batch.outputs, batch.reference
+        grads = pull_back(outputs, batch.records, batch.layouts, reference.cotangent[None], last=True)
+        tangents = tangents_of(uses.blocks, grads, outputs, 1)
+        wrong = mismatches(reference, [one for one in tangents if one.block.parameters[0] not in uses.fallback])
         for name in wrong:
-            _give_up(found, name, strange_uses(call, parameters[name], one.inputs))
+            uses.fall_back(name, uncovered_calls(call, parameters[name], reference.inputs))
         if wrong:
             return False
-        reached.update(name for name, gradient in one.gradients.items() if gradient is not None)
-    found.unused = tuple(name for name in parameters if name not in reached)
+        reached.update(name for name, gradient in reference.gradients.items() if gradient is not None)
+    uses.unused = tuple(name for name in parameters if name not in reached)
     return True
 
 
-def _watch(
-    call: Call, parameters: Mapping[str, Tensor], evidence: AutogradReference, found: VerifiedUses
-) -> Attempt | None:
-    """Run under watch; `None` if the outputs depend on followed parameters in ways that no rule reads."""
-    choices = Choices(found.choices.refuted)
-    with differentiable(), Watch(found.followed, len(evidence.outputs), choices) as watch:
-        outputs = call(evidence.inputs)
-    if not same(evidence, outputs):
-        gap = float((outputs - evidence.outputs).abs().max())
+def _record(
+    call: Call, parameters: Mapping[str, Tensor], reference: AutogradReference, uses: VerifiedUses
+) -> RecordedBatch | None:
+    """Record one batch; `None` if the outputs depend on recorded parameters in ways that no rule reads."""
+    batch_axes = BatchAxes(uses.batch_axes.refuted)
+    outputs, records = record_forward(call, reference.inputs, uses.recorded, len(reference.outputs), batch_axes)
+    expected = reference.outputs.double()
+    gap = (outputs.detach().double() - expected).norm()
+    if not gap <= reference.tolerance * expected.norm() + torch.finfo(torch.float32).tiny:
         raise UncapturedParameterError(
-            f"expected the outputs of the model under capture to be its own, got a difference of {gap:.3g} on the "
-            "first batch. The model may not be deterministic: call model.eval(), or select fewer parameters."
+            "expected the outputs of the model under capture to be its own, got a difference of "
+            f"{float((outputs - reference.outputs).abs().max()):.3g} on the first batch. The model may not be "
+            "deterministic: call model.eval(), or select fewer parameters."
         )
-    way = walk(outputs, watch.records, found.followed)
-    for name in sorted(way.unrecorded):
-        _give_up(found, name, strange_uses(call, parameters[name], evidence.inputs))
-    if way.unrecorded:
+    found = walk(outputs, records, uses.recorded)
+    for name in sorted(found.unrecorded):
+        uses.fall_back(name, uncovered_calls(call, parameters[name], reference.inputs))
+    if found.unrecorded:
         return None
-    return Attempt(evidence, outputs, used(watch.records, way), choices)
+    return RecordedBatch(reference, outputs, reached_records(records, found), batch_axes)
 
 
-def used(records: Sequence[Record], way: Walk) -> list[Record]:
+def reached_records(records: Sequence[Record], found: Walk) -> list[Record]:
     """The records that the outputs depend on, without those of no rows, as of an expert that no example was sent to."""
-    return [records[at] for at in way.reached if 0 not in records[at].shape]
+    return [records[at] for at in found.reached if 0 not in records[at].shape]
 
 
-def _agree(attempts: Sequence[Attempt], found: VerifiedUses) -> bool:
-    """Put together what the batches said about choices and layouts; where they differ, the parameters are generic."""
-    made: dict[tuple[str, tuple[str, ...]], list[bool]] = {}
-    for attempt in attempts:
-        for key, answers in attempt.choices.made.items():
-            before = made.setdefault(key, answers)
-            if any(one != other for one, other in zip(before, answers, strict=False)):
-                for name in key[1]:
-                    _give_up(found, name, "its uses differ from batch to batch")
-                return False
-            made[key] = max(before, answers, key=len)
-    found.choices.made = made
-    found.layouts, found.proved = {}, {}
-    for attempt in attempts:
-        known = list(zip(attempt.records, attempt.layouts, attempt.sure, strict=True))
-        sure = {record.key for record, _, yes in known if yes}
-        of: dict[Key, list[Layout]] = {}
-        for record, layout, _ in known:
-            of.setdefault(record.key, []).append(layout)
-        for key, each in of.items():
-            layouts = tuple(each) if len(set(each)) > 1 else (each[0],)
-            if key in found.proved and key in sure and layouts != found.layouts[key]:
-                layouts = ()
-            elif key in found.proved:
-                layouts = found.layouts[key]
-            found.layouts[key] = layouts
-        found.proved |= {key: max(len(of[key]), found.proved.get(key, 0)) for key in sure}
-    return True
-
-
-def _as_before(records: Sequence[Record], generic: Iterable[str], blocks: Sequence[Block]) -> bool:
-    """Whether the blocks of an earlier proof hold what is used now."""
-    of = {name: block for block in blocks for name in block.parameters}
-    held = all(fits(claim, name, of[name]) for record in records for name, claim in claims(record))
-    return held and all(of[name].kind == "dense" and len(of[name].parameters) == 1 for name in generic)
-
-
-def _find_layouts(call: Call, attempt: Attempt, found: VerifiedUses) -> bool:
+def _find_layouts(call: Call, batch: RecordedBatch, uses: VerifiedUses) -> bool:
     """Find the layout of every record; False if some have none, after noting what follows from it."""
-    records, evidence = attempt.records, attempt.evidence
+    records, reference = batch.records, batch.reference
     if not records:
         return True
-    pulled = pull(attempt.outputs, records, evidence.cotangent * evidence.sets[:, :, None], last=False)
-    columns = [[row[at] for row in pulled] for at in range(len(records))]
-    known = [find_layout(record, each, evidence.sets) for record, each in zip(records, columns, strict=True)]
-    if not all(sure for _, sure in known):  # sequences may be as long as there are examples
-        fewer, shapes = _shapes_of_fewer(call, attempt, found)
+    cotangents = reference.cotangent * reference.sets[:, :, None]
+    by_set = [output_gradients(batch.outputs, records, cotangent) for cotangent in cotangents]
+    grads = [list(each) for each in zip(*by_set, strict=True)]
+    found = [find_layout(record, each, reference.sets) for record, each in zip(records, grads, strict=True)]
+    if not all(verified for _, verified in found):  # sequences may be as long as there are examples
+        fewer, shapes = _shapes_of_fewer(call, batch, uses)
         if len(shapes) == len(records):
-            ways = zip(records, columns, shapes, known, strict=True)
-            known = [
-                (layout if sure else find_layout(record, each, evidence.sets, (shape, fewer))[0] or layout, sure)
-                for record, each, shape, (layout, sure) in ways
-            ]
-    lost = [record for record, (layout, _) in zip(records, known, strict=True) if layout is None]
+            for at, (layout, verified) in enumerate(found):
+                if not verified:
+                    again, _ = find_layout(records[at], grads[at], reference.sets, (shapes[at], fewer))
+                    found[at] = (again or layout, verified)
+    lost = [record for record, (layout, _) in zip(records, found, strict=True) if layout is None]
     if lost:
-        events = {record.event for record in lost if record.event is not None}
-        found.choices.refuted |= events
-        for record in lost if not events else ():
+        sites = {record.site for record in lost if record.site is not None}
+        uses.batch_axes.refuted |= sites
+        for record in lost if not sites else ():
             for name in record.parameters:
-                _give_up(found, name, "no axis of a layer's output holds the examples")
+                uses.fall_back(name, "no axis of a layer's output holds the examples")
         return False
-    placed = [(record, layout, sure) for record, (layout, sure) in zip(records, known, strict=True) if layout]
-    proved = {record.key: layout for record, layout, sure in placed if sure}
-    attempt.layouts[:] = [layout if sure else proved.get(record.key, layout) for record, layout, sure in placed]
-    attempt.sure[:] = [sure for _, _, sure in placed]
+    placed = [(record, layout, verified) for record, (layout, verified) in zip(records, found, strict=True) if layout]
+    of_kind = {record.key: layout for record, layout, verified in placed if verified}
+    batch.layouts[:] = [layout if verified else of_kind.get(record.key, layout) for record, layout, verified in placed]
+    batch.verified[:] = [verified for _, _, verified in placed]
     return True
 
 
-def _shapes_of_fewer(call: Call, attempt: Attempt, found: VerifiedUses) -> tuple[int, list[torch.Size]]:
+def _shapes_of_fewer(call: Call, batch: RecordedBatch, uses: VerifiedUses) -> tuple[int, list[torch.Size]]:
     """A smaller number of examples, and the shapes that the outputs of all uses have for so many."""
-    fewer = (len(attempt.outputs) + 1) // 2
-    again = replace(attempt.choices, settled=True)
-    with differentiable(), Watch(found.followed, fewer, again) as watch:
-        outputs = call(take(attempt.evidence.inputs, slice(0, fewer)))
-    return fewer, [record.shape for record in used(watch.records, walk(outputs, watch.records, found.followed))]
+    fewer = (len(batch.outputs) + 1) // 2
+    inputs = take(batch.reference.inputs, slice(0, fewer))
+    outputs, records = record_forward(call, inputs, uses.recorded, fewer, replace(batch.batch_axes, verified=True))
+    return fewer, [record.shape for record in reached_records(records, walk(outputs, records, uses.recorded))]
 
 
-def _give_up(found: VerifiedUses, name: str, why: str) -> None:
-    if found.followed.pop(name, None) is not None:
-        found.generic[name] = why
+def _merge(batches: Sequence[RecordedBatch], uses: VerifiedUses) -> bool:
+    """Merge batch axes and layouts of all batches; where axes differ, the parameters are left to the fallback."""
+    answers: dict[tuple[str, tuple[str, ...]], list[bool]] = {}
+    for batch in batches:
+        for key, these in batch.batch_axes.answers.items():
+            before = answers.setdefault(key, these)
+            if any(one != other for one, other in zip(before, these, strict=False)):
+                for name in key[1]:
+                    uses.fall_back(name, "its uses differ from batch to batch")
+                return False
+            answers[key] = max(before, these, key=len)
+    uses.batch_axes.answers = answers
+    uses.layouts, uses.verified = {}, {}
+    for batch in batches:
+        verified = {record.key for record, yes in zip(batch.records, batch.verified, strict=True) if yes}
+        of_kind: dict[Key, list[Layout]] = {}
+        for record, layout in zip(batch.records, batch.layouts, strict=True):
+            of_kind.setdefault(record.key, []).append(layout)
+        for key, each in of_kind.items():
+            layouts = tuple(each) if len(set(each)) > 1 else (each[0],)
+            if key in uses.verified and key in verified and layouts != uses.layouts[key]:
+                layouts = ()
+            elif key in uses.verified:
+                layouts = uses.layouts[key]
+            uses.layouts[key] = layouts
+        uses.verified |= {key: max(len(of_kind[key]), uses.verified.get(key, 0)) for key in verified}
+    return True
 
 
-class _Audit(TorchFunctionMode):
+def _can_hold(blocks: Sequence[Block], records: Sequence[Record], fallback: Iterable[str]) -> bool:
+    """Whether the blocks of an earlier verification hold what is used now."""
+    of = {name: block for block in blocks for name in block.parameters}
+    held = all(form.fits(name, of[name]) for record in records for name, form in gradient_forms(record))
+    return held and all(of[name].kind == "dense" and len(of[name].parameters) == 1 for name in fallback)
+
+
+class _UncoveredCalls(TorchFunctionMode):
     """Names the functions that get a parameter and have no rule."""
 
     def __init__(self, parameter: Tensor) -> None:
         super().__init__()
         self.parameter = parameter
-        self.names: list[str] = []
+        self.names: set[str] = set()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        values = [*args, *(kwargs or {}).values()]
-        flat = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
         out = func(*args, **(kwargs or {}))
-        differentiable = isinstance(out, (Tensor, tuple, list))
-        if func not in READERS and differentiable and any(one is self.parameter for one in flat):
-            self.names.append(resolve_name(func) or getattr(func, "__name__", repr(func)))
+        uses_it = any(one is self.parameter for one in flat_arguments(args, kwargs or {}))
+        if func not in READERS and uses_it and isinstance(out, (Tensor, tuple, list)):
+            self.names.add(resolve_name(func) or getattr(func, "__name__", repr(func)))
         return out
 
 
-def strange_uses(call: Call, parameter: Tensor, inputs: Inputs) -> str:
+def uncovered_calls(call: Call, parameter: Tensor, inputs: Inputs) -> str:
     """What a model does with a parameter that no rule covers, in words."""
-    with torch.no_grad(), _Audit(parameter) as audit:
+    with torch.no_grad(), _UncoveredCalls(parameter) as calls:
         call(inputs)
-    names = sorted(set(audit.names))
+    names = sorted(calls.names)
     return f"it goes into {', '.join(names)}" if names else "it is used in a way no rule covers"
 
 
-def prove_generic(
-    call: Call, parameters: Mapping[str, Tensor], evidence: AutogradReference, notes: list[str]
+def verify_fallback(
+    call: Call, parameters: Mapping[str, Tensor], reference: AutogradReference, notes: list[str]
 ) -> Runner:
-    """The faster way that gives the right gradients."""
+    """The fastest way of the functional fallback that gives the right gradients."""
+
+    def wrong_by(runner: Runner) -> dict[str, Mismatch]:
+        return fallback_mismatches(reference, runner(call, parameters, reference.inputs), parameters)
+
     try:
-        if not _mismatches(Vectorized, call, parameters, evidence):
+        if not wrong_by(Vectorized):
             return Vectorized
         why = "it does not give the gradient autograd gives"
     except torch.cuda.OutOfMemoryError:
@@ -570,12 +576,12 @@ def prove_generic(
     notes.append(f"torch.vmap cannot run this model ({why}); {', '.join(parameters)}: one example at a time")
     runner: Runner = OneByOne
     try:
-        wrong = _mismatches(OneByOne, call, parameters, evidence)
+        wrong = wrong_by(OneByOne)
     except RuntimeError as error:
         if "cudnn RNN backward" not in str(error):
             raise
-        runner = Plain
-        wrong = _mismatches(Plain, call, parameters, evidence)
+        runner = OneByOneWithoutCudnn
+        wrong = wrong_by(OneByOneWithoutCudnn)
     for name, one in wrong.items():
         raise UncapturedParameterError(
             f"expected the gradients of single examples in {name} to add up to autograd's on the first batch (norm "
@@ -583,15 +589,3 @@ def prove_generic(
             "selection, or check that no example of a batch has an influence on another."
         )
     return runner
-
-
-def _mismatches(
-    runner: Runner, call: Call, parameters: Mapping[str, Tensor], evidence: AutogradReference
-) -> dict[str, Mismatch]:
-    run = runner(call, parameters, evidence.inputs)
-    grads = run.gradients(evidence.cotangent[None], last=True)
-    tangents = [
-        Dense(Block(name, (name,), (tuple(p.shape),), "dense"), (grads[name].flatten(2) if p.dim() else grads[name],))
-        for name, p in parameters.items()
-    ]
-    return compare(evidence, tangents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whence.jacobian.rules import attention, convolution, derive, embeddings, linear, norms, recurrent, spread
+from whence.jacobian.rules import attention, convolution, embeddings, linear, norms, parameters, recurrent
 from whence.jacobian.rules.base import Function, Reader
 
 READERS: dict[Function, Reader] = {
@@ -12,6 +12,5 @@ READERS: dict[Function, Reader] = {
     **embeddings.READERS,
     **attention.READERS,
     **recurrent.READERS,
-    **spread.READERS,
-    **derive.READERS,
+    **parameters.READERS,
 }

@@ -1,4 +1,4 @@
-"""`F.multi_head_attention_forward`, taken apart into the linear maps it is made of."""
+"""`F.multi_head_attention_forward`, run as the linear maps it consists of, each read by its own rule."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 def attention(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """Multi-head attention; extra keys and values (`bias_k`, `add_zero_attn`) are left to the generic way."""
+    """Multi-head attention; extra keys and values (`bias_k`, `add_zero_attn`) are left to the functional fallback."""
     given = bind(NAMES, args, kwargs)
-    followed = recorder.follows(*(given.get(name) for name in (*WEIGHTS, *SEPARATE, "bias_k", "bias_v")))
+    tracked = recorder.tracks(*(given.get(name) for name in (*WEIGHTS, *SEPARATE, "bias_k", "bias_v")))
     unusual = any(given.get(name) is not None for name in ("bias_k", "bias_v", "static_k", "static_v"))
     dropped = given.get("training", True) and given.get("dropout_p", 0.0) > 0
-    if not followed or unusual or given.get("add_zero_attn") or dropped:
+    if not tracked or unusual or given.get("add_zero_attn") or dropped:
         return function(*args, **kwargs)
-    with recorder.watching():
+    with recorder.recording():
         return _forward(given)
 
 

@@ -1,22 +1,27 @@
 """What a rule is: it reads one function call, and says which per-example gradients follow from it.
 
-A rule registers a reader for each function it knows. The reader gets every call of that function while a model runs
-under capture. If a followed parameter takes part, it runs the function and records a `Use`: the call's inputs, and how
-a gradient in the call's output becomes a gradient in the parameters.
+A rule registers a reader for each function it knows. While a model runs under capture, the `Recorder` passes every call
+that a tracked tensor takes part in to the reader of its function. The reader runs the function and records a `Use`: the
+call's inputs, and how a gradient in the call's output becomes a gradient in the parameters. Tracked are the selected
+parameters, and tensors that were computed from them alone.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
 
-from whence.jacobian.gradients import Factor, Kind, Layout
+from whence.jacobian.gradients import Factor, Kind, Layout, possible_layouts
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
@@ -25,7 +30,7 @@ Keywords = dict[str, Any]
 
 @dataclass(frozen=True)
 class Root:
-    """Where a followed tensor comes from: a parameter, or rows taken from one by an index common to all examples."""
+    """Where a tracked tensor comes from: a parameter, or rows taken from one by an index common to all examples."""
 
     parameter: str
     tensor: Tensor
@@ -33,20 +38,20 @@ class Root:
 
 
 @dataclass(frozen=True)
-class View:
-    """A followed tensor that is a matrix parameter, transposed perhaps, or some of its rows."""
+class ParameterView:
+    """A tracked tensor that is a matrix parameter, perhaps transposed, or some of its rows."""
 
     rows: tuple[int, int] | None = None
     transposed: bool = False
 
 
 @dataclass(frozen=True)
-class Followed:
-    """A tensor that depends on parameters but on no example. `view` is set where it is (almost) a parameter itself."""
+class Tracked:
+    """A tensor that depends on parameters but on no example. `view` is set where it is a view of one parameter."""
 
     tensor: Tensor
     roots: tuple[Root, ...]
-    view: View | None = None
+    view: ParameterView | None = None
 
     @property
     def parameter(self) -> str | None:
@@ -56,7 +61,7 @@ class Followed:
     @property
     def whole(self) -> bool:
         """Whether this is a parameter as it is."""
-        return self.view == View()
+        return self.view == ParameterView()
 
 
 class Use(ABC):
@@ -67,29 +72,29 @@ class Use(ABC):
         joint: Whether "weight" and "bias" may be one block.
         groups: e, of kronecker uses.
         transposed: Whether the weight is stored input first, of kronecker uses.
-        fed: Whether the output depends on anything beside the tensors of its roles.
+        has_inputs: Whether the output depends on anything beside the tensors of its roles.
     """
 
     kind: ClassVar[Kind] = "dense"
     joint: ClassVar[bool] = False
-    fed: ClassVar[bool] = True
+    has_inputs: ClassVar[bool] = True
     groups: int = 1
     transposed: bool = False
 
     @abstractmethod
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """Axes of the recorded output, of this shape, that may hold the examples."""
+        """Axes of the recorded output, of this shape, that may be the batch axis."""
 
     @abstractmethod
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """Per-example gradients (n, c, *shape) in a role's tensor, from gradients (n, c, ...) in the output."""
 
-    def ready(self) -> Use:
+    def precomputed(self) -> Use:
         """The same use, with what `dense` needs for every cotangent computed once."""
         return self
 
     def accepts(self, layout: Layout, shape: Sequence[int], n: int) -> bool:
-        """Whether n examples may lie in the output in this way."""
+        """Whether an output of this shape may hold n examples in this layout."""
         return True
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
@@ -101,35 +106,196 @@ class Use(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no rows")
 
 
-class Recorder(Protocol):
-    """What a reader can ask of the running capture."""
+CallSite = tuple[str, tuple[str, ...], int]
+"""A call whose output may have a batch axis: its kind, its parameters, and how many like it came before."""
 
-    def follows(self, *tensors: Any) -> bool:
-        """Whether any of these is a followed tensor."""
-        ...
 
-    def source(self, tensor: Any) -> Followed | None:
-        """What is known of a followed tensor."""
-        ...
+@dataclass(frozen=True)
+class Record:
+    """A use of parameters, and where its output stands in the autograd graph.
+
+    Attributes:
+        output: shape, dtype and device of the output.
+        site: the call, where the batch axis of its output was guessed from the shape.
+        input_edges: where the other tensors that went in stand in the graph.
+        guessed: whether no use like it occurred when the capture was verified.
+    """
+
+    use: Use
+    roles: Mapping[str, Tracked]
+    edge: GradientEdge
+    output: tuple[torch.Size, torch.dtype, torch.device]
+    site: CallSite | None
+    input_edges: tuple[tuple[Any, int], ...] = ()
+    guessed: bool = False
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the output."""
+        return self.output[0]
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What this use has in common with those of the same line of code in other batches."""
+        names = tuple(
+            (role, root.parameter, source.view is None or (source.view.transposed, source.view.rows is None))
+            for role, source in self.roles.items()
+            for root in source.roots
+        )
+        return (type(self.use).__name__, self.use.groups, self.use.transposed, names, len(self.shape))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that are used."""
+        return tuple(root.parameter for source in self.roles.values() for root in source.roots)
+
+
+@dataclass
+class BatchAxes:
+    """Which outputs have a batch axis: guessed from their shapes, verified on the first batch, then reused.
+
+    Attributes:
+        refuted: call sites whose outputs were found to have none.
+        answers: those of the last run, in order, by kind and parameters of the call.
+        verified: whether the answers are verified: they are repeated, and only new call sites are guessed.
+        confirmed: call sites of later runs whose outputs were found to have one.
+    """
+
+    refuted: set[CallSite] = field(default_factory=set)
+    answers: dict[tuple[str, tuple[str, ...]], list[bool]] = field(default_factory=dict)
+    verified: bool = False
+    confirmed: set[CallSite] = field(default_factory=set)
+
+    def exists(self, site: CallSite, guess: Callable[[], bool]) -> bool:
+        """Whether the output of a call has a batch axis."""
+        if not self.verified:
+            answer = guess() and site not in self.refuted
+            self.answers.setdefault(site[:2], []).append(answer)
+            return answer
+        known = self.known(site)
+        if known is not None:
+            return known
+        same = set(self.answers.get(site[:2], []))  # one answer for all, as for a cell called once for every token
+        return same.pop() if len(same) == 1 else guess()
+
+    def known(self, site: CallSite) -> bool | None:
+        """The verified answer; `None` if the call did not occur then."""
+        answers = self.answers.get(site[:2], [])
+        if site[2] < len(answers):
+            return answers[site[2]]
+        return True if site in self.confirmed else None
+
+
+class Recorder(TorchFunctionMode):
+    """Records the calls of one forward pass. Nothing is attached to the model; leaving the mode ends it.
+
+    Args:
+        readers: The reader of each function that has a rule.
+        parameters: The parameters to track.
+        examples: n.
+        batch_axes: The verified answers of an earlier run, or where to put those of this one.
+    """
+
+    def __init__(
+        self, readers: Mapping[Function, Reader], parameters: Mapping[str, Tensor], examples: int, batch_axes: BatchAxes
+    ) -> None:
+        """Track the parameters themselves."""
+        super().__init__()
+        self.readers = readers
+        self.examples = examples
+        self.batch_axes = batch_axes
+        self.records: list[Record] = []
+        self._site: CallSite | None = None
+        self._arguments: list[Any] = []
+        self._calls: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self._tracked = {
+            id(parameter): Tracked(parameter, (Root(name, parameter),), ParameterView())
+            for name, parameter in parameters.items()
+        }
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        """Pass the call on: through the reader of its function, if it has one and gets a tracked tensor."""
+        keywords = kwargs or {}
+        reader = self.readers.get(func)
+        if reader is None:
+            return func(*args, **keywords)
+        arguments = flat_arguments(args, keywords)
+        if not self.tracks(*arguments):
+            return func(*args, **keywords)
+        self._arguments = arguments
+        return reader(self, func, args, keywords)
+
+    def tracks(self, *tensors: Any) -> bool:
+        """Whether any of these is a tracked tensor."""
+        tracked = self._tracked
+        return any(id(tensor) in tracked for tensor in tensors)
+
+    def source(self, tensor: Any) -> Tracked | None:
+        """What is known of a tracked tensor."""
+        return self._tracked.get(id(tensor))
 
     def record(self, use: Use, output: Tensor, **roles: Tensor | None) -> None:
-        """Note that `output` used the followed ones among the tensors in `roles`."""
-        ...
+        """Note that `output` used the tracked ones among the tensors in `roles`; without any, nothing is noted."""
+        site, self._site = self._site, None
+        sources = {role: self._tracked[id(tensor)] for role, tensor in roles.items() if id(tensor) in self._tracked}
+        if not sources or not output.requires_grad:  # run without gradients by the model itself
+            return
+        guessed = site is not None and self.batch_axes.verified and self.batch_axes.known(site) is None
+        described = (output.shape, output.dtype, output.device)
+        edges = self._input_edges(sources) if use.has_inputs else ()
+        self.records.append(Record(use, sources, get_gradient_edge(output), described, site, edges, guessed))
 
-    def derive(self, output: Any, *sources: Followed, view: View | None = None, index: Tensor | None = None) -> None:
-        """Follow `output`, which is made of followed tensors only."""
-        ...
+    def _input_edges(self, sources: Mapping[str, Tracked]) -> tuple[tuple[Any, int], ...]:
+        """Where the tensors that went into the call stand in the graph, except those in roles."""
+        in_roles = {id(source.tensor) for source in sources.values()}
+        edges = [
+            get_gradient_edge(one)
+            for one in self._arguments
+            if isinstance(one, Tensor) and one.requires_grad and id(one) not in in_roles
+        ]
+        return tuple((edge.node, edge.output_nr) for edge in edges)
 
-    def carries_examples(self, kind: str, sources: Sequence[Followed], shape: Sequence[int]) -> bool:
-        """Whether an output of this shape has the examples on one of its axes; what it is not, it is derived."""
-        ...
+    def track(
+        self, output: Any, *sources: Tracked, view: ParameterView | None = None, index: Tensor | None = None
+    ) -> None:
+        """Track `output`, which was computed from tracked tensors only."""
+        self._site = None
+        if not isinstance(output, Tensor) or not output.requires_grad or id(output) in self._tracked:
+            return
+        if index is not None:
+            roots: tuple[Root, ...] = (Root(sources[0].roots[0].parameter, output, index),)
+        else:
+            roots = tuple({id(root.tensor): root for source in sources for root in source.roots}.values())
+        self._tracked[id(output)] = Tracked(output, roots, view)
 
-    def watching(self) -> AbstractContextManager[Any]:
-        """Read calls made inside a reader, too."""
-        ...
+    def has_batch_axis(self, kind: str, sources: Sequence[Tracked], shape: Sequence[int]) -> bool:
+        """Whether an output of this shape has a batch axis; if not, it is a function of parameters alone."""
+        names = tuple(root.parameter for source in sources for root in source.roots)
+        site = (kind, names, self._calls[kind, names])
+        self._calls[kind, names] += 1
+        every = range(len(shape))
+        found = self.batch_axes.exists(
+            site, lambda: next(possible_layouts(every, shape, self.examples), None) is not None
+        )
+        self._site = site if found else None
+        return found
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record calls that are made inside a reader, too."""
+        with self:
+            yield
 
 
-Reader = Callable[[Recorder, Function, Arguments, Keywords], Any]
+Reader: TypeAlias = Callable[[Recorder, Function, Arguments, Keywords], Any]
+
+
+def flat_arguments(args: Arguments, kwargs: Mapping[str, Any]) -> list[Any]:
+    """All arguments of a call, those in lists and tuples one by one."""
+    values = [*args, *kwargs.values()]
+    return [one for value in values for one in (value if isinstance(value, (list, tuple)) else (value,))]
 
 
 def functions(owner: Any, *names: str) -> list[Function]:
@@ -142,24 +308,19 @@ def bind(names: Sequence[str], args: Arguments, kwargs: Mapping[str, Any]) -> di
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def positions(tensor: Tensor, kept: int) -> Tensor:
-    """Flatten what lies between the first axis and the last `kept` axes: (n, ..., *kept) to (n, t, *kept)."""
-    middle = tensor.dim() - 1 - kept
+def positions(tensor: Tensor, trailing: int, lead: int = 1) -> Tensor:
+    """Flatten all axes between the first `lead` and the last `trailing` ones into one axis of positions.
+
+    Examples:
+        >>> positions(torch.zeros(5, 2, 3, 4), trailing=1).shape
+        torch.Size([5, 6, 4])
+        >>> positions(torch.zeros(5, 4), trailing=1).shape
+        torch.Size([5, 1, 4])
+    """
+    middle = tensor.dim() - lead - trailing
     if middle == 1:
         return tensor
-    if middle == 0:
-        return tensor.unsqueeze(1)
-    return tensor.flatten(1, middle)
-
-
-def grad_positions(tensor: Tensor, kept: int) -> Tensor:
-    """The same for gradients: (n, c, ..., *kept) to (n, c, t, *kept)."""
-    middle = tensor.dim() - 2 - kept
-    if middle == 1:
-        return tensor
-    if middle == 0:
-        return tensor.unsqueeze(2)
-    return tensor.flatten(2, 1 + middle)
+    return tensor.flatten(lead, lead + middle - 1) if middle else tensor.unsqueeze(lead)
 
 
 def promoted(*tensors: Tensor) -> tuple[Tensor, ...]:

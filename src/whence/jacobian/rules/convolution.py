@@ -1,4 +1,4 @@
-"""Convolutions as linear maps: the windows of an image, taken out only when they are asked for."""
+"""Convolutions as linear maps of the windows of an image, which are unfolded only where they are needed."""
 
 from __future__ import annotations
 
@@ -144,17 +144,10 @@ class Unfolded:
         if self.layout is None:
             lead = self.images.shape[: -self.windows.dims - 1]
             return windows.reshape(*lead, *windows.shape[1:]).transpose(-1, -2)
-        return share(self.layout.canonical(windows, self.examples)).transpose(-1, -2)
-
-
-def share(tensor: Tensor) -> Tensor:
-    """Images of one example become positions: (n, ..., m, e, i, t) to (n, ..., e, i, m t); without m, nothing to do.
-
-    The example axis is the first; gradients have their cotangents behind it, moved out of the way by the caller.
-    """
-    if tensor.dim() == 4:
-        return tensor
-    return tensor.permute(0, 2, 3, 1, 4).flatten(3)
+        canonical = self.layout.canonical(windows, self.examples)
+        if canonical.dim() == 5:  # (n, m, e, i, t): the m images of an example become positions
+            canonical = canonical.permute(0, 2, 3, 1, 4).flatten(3)
+        return canonical.transpose(-1, -2)
 
 
 def _grouped(grads: Tensor, groups: int, dims: int) -> Tensor:
@@ -253,15 +246,14 @@ def _padding(value: str | int | Sequence[int], kernel: Sequence[int], dilation: 
 def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], Use]) -> Reader:
     def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
         given = bind(names, args, kwargs)
-        inputs, weight, bias = given["input"], given["weight"], given.get("bias")
+        weight = given["weight"]
         out = function(*args, **kwargs)
-        if recorder.follows(weight, bias):
-            kernel = tuple(weight.shape[2:])
-            dilation = _tuple(given.get("dilation", 1), dims)
-            stride = _tuple(given.get("stride", 1), dims)
-            padding = _padding(given.get("padding", 0), kernel, dilation)
-            windows = Windows(kernel, stride, padding, dilation, given.get("groups", 1))
-            recorder.record(use(inputs.detach(), windows), out, weight=weight, bias=bias)
+        kernel = tuple(weight.shape[2:])
+        dilation = _tuple(given.get("dilation", 1), dims)
+        stride = _tuple(given.get("stride", 1), dims)
+        padding = _padding(given.get("padding", 0), kernel, dilation)
+        windows = Windows(kernel, stride, padding, dilation, given.get("groups", 1))
+        recorder.record(use(given["input"].detach(), windows), out, weight=weight, bias=given.get("bias"))
         return out
 
     return read

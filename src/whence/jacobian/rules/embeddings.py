@@ -12,17 +12,7 @@ from torch import Tensor
 
 from whence.errors import UnsupportedLayerError
 from whence.jacobian.gradients import Kind, Layout
-from whence.jacobian.rules.base import (
-    Arguments,
-    Function,
-    Keywords,
-    Reader,
-    Recorder,
-    Use,
-    bind,
-    grad_positions,
-    positions,
-)
+from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, positions
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,8 @@ class RowsUse(Use):
         n, width = grads.shape[0], len(self.table) - 1
         index = positions(layout.canonical(self.index, n), 0)
         weights = None if self.weights is None else positions(layout.canonical(self.weights, n), 0)
-        grads = grad_positions(grads, width).flatten(3) if width else grad_positions(grads, 0).unsqueeze(3)
+        grads = positions(grads, width, lead=2)
+        grads = grads.flatten(3) if width else grads.unsqueeze(3)
         if self.bag:  # every position of a bag has the bag's gradient
             grads = grads.repeat_interleave(self.index.shape[-1], 2)
         return index, grads, weights
@@ -82,15 +73,15 @@ def _refuse_rescaling(given: dict[str, Any]) -> None:
 
 
 def look_up(recorder: Recorder, out: Tensor, weight: Tensor, index: Tensor, padding: int | None) -> Any:
-    """Record rows of a table, or follow them where the index is the same for all examples (positions)."""
+    """Record rows of a table, or track them where the index is the same for all examples (positions)."""
     source = recorder.source(weight)
     if source is None:
         return out
-    if recorder.carries_examples("rows", [source], index.shape):
+    if recorder.has_batch_axis("rows", [source], index.shape):
         weights = None if padding is None else index != padding % weight.shape[0]
         recorder.record(RowsUse(index, tuple(weight.shape), weights), out, weight=weight)
     else:
-        recorder.derive(out, source, index=index if source.whole and padding is None else None)
+        recorder.track(out, source, index=index if source.whole and padding is None else None)
     return out
 
 
@@ -98,7 +89,7 @@ def embedding(recorder: Recorder, function: Function, args: Arguments, kwargs: K
     """`F.embedding(index, weight)`."""
     names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = bind(names, args, kwargs)
-    if not recorder.follows(given["weight"]):
+    if not recorder.tracks(given["weight"]):
         return function(*args, **kwargs)
     _refuse_rescaling(given)
     out = function(*args, **kwargs)
@@ -113,26 +104,26 @@ def index_select(recorder: Recorder, function: Function, args: Arguments, kwargs
 
 
 def embedding_bag(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`F.embedding_bag(index, weight, offsets)`, sums and means; maxima are left to the generic way."""
+    """`F.embedding_bag(index, weight, offsets)`, sums and means; maxima are left to the functional fallback."""
     given = bind(BAG, args, kwargs)
     weight, mode = given["weight"], given.get("mode", "mean")
-    if not recorder.follows(weight) or mode == "max":
+    if not recorder.tracks(weight) or mode == "max":
         return function(*args, **kwargs)
     _refuse_rescaling(given)
     out = function(*args, **kwargs)
     index, weights = given["input"], given.get("per_sample_weights")
-    kept = torch.ones_like(index, dtype=out.dtype) if weights is None else weights.detach()
+    factors = torch.ones_like(index, dtype=out.dtype) if weights is None else weights.detach()
     if given.get("padding_idx") is not None:
-        kept = kept * (index != given["padding_idx"] % weight.shape[0])
+        factors = factors * (index != given["padding_idx"] % weight.shape[0])
     if index.dim() == 1:
-        index, kept = _pad_bags(index, kept, given["offsets"], bool(given.get("include_last_offset")))
+        index, factors = _pad_bags(index, factors, given["offsets"], bool(given.get("include_last_offset")))
     if mode == "mean":
-        kept = kept / kept.sum(1, keepdim=True).clamp(min=1)
-    recorder.record(RowsUse(index, tuple(weight.shape), kept, bag=True), out, weight=weight)
+        factors = factors / factors.sum(1, keepdim=True).clamp(min=1)
+    recorder.record(RowsUse(index, tuple(weight.shape), factors, bag=True), out, weight=weight)
     return out
 
 
-def _pad_bags(index: Tensor, kept: Tensor, offsets: Tensor, closed: bool) -> tuple[Tensor, Tensor]:
+def _pad_bags(index: Tensor, factors: Tensor, offsets: Tensor, closed: bool) -> tuple[Tensor, Tensor]:
     """Bags of different lengths, one after the other, as (b, longest) with weight 0 behind the end of each."""
     ends = offsets[1:] if closed else torch.cat([offsets[1:], offsets.new_tensor([len(index)])])
     starts = offsets[:-1] if closed else offsets
@@ -140,7 +131,7 @@ def _pad_bags(index: Tensor, kept: Tensor, offsets: Tensor, closed: bool) -> tup
     steps = torch.arange(int(lengths.max()) if len(lengths) else 0, device=index.device)
     inside = steps < lengths[:, None]
     where = (starts[:, None] + steps).clamp(max=max(len(index) - 1, 0))
-    return index[where], kept[where] * inside
+    return index[where], factors[where] * inside
 
 
 BAG = (

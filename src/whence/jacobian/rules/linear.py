@@ -20,7 +20,6 @@ from whence.jacobian.rules.base import (
     Use,
     bind,
     functions,
-    grad_positions,
     positions,
     promoted,
 )
@@ -51,7 +50,7 @@ class LinearUse(Use):
         inputs = layout.canonical(self.inputs, grads.shape[0])
         if self.left:
             inputs, grads = inputs.transpose(-1, -2), grads.transpose(-1, -2)
-        return positions(inputs, 1), grad_positions(grads, 1)
+        return positions(inputs, 1), positions(grads, 1, lead=2)
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Nothing is copied, but what a flattened layout asks for."""
@@ -70,36 +69,30 @@ class LinearUse(Use):
 def linear(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
     """`F.linear(input, weight, bias)`."""
     given = bind(("input", "weight", "bias"), args, kwargs)
-    inputs, weight, bias = given["input"], given["weight"], given.get("bias")
     out = function(*args, **kwargs)
-    if recorder.follows(weight, bias):
-        recorder.record(LinearUse(inputs.detach()), out, weight=weight, bias=bias)
+    recorder.record(LinearUse(given["input"].detach()), out, weight=given["weight"], bias=given.get("bias"))
     return out
 
 
 def addmm(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`torch.addmm(bias, input, weight)`, as in Hugging Face's Conv1D."""
+    """`torch.addmm(bias, input, weight)`, as in Hugging Face's Conv1D; not where alpha or beta scale it."""
     given = bind(("input", "mat1", "mat2"), args, kwargs)
     out = function(*args, **kwargs)
-    if set(given) != {"input", "mat1", "mat2"}:  # scaled by alpha or beta
-        return out
-    bias, inputs, weight = given["input"], given["mat1"], given["mat2"]
-    if recorder.follows(weight, bias) and not recorder.follows(inputs) and bias.shape == out.shape[-1:]:
+    bias, inputs, weight = given.pop("input"), given.pop("mat1"), given.pop("mat2")
+    if not given and not recorder.tracks(inputs) and bias.shape == out.shape[-1:]:
         recorder.record(LinearUse(inputs.detach(), transposed=True), out, weight=weight, bias=bias)
     return out
 
 
 def product(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`x @ W` and `W @ x`, with a matrix W; a product of followed tensors is followed itself."""
+    """`x @ W` and `W @ x`, with a matrix W; a product of tracked tensors is tracked itself."""
     given = bind(("input", "other"), args, kwargs)
     left: Any = given.get("input")
     right: Any = given.get("other", given.get("mat2"))
     out = function(*args, **kwargs)
-    if not recorder.follows(left, right):
-        return out
     first, second = recorder.source(left), recorder.source(right)
     if first is not None and second is not None:
-        recorder.derive(out, first, second)
+        recorder.track(out, first, second)
     elif second is not None and right.dim() == 2:
         recorder.record(LinearUse(left.detach(), transposed=True), out, weight=right)
     elif first is not None and left.dim() == 2 and right.dim() > 1:

@@ -1,4 +1,4 @@
-"""LSTM, GRU and plain recurrent networks, taken apart into the linear maps they are made of."""
+"""LSTM, GRU and plain recurrent networks, run as the linear maps they consist of, each read by its own rule."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def _network(step: Step) -> Reader:
         given = bind(NAMES, args, kwargs)
         params = given["params"]
         packed = not isinstance(params, (list, tuple)) or not isinstance(given["has_biases"], bool)
-        if packed or not recorder.follows(*params) or (given["train"] and given["dropout"] > 0):
+        if packed or not recorder.tracks(*params) or (given["train"] and given["dropout"] > 0):
             return function(*args, **kwargs)
         states = given["hx"] if isinstance(given["hx"], (list, tuple)) else [given["hx"]]
-        with recorder.watching():
+        with recorder.recording():
             outputs, last = _run(step, given, states)
         return (outputs, *last)
 
@@ -93,10 +93,10 @@ def _network(step: Step) -> Reader:
 def _cell(step: Step) -> Reader:
     def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
         given = bind(("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh"), args, kwargs)
-        if not recorder.follows(*(given.get(name) for name in ("w_ih", "w_hh", "b_ih", "b_hh"))):
+        if not recorder.tracks(*(given.get(name) for name in ("w_ih", "w_hh", "b_ih", "b_hh"))):
             return function(*args, **kwargs)
         state = tuple(given["hx"]) if isinstance(given["hx"], (list, tuple)) else (given["hx"],)
-        with recorder.watching():
+        with recorder.recording():
             fed = F.linear(given["input"], given["w_ih"], given.get("b_ih"))
             new = step(fed, F.linear(state[0], given["w_hh"], given.get("b_hh")), state)
         return new if len(new) > 1 else new[0]

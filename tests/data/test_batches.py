@@ -43,10 +43,10 @@ def test_a_reader_that_stops_early_does_not_end_the_pass() -> None:
     next(reader), next(reader)
     reader.close()
     assert not data.complete
-    assert len(data.prints) == 2
+    assert len(data.fingerprints) == 2
     assert len(list(data)) == 3
     assert data.complete
-    assert len(data.prints) == 3
+    assert len(data.fingerprints) == 3
 
 
 def test_what_was_seen_early_counts() -> None:
@@ -109,7 +109,7 @@ def test_batches_of_a_list_that_change(fitting: bool, change: Any) -> None:
     change(items)
     if fitting and change is through_numpy:
         assert len(list(data)) == 1
-        data.fitted()
+        data.end_fit()
     with pytest.raises(whence.LoaderError, match="other data in batch 0"):
         list(data)
 
@@ -130,7 +130,7 @@ def test_huge_numbers_and_empty_axes_can_be_compared() -> None:
 
 @pytest.mark.parametrize("key", ["labels", "label", "targets", "target", "y"])
 def test_targets_by_name(key: str) -> None:
-    inputs, targets = split({"a": 1, "b": 2, key: 3}, "batch 0")
+    inputs, targets, _ = split({"a": 1, "b": 2, key: 3}, "batch 0")
     assert (inputs, targets) == ({"a": 1, "b": 2}, 3)
 
 

@@ -47,7 +47,7 @@ def test_unused_parameters_are_zero_blocks_that_cost_no_memory() -> None:
 def test_reasons_for_the_generic_way_are_told() -> None:
     model = prepared(MODELS["einsum"])
     capture = Capture(model, selected(model), example_inputs=tokens(3))
-    assert "einsum" in capture.generic["w"]
+    assert "einsum" in capture.fallback["w"]
     assert any("einsum" in note for note in capture.notes)
 
 
@@ -67,7 +67,7 @@ class DataDependent(nn.Module):
 def test_examples_one_at_a_time_where_vmap_cannot_follow() -> None:
     model = DataDependent().double()
     capture = Capture(model, selected(model), example_inputs=vectors(5))
-    assert set(capture.generic) == {"weight"}
+    assert set(capture.fallback) == {"weight"}
     assert any("one example at a time" in note for note in capture.notes)
     assert_captures(capture, model, vectors(3))
 
@@ -125,7 +125,7 @@ def test_odd_models(build: Any, generic: Any) -> None:
     make = (lambda n: torch.randn(n, 2, 3, 4, dtype=torch.float64)) if isinstance(model, Flat) else vectors
     capture = Capture(model, selected(model), example_inputs=make(5))
     assert_captures(capture, model, make(3))
-    assert set(capture.generic) == set(generic)
+    assert set(capture.fallback) == set(generic)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

@@ -16,7 +16,7 @@ from capture_models import MODELS, Model, prepared
 from capture_modules import WIDTH, mix
 from capture_oracle import assert_captures, call_of, selected
 from whence.jacobian.capture import Capture
-from whence.jacobian.rules import READERS, derive, spread
+from whence.jacobian.rules import READERS, parameters
 
 Function = Callable[..., Any]
 
@@ -28,7 +28,7 @@ def test_tangents_are_the_gradients_of_single_examples(case: Model) -> None:
     capture = Capture(call_of(model), selected(model), example_inputs=case.inputs(6))
     for n in (4, 1):
         assert_captures(capture, model, case.inputs(n))
-    assert set(capture.generic) == case.generic
+    assert set(capture.fallback) == case.fallback
     kinds = {block.name: block.kind for block in capture.blocks}
     assert {name: kinds[name] for name in case.kinds} == case.kinds
 
@@ -95,13 +95,15 @@ def last_name(function: Function) -> str:
     return full.removesuffix(".__get__").rsplit(".", 1)[-1]
 
 
-@pytest.mark.parametrize("function", derive.READERS, ids=lambda function: resolve_name(function) or function.__name__)
+@pytest.mark.parametrize(
+    "function", parameters.PARAMETER_READERS, ids=lambda function: resolve_name(function) or function.__name__
+)
 def test_functions_of_parameters_are_followed(function: Function) -> None:
     name = last_name(function)
     model = Alone(function, name).double()
     capture = Capture(model, selected(model), example_inputs=torch.rand(5, WIDTH, dtype=torch.float64))
     assert_captures(capture, model, torch.rand(3, WIDTH, dtype=torch.float64), 1e-2 if name in LOWERED else 1e-8)
-    assert not capture.generic
+    assert not capture.fallback
 
 
 SPREADS: dict[str, Callable[[Function, Tensor, Tensor], Tensor]] = {
@@ -138,13 +140,15 @@ class Spread(nn.Module):
         return mix(self.function(x, self.weight) + self.function(self.weight[:1], x))
 
 
-@pytest.mark.parametrize("function", spread.READERS, ids=lambda function: resolve_name(function) or str(function))
+@pytest.mark.parametrize(
+    "function", parameters.BROADCAST_READERS, ids=lambda function: resolve_name(function) or str(function)
+)
 def test_parameters_are_spread_over_the_examples(function: Function) -> None:
     model = Spread(function, last_name(function)).double()
     capture = Capture(model, selected(model), example_inputs=torch.rand(5, 3, 4, dtype=torch.float64) + 0.5)
     for n in (4, 1):
         assert_captures(capture, model, torch.rand(n, 3, 4, dtype=torch.float64) + 0.5)
-    assert not capture.generic
+    assert not capture.fallback
 
 
 # --- The table is complete --------------------------------------------------------------------------------------------
@@ -172,7 +176,7 @@ class Called(TorchFunctionMode):
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_every_rule_has_a_case() -> None:
-    seen = {*derive.READERS, *spread.READERS}
+    seen = {*parameters.PARAMETER_READERS, *parameters.BROADCAST_READERS}
     for case in MODELS.values():
         model = prepared(case)
         with Called(model) as called:
@@ -238,4 +242,4 @@ def test_sequences_as_long_as_the_batch(n: int, first: int, length: int, sequenc
     model = Tokens().double()
     capture = Capture(model, selected(model), example_inputs=torch.randn(first, length, 2, dtype=torch.float64))
     assert_captures(capture, model, torch.randn(n, length, 2, dtype=torch.float64))
-    assert not capture.generic
+    assert not capture.fallback

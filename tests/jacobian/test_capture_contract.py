@@ -182,7 +182,7 @@ def test_every_model_on_a_gpu(case: Model) -> None:
         model = prepared(case)
         capture = Capture(call_of(model), selected(model), example_inputs=case.inputs(6))
         assert_captures(capture, model, case.inputs(4))
-    assert set(capture.generic) == case.generic
+    assert set(capture.fallback) == case.fallback
 
 
 # --- Precision --------------------------------------------------------------------------------------------------------
@@ -230,5 +230,5 @@ class Mixed(nn.Module):
 def test_mixed_precision() -> None:
     model = Mixed()
     capture = Capture(model, selected(model), example_inputs=torch.randn(5, WIDTH))
-    assert not capture.generic
+    assert not capture.fallback
     assert_captures(capture, model, torch.randn(3, WIDTH), 0.05)

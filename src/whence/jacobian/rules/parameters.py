@@ -1,0 +1,251 @@
+"""Bare parameters: functions of parameters alone, and their broadcasting over the examples.
+
+Views, casts, slices and functions of tracked tensors are tracked themselves, up to the call that uses them.
+
+A tracked tensor that meets the examples in an elementwise operation is expanded to the operation's full shape first.
+The gradient in the expanded tensor then holds every example's own part, to be summed over the other axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whence.jacobian.gradients import Layout
+from whence.jacobian.rules.base import (
+    Arguments,
+    Function,
+    Keywords,
+    ParameterView,
+    Reader,
+    Recorder,
+    Tracked,
+    Use,
+    bind,
+    functions,
+    promoted,
+)
+from whence.jacobian.rules.embeddings import look_up
+
+# --- Functions of parameters alone ------------------------------------------------------------------------------------
+
+
+def parameters_only(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """Functions of one tensor; the result of those of several is tracked if all of them are."""
+    out = function(*args, **kwargs)
+    if recorder.tracks(*args):
+        sources = [recorder.source(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        tracked = [source for source in sources if source is not None]
+        if len(tracked) == len(sources):
+            recorder.track(out, *tracked)
+    return out
+
+
+def transpose(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`W.t()`, `W.T`, `W.mT`: still the parameter, stored the other way round."""
+    out = function(*args, **kwargs)
+    source = recorder.source(args[0] if args else kwargs.get("input"))
+    if source is not None:
+        view = source.view
+        if view is not None:
+            matrix = source.tensor.dim() == 2 and view.rows is None
+            view = ParameterView(transposed=not view.transposed) if matrix else None
+        recorder.track(out, source, view=view)
+    return out
+
+
+def item(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`W[...]`: rows of a matrix, a lookup by an index tensor, or any other slice."""
+    out = function(*args, **kwargs)
+    tensor, index = args
+    source = recorder.source(tensor)
+    if isinstance(index, Tensor) and not index.is_floating_point() and index.dtype != torch.bool:
+        return look_up(recorder, out, tensor, index, None)
+    if source is not None:
+        view = None
+        if source.whole and isinstance(index, slice):
+            start, stop, step = index.indices(source.tensor.shape[0])
+            view = ParameterView(rows=(start, max(start, stop))) if step == 1 else None
+        recorder.track(out, source, view=view)
+    return out
+
+
+def parts(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`chunk`, `split` and `unbind`: several tensors, each tracked."""
+    out = function(*args, **kwargs)
+    source = recorder.source(args[0] if args else None)
+    if source is None:
+        return out
+    start = 0
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+    for part in out:
+        rows = source.whole and dim == 0 and part.dim() == source.tensor.dim()
+        view = ParameterView(rows=(start, start + part.shape[0])) if rows else None
+        start += part.shape[0] if rows else 0
+        recorder.track(part, source, view=view)
+    return out
+
+
+def concatenation(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`cat` and `stack` of tracked tensors, constants between them (the zeros of a missing bias) allowed."""
+    out = function(*args, **kwargs)
+    tensors: Any = kwargs.get("tensors", args[0] if args else ())
+    sources = [source for source in map(recorder.source, tensors) if source is not None]
+    if sources and not any(tensor.requires_grad for tensor in tensors if not recorder.tracks(tensor)):
+        recorder.track(out, *sources)
+    return out
+
+
+# --- Broadcasting over the examples -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BroadcastUse(Use):
+    """A tensor of some shape, broadcast to a larger one."""
+
+    shape: tuple[int, ...]
+    has_inputs: ClassVar[bool] = False
+
+    def axes(self, shape: Sequence[int]) -> Iterable[int]:
+        """Those along which the tensor was broadcast."""
+        own = (1,) * (len(shape) - len(self.shape)) + self.shape
+        return (axis for axis in range(len(shape)) if own[axis] != shape[axis])
+
+    def accepts(self, layout: Layout, shape: Sequence[int], n: int) -> bool:
+        """Without the examples, every axis must be as long as the tensor's own, or broadcast from one."""
+        left = [*shape]
+        left[layout.axis] //= n
+        own = (1,) * (len(shape) - len(self.shape)) + self.shape
+        return all(size in (1, rest) for size, rest in zip(own, left, strict=True))
+
+    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
+        """Sum over the axes along which the tensor was broadcast."""
+        if layout.place == "whole":
+            grads = grads.unsqueeze(layout.axis + 2)  # the batch axis, now of size one
+        extra = grads.dim() - 2 - len(self.shape)
+        if extra:
+            grads = grads.sum(tuple(range(2, 2 + extra)))
+        axes = [axis + 2 for axis, size in enumerate(self.shape) if size == 1 and grads.shape[axis + 2] != 1]
+        return grads.sum(axes, keepdim=True) if axes else grads
+
+
+def _broadcast(recorder: Recorder, source: Tracked, expanded: Tensor) -> Tensor:
+    recorder.record(BroadcastUse(tuple(source.tensor.shape)), expanded, weight=source.tensor)
+    return expanded
+
+
+def elementwise(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """Operations that broadcast their operands."""
+    if not recorder.tracks(*args):
+        return function(*args, **kwargs)
+    operands = [operand for operand in args if isinstance(operand, Tensor)]
+    sources = [source for source in map(recorder.source, operands) if source is not None]
+    shape = torch.broadcast_shapes(*(operand.shape for operand in operands))
+    if len(sources) == len(operands) or not recorder.has_batch_axis("elementwise", sources, shape):
+        out = function(*args, **kwargs)
+        recorder.track(out, *sources)
+        return out
+    expanded = []
+    for operand in args:
+        source = recorder.source(operand)
+        expanded.append(operand if source is None else _broadcast(recorder, source, source.tensor.expand(shape)))
+    return function(*expanded, **kwargs)
+
+
+def in_place(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """The same, written into the first operand; a tracked tensor that is written to is not tracked any more."""
+    if recorder.tracks(args[0]):
+        return function(*args, **kwargs)
+    return elementwise(recorder, function, args, kwargs)
+
+
+def explicit(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`expand`, `repeat` and similar: over the examples, or over something else and still without them."""
+    out = function(*args, **kwargs)
+    source = recorder.source(args[0] if args else None)
+    if source is None:
+        return out
+    if recorder.has_batch_axis("expand", [source], out.shape):
+        return _broadcast(recorder, source, out)
+    recorder.track(out, source)
+    return out
+
+
+@dataclass(frozen=True)
+class SlopeUse(Use):
+    """The slopes of `F.prelu`: one, or one for every entry of the second axis."""
+
+    inputs: Tensor
+    size: int
+
+    def axes(self, shape: Sequence[int]) -> Iterable[int]:
+        """All but the channels'."""
+        return (axis for axis in range(len(shape)) if axis != 1 or self.size == 1)
+
+    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
+        """Sum of g x where x is negative."""
+        n, c = grads.shape[:2]
+        x, grads = promoted(layout.canonical(self.inputs.clamp(max=0), n), grads)
+        product = grads * x.unsqueeze(1)
+        if self.size == 1:
+            return product.reshape(n, c, -1).sum(2, keepdim=True)
+        channel = 2 if layout == Layout() else 3  # an axis of the example itself stands before the channels
+        others = [axis for axis in range(2, product.dim()) if axis != channel]
+        return product.sum(others) if others else product
+
+
+def prelu(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """`F.prelu(input, weight)`."""
+    out = function(*args, **kwargs)
+    given = bind(("input", "weight"), args, kwargs)
+    recorder.record(SlopeUse(given["input"].detach(), given["weight"].numel()), out, weight=given["weight"])
+    return out
+
+
+VIEWS = (
+    *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "swapaxes", "movedim"),
+    *("narrow", "select", "diagonal", "contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"),
+    *("clone", "view_as", "reshape_as", "flip", "roll", "tril", "triu", "diag", "diag_embed"),
+)
+UNARY = (
+    *("neg", "exp", "log", "sqrt", "rsqrt", "square", "abs", "reciprocal", "sigmoid", "tanh", "softmax", "log_softmax"),
+    *("relu", "clamp", "sum", "mean", "norm", "expm1", "log1p", "sin", "cos", "positive", "cumsum", "negative"),
+)
+ACTIVATIONS = ("softplus", "relu", "gelu", "silu", "elu", "normalize", "softmax", "log_softmax", "sigmoid", "tanh")
+RESIZED = ("interpolate", "pad")
+PARTS = ("chunk", "split", "unbind", "tensor_split")
+
+BINARY = ("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow", "maximum", "minimum")
+MORE = ("where", "lerp", "addcmul", "addcdiv", "rsub", "float_power")
+OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "div", "rdiv", "pow", "rpow")
+METHODS = tuple(f"__{name}__" for name in OPERATORS)
+IN_PLACE = tuple(f"{name}_" for name in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp"))
+IN_PLACE_METHODS = tuple(f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "idiv"))
+
+PARAMETER_READERS: dict[Function, Reader] = {
+    **dict.fromkeys(functions(torch, *VIEWS, *UNARY, "_weight_norm"), parameters_only),
+    **dict.fromkeys(functions(Tensor, *VIEWS, *UNARY, "__neg__"), parameters_only),
+    **dict.fromkeys(functions(F, *ACTIVATIONS, *RESIZED), parameters_only),
+    **dict.fromkeys([torch.t, Tensor.t, *(getattr(Tensor, name).__get__ for name in ("T", "mT"))], transpose),
+    **dict.fromkeys([*functions(torch, *PARTS), *functions(Tensor, *PARTS)], parts),
+    **dict.fromkeys(functions(torch, "cat", "concat", "concatenate", "stack", "hstack", "vstack"), concatenation),
+    Tensor.__getitem__: item,
+}
+
+BROADCAST_READERS: dict[Function, Reader] = {
+    **dict.fromkeys(functions(torch, *BINARY, *MORE), elementwise),
+    **dict.fromkeys(functions(Tensor, *BINARY, *MORE, *METHODS), elementwise),
+    **dict.fromkeys(functions(Tensor, *IN_PLACE, *IN_PLACE_METHODS), in_place),
+    **dict.fromkeys(functions(torch, "broadcast_to", "tile", "repeat_interleave"), explicit),
+    **dict.fromkeys(
+        functions(Tensor, "expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"), explicit
+    ),
+    F.prelu: prelu,
+}
+
+READERS = BROADCAST_READERS | PARAMETER_READERS
