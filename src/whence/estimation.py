@@ -621,9 +621,7 @@ def _few(first: Batch) -> tuple[Any, ...]:
     return pair if first.weights is None else (*pair, first.weights[few])
 
 
-def _estimate(
-    chosen: Structure, problem: Linearization, sizes: ProblemSizes, speed: Speed, dual: bool
-) -> Estimate:
+def _estimate(chosen: Structure, problem: Linearization, sizes: ProblemSizes, speed: Speed, dual: bool) -> Estimate:
     limit = problem.budget.limit
     if isinstance(chosen, Auto):
 
