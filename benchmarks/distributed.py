@@ -1,4 +1,4 @@
-"""Fits by several processes, measured at small sizes beside the cost model; and what a large model would take.
+"""Fits by several processes, each with a part of the data: seconds, memory, and what they send to each other.
 
     python -m benchmarks.distributed --out results/distributed.json
 
@@ -23,18 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.kronecker import LARGEST_SIDE
 
-from .distributed_cost import Crew, Layer, Task, eigen_sizes, memory, operations, passing, traffic, transformer
 from .memory import METHOD, extra_bytes
 from .record import measured, save, say, surroundings
 
-EFFICIENCY = 0.5
-"""Share of the speed of plain products of matrices that fits reach, as measured at a width of 192 in one process."""
-
 POSITIONS, LOOKS, EXAMPLES, BATCH = 48, 8, 32, 4
-LARGE = Task(transformer(4096, 11008, 32, 32000), 2048, 10_000, 17, squared=False, weight_bytes=2)
-"""Seven billion weights, ten thousand sequences, sixteen mixtures of the outputs and the residual."""
 
 
 class Tokens(nn.Module):
@@ -50,11 +43,6 @@ class Tokens(nn.Module):
         for up, down in zip(self.up, self.down, strict=True):
             x = x + down(torch.tanh(up(x)))
         return self.last(x.mean(1))
-
-
-def task(width: int) -> Task:
-    blocks = [Layer(2 * width, width), Layer(width, 2 * width)] * 2
-    return Task((*blocks, Layer(LOOKS, width)), POSITIONS, EXAMPLES, LOOKS, squared=True)
 
 
 def batches(width: int, rank: int, processes: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -81,7 +69,7 @@ class Counted:
         return counted
 
 
-def one(width: int, rank: int, process_group: Crew, store: str, device: torch.device) -> dict[str, Any]:
+def one(width: int, rank: int, processes: int, store: str, device: torch.device) -> dict[str, Any]:
     """What one process takes for its part of a fit."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -91,10 +79,9 @@ def one(width: int, rank: int, process_group: Crew, store: str, device: torch.de
         few, batches(16, 0, 1, device), structure="ekfac", progress=False, execution=whence.Execution(distributed=False)
     )  # warm up
     counted = Counted()
-    processes = process_group.data * process_group.layers
     if processes > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
-    mine = batches(width, rank // process_group.layers, process_group.data, device)
+    mine = batches(width, rank, processes, device)
     structure, room = whence.EKFAC(tolerance=0.0), 2**34 if device.type == "cpu" else None
     spent: list[float] = []
 
@@ -106,7 +93,6 @@ def one(width: int, rank: int, process_group: Crew, store: str, device: torch.de
             structure=structure,
             ridge=1.0,
             progress=False,
-            shard=process_group.layers,
             execution=whence.Execution(max_memory=room),
         )
         if device.type == "cuda":
@@ -122,13 +108,11 @@ def one(width: int, rank: int, process_group: Crew, store: str, device: torch.de
     return {"seconds": spent[0], "bytes": extra, "traffic": counted.bytes}
 
 
-def run(width: int, process_group: Crew, device: str) -> list[dict[str, Any]]:
+def run(width: int, processes: int, device: str) -> list[dict[str, Any]]:
     """All processes of one fit."""
-    processes = process_group.data * process_group.layers
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-W", "ignore", "-m", "benchmarks.distributed", "--one", str(width)]
-        words += ["--data", str(process_group.data), "--layers", str(process_group.layers)]
-        words += ["--store", f"{folder}/store", "--device", device]
+        words += ["--processes", str(processes), "--store", f"{folder}/store", "--device", device]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         started = [
             subprocess.Popen([*words, "--rank", str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
@@ -137,83 +121,16 @@ def run(width: int, process_group: Crew, device: str) -> list[dict[str, Any]]:
         return [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
 
 
-def rates(width: int, device: torch.device) -> dict[str, float]:
-    """Operations a second of this machine in products of matrices, and the constant of its eigendecompositions."""
-    torch.set_num_threads(1)
-    with_tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    a = torch.randn(8 * width, 2 * width, device=device)
-    product = _seconds(lambda: a.T @ a, device)
-    side = min(2 * width, LARGEST_SIDE)
-    square = torch.randn(side, side, dtype=torch.float64, device=device)
-    eigen = _seconds(lambda: torch.linalg.eigh(square @ square.T), device)
-    torch.backends.cuda.matmul.allow_tf32 = with_tf32
-    return {"products": 2.0 * 8 * width * (2 * width) ** 2 / product, "eigen": eigen / side**3}
-
-
-def _seconds(work: Any, device: torch.device, times: int = 5) -> float:
-    found = []
-    for _ in range(times):
-        clock = time.process_time if device.type == "cpu" else time.perf_counter
-        start = clock()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        found.append(clock() - start)
-    return min(found)
-
-
-def predicted(what: Task, process_group: Crew, speed: dict[str, float], batch: int, device: str) -> dict[str, float]:
-    """Seconds, bytes and traffic by the model."""
-    eigen = speed["eigen"] * sum(float(side) ** 3 for side in eigen_sizes(what, process_group))
-    seconds = sum(operations(what, process_group).values()) / speed["products"] / EFFICIENCY + eigen
-    held = memory(what, process_group) + passing(what, process_group, batch, device)
-    return {"seconds": seconds, "bytes": held, "traffic": sum(traffic(what, process_group).values())}
-
-
 def measure(widths: list[int], device: str) -> list[dict[str, Any]]:
-    """Rows of measurements beside predictions."""
+    """Rows of measurements: what the busiest process took."""
     rows = []
-    several = [Crew(1, 1), Crew(2, 1), Crew(4, 1), Crew(1, 2), Crew(1, 4), Crew(2, 2)]
     for width in widths:
-        speed = rates(width, torch.device(device))
-        for process_group in several if device == "cpu" else several[:1]:
-            found = run(width, process_group, device)
+        weights = sum(parameter.numel() for parameter in Tokens(width).parameters())
+        for processes in (1, 2, 4) if device == "cpu" else (1,):
+            found = run(width, processes, device)
             worst = {name: max(one[name] for one in found) for name in found[0]}
-            told = predicted(task(width), process_group, speed, BATCH, device)
-            row = {
-                "width": width,
-                "weights": task(width).weights,
-                "data": process_group.data,
-                "layers": process_group.layers,
-            }
-            rows.append({**row, **_pairs(worst, told)})
+            rows.append({"width": width, "weights": weights, "processes": processes, **worst})
             say(rows[-1])
-    return rows
-
-
-def _pairs(found: dict[str, float], told: dict[str, float]) -> dict[str, Any]:
-    return {name: {"measured": found[name], "predicted": told[name]} for name in found}
-
-
-def large(products: float, eigen: float, bandwidth: float) -> list[dict[str, Any]]:
-    """What seven billion weights would take on machines of such a speed."""
-    rows = []
-    for process_group in (Crew(8, 1), Crew(1, 8), Crew(1, 32), Crew(8, 32)):
-        told = predicted(LARGE, process_group, {"products": products, "eigen": eigen}, 8, "cuda")
-        seconds = {"computing": told["seconds"], "sending": 2.0 * told["traffic"] / bandwidth}
-        rows.append(
-            {
-                "data": process_group.data,
-                "layers": process_group.layers,
-                "network_bytes": float(LARGE.weights * LARGE.weight_bytes),
-                "held_bytes": memory(LARGE, process_group),
-                "passing_bytes": passing(LARGE, process_group, 8, "cuda"),
-                "seconds": seconds,
-                "operations": operations(LARGE, process_group),
-                "traffic": traffic(LARGE, process_group),
-            }
-        )
     return rows
 
 
@@ -222,32 +139,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/distributed.json"))
     parser.add_argument("--widths", type=int, nargs="+", default=[96, 160, 256])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--products", type=float, default=1e14, help="operations a second of the large machine's devices"
-    )
-    parser.add_argument(
-        "--eigen", type=float, default=3e-11, help="seconds of an eigendecomposition over its side's cube"
-    )
-    parser.add_argument("--bandwidth", type=float, default=5e10, help="bytes a second between devices")
-    for name, kind in (("one", int), ("rank", int), ("data", int), ("layers", int), ("store", str)):
+    for name, kind in (("one", int), ("rank", int), ("processes", int), ("store", str)):
         parser.add_argument(f"--{name}", type=kind)
     given = parser.parse_args()
     if given.one:
         device = torch.device(given.device)
-        print(json.dumps(one(given.one, given.rank, Crew(given.data, given.layers), given.store, device)))
+        print(json.dumps(one(given.one, given.rank, given.processes, given.store, device)))
         return
     rows = measured(given.out, "rows", device=given.device)  # of an earlier run, where it was done in parts
     known = {row["width"] for row in rows}
     rows += measure([width for width in given.widths if width not in known], given.device)
-    assumed = {"products": given.products, "eigen": given.eigen, "bandwidth": given.bandwidth}
-    content = {
-        "surroundings": surroundings(),
-        "memory": METHOD,
-        "device": given.device,
-        "rows": rows,
-        "assumed": assumed,
-        "large": large(**assumed),
-    }
+    content = {"surroundings": surroundings(), "memory": METHOD, "device": given.device, "rows": rows}
     save(given.out, content)
 
 

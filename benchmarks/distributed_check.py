@@ -27,13 +27,13 @@ from .record import save, say, surroundings
 
 STRUCTURES: dict[str, whence.Structure] = {
     "ekfac": whence.EKFAC(),
-    "ekfac, long sides": whence.EKFAC(largest_side=64, leading=120),
     "kfac": whence.KFAC(),
     "diagonal": whence.Diagonal(),
     "core": whence.Core(size=150),
     "sketch": whence.Sketch(size=150),
     "primal": whence.Exact(road="primal"),
 }
+OPTIONS: dict[str, Any] = {"ridge": 1.0, "progress": False}
 
 
 class Forced(Processes):
@@ -71,42 +71,37 @@ def gap(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 
 def compare(device: torch.device, backend: str) -> dict[str, Any]:
-    """Gaps by structure and by what is shared, or errors in words."""
+    """Gaps by structure, or errors in words."""
     x = torch.randn(96, 1, 14, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
     y = torch.arange(96, device=device) % 10
     model, asked = network(device), x[:20]
-    options: dict[str, Any] = {"ridge": 1.0, "progress": False, "tf32": False}
     rank, world = dist.get_rank(), dist.get_world_size()
     here = slice(96 * rank // world, 96 * (rank + 1) // world)
     api.opened = forced if world == 1 else opened
+    execution = whence.Execution(tf32=False)
     found: dict[str, Any] = {}
     for name, structure in STRUCTURES.items():
-        wanted = answers(alone(model, x, y, structure, options), asked)
-        for shard in ("data", "layers") if structure.by_layers else ("data",):
-            mine = here if shard == "data" else slice(0, 96)
-            start = time.perf_counter()
-            try:
-                loader = batches(x[mine], y[mine])
-                got = answers(whence.fit(model, loader, "categorical", structure, **options, shard=shard), asked)
-                found[f"{name}, {shard}"] = {"gap": gap(got, wanted), "seconds": time.perf_counter() - start}
-            except Exception as error:
-                found[f"{name}, {shard}"] = {"error": f"{type(error).__name__}: {error}"}
-                if world > 1:
-                    return found
-            if rank == 0:
-                say({f"{backend}, {name}, {shard}": found[f"{name}, {shard}"]})
+        wanted = answers(alone(model, x, y, structure), asked)
+        start = time.perf_counter()
+        try:
+            loader = batches(x[here], y[here])
+            tracer = whence.fit(model, loader, "categorical", structure, **OPTIONS, execution=execution)
+            found[name] = {"gap": gap(answers(tracer, asked), wanted), "seconds": time.perf_counter() - start}
+        except Exception as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+            if world > 1:
+                return found
+        if rank == 0:
+            say({f"{backend}, {name}": found[name]})
     return found
 
 
-def alone(
-    model: nn.Module, x: Tensor, y: Tensor, structure: whence.Structure, options: dict[str, Any]
-) -> whence.Tracer:
+def alone(model: nn.Module, x: Tensor, y: Tensor, structure: whence.Structure) -> whence.Tracer:
     """The fit of a process that knows that it is alone."""
     before, api.opened = api.opened, opened
     try:
-        return whence.fit(
-            model, batches(x, y), "categorical", structure, **options, execution=whence.Execution(distributed=False)
-        )
+        execution = whence.Execution(tf32=False, distributed=False)
+        return whence.fit(model, batches(x, y), "categorical", structure, **OPTIONS, execution=execution)
     finally:
         api.opened = before
 
@@ -118,7 +113,8 @@ def sharded(device: torch.device) -> dict[str, Any]:
 
     x = torch.randn(96, 1, 14, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
     y = torch.arange(96, device=device) % 10
-    options: dict[str, Any] = {"structure": "ekfac", "ridge": 1.0, "progress": False, "distributed": False}
+    execution = whence.Execution(distributed=False)
+    options: dict[str, Any] = {**OPTIONS, "structure": "ekfac", "execution": execution}
     wanted = answers(whence.fit(network(device), batches(x, y), "categorical", **options), x[:20])
     model = network(device)
     fully_shard(model, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))

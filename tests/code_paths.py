@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "single": True,
     },
 }
-"""What is fitted: options of `whence.fit` (those of its execution as a dict), whether in single precision, and how large
+"""What is fitted: options of `whence.fit`, those of its execution as a dict; whether in single precision, and how large
 weights of the head are."""
 
 CLASSES, N = 70, 24

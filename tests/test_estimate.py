@@ -83,7 +83,7 @@ def batches(n: int = 64, size: int = 16) -> list[tuple[torch.Tensor, torch.Tenso
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
-@pytest.mark.parametrize("structure", ["exact", "core", "ekfac", "kfac", "diagonal", "sketch"])
+@pytest.mark.parametrize("structure", ["auto", "exact", "core", "ekfac", "kfac", "diagonal", "sketch"])
 def test_what_is_told(structure: str) -> None:
     found = whence.estimate(network(), batches(), structure=structure, execution=whence.Execution(max_memory=2**30))
     assert (found.examples, found.outputs, found.parameters) == (64, 2, 182)
@@ -109,11 +109,15 @@ def test_what_does_not_fit() -> None:
     )
     assert not found.fits
     assert "does NOT fit in 97.7 KiB" in str(found)
-    assert 'parameters="last_layer", fewer outputs (outputs=...), a smaller chunk_size' in str(found)
+    assert 'parameters="last_layer", fewer columns (hessian_columns=...), a smaller chunk_size' in str(found)
 
 
 def test_a_layer_is_not_advised_where_there_is_one_already() -> None:
-    options: dict[str, Any] = {"parameters": "last_layer", "execution": whence.Execution(max_memory=3_000)}
+    options: dict[str, Any] = {
+        "parameters": "last_layer",
+        "structure": "exact",
+        "execution": whence.Execution(max_memory=3_000),
+    }
     found = whence.estimate(network(), batches(), **options)
     assert not found.fits
     assert "last_layer" not in str(found)

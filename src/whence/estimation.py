@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -347,6 +347,7 @@ def estimate(
         stream = LayerGradients(small)
         seen = next(iter(small.batches)).inputs  # with the mixtures that are looked at, where not all outputs are
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
+        sizes = replace(sizes, dual=execution.checkpoint is None)
         return _estimate(chosen, small, sizes, measure_speed(small, stream, seen, reading))
 
 

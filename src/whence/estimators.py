@@ -20,6 +20,7 @@ from torch import Tensor
 
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
 from whence.curvature.base import Groups
+from whence.data.batches import Inputs
 from whence.data.targets import Positions, block_diagonal
 from whence.errors import InputError
 from whence.jacobian.linearization import Folds, Linearization
@@ -292,12 +293,33 @@ def check_range(problem: Linearization, bread: FittedCurvature, left_out: LeftOu
         raise _out_of_range(problem, f"residuals of at most {size:.3g}, whose squares vanish")
 
 
-def check_variances(problem: Linearization, found: Mapping[str, Tensor], where: str) -> None:
-    """Raise where variances of predictions are too large to be numbers; HeC1 may be infinite by its definition."""
+def check_variances(
+    problem: Linearization, found: Mapping[str, Tensor], where: str, inputs: Inputs | None = None
+) -> None:
+    """Raise where variances of predictions are too large to be numbers; HeC1 may be infinite by its definition.
+
+    Args:
+        problem: the linearized training problem.
+        found: (m, ...) variances by name.
+        where: the predictions are, for messages.
+        inputs: of the predictions. One whose own gradient is not finite, as that of a square root at zero, may have
+            variances that are not numbers: that is no fault of the scale.
+    """
     for name, values in found.items():
-        if name != "hec1" and not bool(torch.isfinite(values).all()):
-            bad = int((~torch.isfinite(values)).flatten(1).any(1).sum())
-            raise _out_of_range(problem, f"{name} of {bad} of {len(values)} predictions in {where} infinite or NaN")
+        if name == "hec1" or bool(torch.isfinite(values).all()):
+            continue
+        bad = ~torch.isfinite(values).flatten(1).all(1)
+        if inputs is not None:
+            bad &= _finite_gradients(problem, inputs)
+        if bool(bad.any()):
+            count = f"{int(bad.sum())} of {len(values)}"
+            raise _out_of_range(problem, f"{name} of {count} predictions in {where} infinite or NaN")
+
+
+def _finite_gradients(problem: Linearization, inputs: Inputs) -> Tensor:
+    """(m,) which inputs have finite gradients of their outputs."""
+    rows = problem.jacobian().rows(inputs, problem.k)
+    return torch.cat([torch.isfinite(some).flatten(1).all(1) for _, some in rows])
 
 
 def _out_of_range(problem: Linearization, got: str) -> InputError:

@@ -71,7 +71,9 @@ class Outcome:
 
 def examine(seed: int) -> Outcome:
     """Draw the problem of a seed, fit it, and compare."""
-    problem = problems.draw(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        problem = problems.draw(seed)
     outcome = Outcome(seed, str(problem))
     before = copy.deepcopy(problem.model.state_dict())
     try:
@@ -134,7 +136,7 @@ class Truth:
         w, n = f.shape[-1], len(f)
         targets = problem.loss.encoded(problem.targets, torch.as_tensor(f.reshape(-1, w))).numpy()
         shape = f.shape[:-1]
-        omega = np.ones(shape)
+        omega, given = np.ones(shape), np.ones(n)
         if problem.weights is not None:
             given = problem.weights.double().numpy()
             omega = np.broadcast_to(given.reshape(given.shape + (1,) * (len(shape) - given.ndim)), shape)
@@ -161,7 +163,8 @@ class Truth:
         if problem.structure == "diagonal":
             found.shape = dense.Shape(np.eye(found.d))
         elif not exact:
-            share = found.units.sum(1) / np.maximum(1, (found.units > 0).sum(1)) if found.t > 1 else found.units[:, 0]
+            # Input factors count examples by their own weight, not by those of single positions.
+            share = (found.units > 0).any(1) * (given if given.ndim == 1 else 1.0)
             found.shape = dense.kronecker(
                 model, problem.inputs, problem.selected, found.L, found.r, share, problem.structure
             )

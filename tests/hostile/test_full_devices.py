@@ -162,7 +162,7 @@ class Starving(whence.Diagonal):
 
 FULL: dict[str, tuple[whence.Structure, int, int]] = {  # width, examples
     "ekfac": (whence.EKFAC(), 100, 600),
-    "core": (whence.Core(size=100), 20, 500),
+    "core": (whence.Core(size=100), 20, 1000),
     "primal": (whence.Exact(road="primal"), 12, 400),
 }
 

@@ -265,11 +265,11 @@ def test_gradients_that_are_not_finite(road: Any) -> None:
         fit(Norm(), [(x[:4], y[:4]), (x[4:], y[4:])], structure=whence.Exact(road=road))
 
 
-@pytest.mark.parametrize("road", ["primal", "dual"])
-def test_a_prediction_without_a_gradient_is_not_a_number_and_spoils_no_other(road: Any) -> None:
+@pytest.mark.parametrize("structure", [whence.Exact("primal"), whence.Exact("dual"), "core", "ekfac"], ids=str)
+def test_a_prediction_without_a_gradient_is_not_a_number_and_spoils_no_other(structure: Any) -> None:
     x, y = inputs_and_targets()
     x[:, 0] = 1.0
-    tracer = fit(Norm(), [(x, y)], structure=whence.Exact(road=road))
+    tracer = fit(Norm(), [(x, y)], structure=structure)
     expected = tracer.predict(x)
     bad = x.clone()
     bad[5, :2] = -1.0
@@ -278,6 +278,9 @@ def test_a_prediction_without_a_gradient_is_not_a_number_and_spoils_no_other(roa
     assert torch.isnan(found.ratio[5])
     others = [0, 1, 2, 3, 4, 6, 7]
     torch.testing.assert_close(found.hec3[others], expected.hec3[others])
+    some = tracer.predict(bad, outputs=[1]).hec3
+    assert torch.isnan(some[5]).all()
+    torch.testing.assert_close(some[others], expected.hec3[others, 1:])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace.* is deprecated")

@@ -91,6 +91,13 @@ def test_variances_of_predictions_that_are_no_numbers_are_refused() -> None:
     model, x, targets = problem()
     tracer = whence.fit(model, [(x, targets)], structure="exact", ridge=0.5, progress=False)
     far = 1e200 * x
-    for call in (tracer.predict, tracer.explain, tracer.attribute, lambda inputs: tracer.suggest(1, pool=inputs)):
+    calls = (
+        tracer.predict,
+        lambda inputs: tracer.predict(inputs, outputs=[0]),
+        tracer.explain,
+        tracer.attribute,
+        lambda inputs: tracer.suggest(1, pool=inputs),
+    )
+    for call in calls:
         with pytest.raises(whence.InputError, match="infinite or NaN"):
             call(far)

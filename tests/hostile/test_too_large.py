@@ -18,8 +18,8 @@ def test_the_message(road: Any, takes: str) -> None:
     message = (
         rf"the exact structure \((dual|primal) road\) to fit in 1\.0 KiB, but it takes about {takes}\. For 8 examples, "
         r"2 outputs and 26 parameters the primal road takes 52\.4 KiB and the dual 14\.9 KiB\. What fits: "
-        r"structure='core' or 'ekfac'.*parameters='last_layer'.*outputs=.*chunk_size.*road='matrix_free'.*or a larger "
-        r"max_memory"
+        r"structure='core' or 'ekfac'.*parameters='last_layer'.*hessian_columns=.*chunk_size.*road='matrix_free'.*or a "
+        r"larger max_memory"
     )
     with pytest.raises(whence.TooLargeError, match=message) as caught:
         fit(

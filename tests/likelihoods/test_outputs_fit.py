@@ -270,9 +270,7 @@ def test_many_outputs_are_sketched_by_default_and_it_is_told() -> None:
 
 @pytest.mark.parametrize("wrong", ["some", 0, -1, 2.5, True, [1, 2], None])
 def test_columns_that_cannot_be(wrong: Any) -> None:
-    with pytest.raises(
-        whence.InputError, match=r'expected hessian_columns to be "auto", "all", or the number of columns'
-    ):
+    with pytest.raises(whence.InputError, match=r'expected hessian_columns to be "auto", "all", or how many columns'):
         categorical(3).fit(hessian_columns=wrong)
 
 

@@ -67,7 +67,7 @@ class Auto(Structure):
         def memory(road: Road) -> float:
             return Exact(road).cost(sizes).memory
 
-        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device)
+        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device, sizes.dual)
         return chosen.cost(sizes)
 
 

@@ -32,6 +32,7 @@ class ProblemSizes:
         blocks: of parameters.
         limit: bytes that may be taken.
         device: where it is computed.
+        dual: whether the kernel may be taken, which is no sum over examples that a checkpoint could hold.
     """
 
     n: int
@@ -48,6 +49,7 @@ class ProblemSizes:
     blocks: tuple[Block, ...]
     limit: float
     device: torch.device
+    dual: bool = True
 
     @property
     def numbers(self) -> int:

@@ -77,7 +77,10 @@ class Execution:
 def checked_execution(given: Any) -> Execution:
     """How a fit runs, as the user wants it or by default."""
     if given is not None and not isinstance(given, Execution):
-        raise InputError(f"expected execution to be a whence.Execution, got {given!r}.")
+        raise InputError(
+            f"expected execution to be a whence.Execution, got {given!r}. Write execution=whence.Execution(...), with "
+            "chunk_size, max_memory, dtype or another of its options."
+        )
     return given or Execution()
 
 

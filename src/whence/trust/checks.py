@@ -16,6 +16,7 @@ from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table
 from whence.influence.calibration import evenly
 from whence.influence.fitted import Fitted, frame
+from whence.runtime.memory import is_full
 
 if TYPE_CHECKING:
     import pandas
@@ -406,6 +407,16 @@ def share_inside(fitted: Fitted) -> float | None:
     room = min(BYTES, 0.1 * problem.budget.limit) / (8.0 * COPIES * d)
     if room < POINTS + SOURCES * (problem.k + 1):
         return math.nan
+    try:
+        return _sampled_share(fitted, bread, features)
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        return math.nan
+
+
+def _sampled_share(fitted: Fitted, bread: FittedPrimal, features: Projected) -> float | None:
+    """The same, from a sample of sources and points."""
     found = _gradients(fitted)
     pulls, points, columns = (_parted(bread, features, part) for part in (found.pulls, found.points, found.columns))
     inside = points.white @ pulls.white.T
@@ -461,8 +472,8 @@ def _gradients(fitted: Fitted) -> _Gradients:
     points = evenly(torch.arange(n, device=device), POINTS)
     counts = {int(at): 1.0 for at in first} | {int(at): len(rest) / max(len(others), 1) for at in others}
     wanted = {int(at) for at in points}
-    generator = torch.Generator().manual_seed(0)
-    signs = {at: torch.randint(0, 2, (k,), generator=generator) * 2.0 - 1.0 for at in sorted(wanted)}
+    generator = torch.Generator("cpu").manual_seed(0)
+    signs = {at: torch.randint(0, 2, (k,), generator=generator, device="cpu") * 2.0 - 1.0 for at in sorted(wanted)}
     pulls, weights, looks, columns = [], [], [], []
     for at, inputs in _inputs(fitted, sorted(counts.keys() | wanted)):
         rows = [left_out[at]] if at in counts else []
