@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 from whence.api import LIKELIHOODS, STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.stream import LayerGradients, working_precision
+from whence.curvature.ekfac import examples_bytes
+from whence.curvature.stream import PIECES, LayerGradients, working_precision
 from whence.data.batches import Batch, Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
@@ -151,20 +152,24 @@ SAMPLE = 32
 def measure_sizes(problem: Linearization, stream: LayerGradients, first: Inputs, n: int, batch: int) -> ProblemSizes:
     """Sizes of a problem of n examples, from one of a few."""
     roots = problem.hessian_roots
-    k = problem.k
+    k, d, item = problem.k, problem.selection.size, problem.outputs.element_size()
+    q = 0 if roots is None else roots.shape[2]
+    working = torch.finfo(working_precision(problem)).bits // 8
+    graph = graph_bytes(problem, first)
+    row_chunk, layer_chunk = min(problem.jacobian().chunk(k), batch), min(stream.piece(k, batch), batch)
+    layers = stream.known.fixed + k * stream.known.each
     return ProblemSizes(
         n=n,
         k=k,
-        q=0 if roots is None else roots.shape[2],
-        d=problem.selection.size,
-        item=problem.outputs.element_size(),
-        working=torch.finfo(working_precision(problem)).bits // 8,
-        batch=batch,
-        chunk=min(problem.jacobian().chunk(k), batch),
-        piece=min(stream.piece(k, batch), batch),
-        work=stream.work(k),
-        layers=stream.known.fixed + k * stream.known.each,
-        graph=graph_bytes(problem, first),
+        q=q,
+        d=d,
+        item=item,
+        working=working,
+        row_chunk=row_chunk,
+        layer_chunk=layer_chunk,
+        row_bytes=row_chunk * (k * d * (working + 2.0 * item) + (1.0 + k) * graph),
+        layer_bytes=layer_chunk * (PIECES * layers + graph + stream.work(k)),
+        example_bytes=examples_bytes(n, k, q, item),
         blocks=stream.blocks,
         limit=problem.budget.limit,
         device=problem.device,
@@ -342,9 +347,8 @@ def estimate(
         stream = LayerGradients(small)
         seen = next(iter(small.batches)).inputs  # with the mixtures that are looked at, where not all outputs are
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
-        sizes = replace(sizes, sums_only=execution.checkpoint is not None)
-        speed = measure_speed(small, stream, seen, reading)
-        return _estimate(chosen, small, sizes, speed)
+        sizes = replace(sizes, dual=execution.checkpoint is None)
+        return _estimate(chosen, small, sizes, measure_speed(small, stream, seen, reading))
 
 
 def _few(first: Batch) -> tuple[Any, ...]:

@@ -154,7 +154,7 @@ class Tracer(Shown):
         def predict_batch(inputs: Inputs, where: str) -> OutputVariances:
             outputs = self._shaped_outputs(inputs, where)
             found = choice.predict(self.problem.likelihood, inputs, outputs, self._view_variances, at_once, generator)
-            check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
+            self._check_finite({**found.variances, **found.covariances}, inputs, where)
             return found.without_padding(inputs)
 
         found = OutputVariances.join(for_each_batch(self, x, predict_batch, plain=True, cache=cache))
@@ -202,9 +202,12 @@ class Tracer(Shown):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Means and (co)variances of one batch, all of them finite."""
         mean, estimators = self._mean(outputs, inputs, where), self._all_estimators(found, shift)
-        if not all(bool(torch.isfinite(values).all()) for values in estimators.values()):
-            check_variances(self.problem, estimators, where, inputs)
+        self._check_finite(estimators, inputs, where)
         return mean, estimators
+
+    def _check_finite(self, found: Mapping[str, Tensor], inputs: Inputs, where: str) -> None:
+        if not all(bool(torch.isfinite(values).all()) for values in found.values()):
+            check_variances(self.problem, found, where, inputs)
 
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
         problem = self.problem

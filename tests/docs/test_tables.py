@@ -76,3 +76,10 @@ def test_an_old_table_is_noticed(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "old" not in text
     assert "| `ekfac` | 1,000,000 |" in text
+
+
+def test_the_table_of_processes_is_that_of_its_record() -> None:
+    shown = (DOCS / "distributed.md").read_text(encoding="utf-8")
+    for row in json.loads((ROOT / "results" / "distributed.json").read_text(encoding="utf-8"))["rows"]:
+        sizes = f"{row['bytes'] / 1e6:.0f} MB | {row['traffic'] / 1e6:.0f} MB"
+        assert f"| {row['weights']:,} | {row['processes']} | {row['seconds']:.1f} | {sizes} |" in shown

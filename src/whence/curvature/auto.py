@@ -67,8 +67,7 @@ class Auto(Structure):
         def memory(road: Road) -> float:
             return Exact(road).cost(sizes).memory
 
-        dual = not sizes.sums_only
-        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device, dual)
+        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device, sizes.dual)
         return chosen.cost(sizes)
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from whence.curvature.base import OfFeatures, Weigh
-from whence.curvature.cost import Cost, ProblemSizes, core_cost
-from whence.curvature.ekfac import LARGEST_EXACT, eigenbases
-from whence.curvature.primal import FittedPrimal, singular
+from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.ekfac import LARGEST_EXACT, eigenbases, factor_bytes, factor_stages, factor_steps
+from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache, singular
 from whence.curvature.rotation import Basis, BasisView
 from whence.curvature.spectral import gather_squares
 from whence.curvature.stream import LayerGradients
@@ -207,3 +207,38 @@ def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     rows, at_row = torch.unique(row, return_inverse=True)
     columns, at_column = torch.unique(column, return_inverse=True)
     return basis.corner(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column
+
+
+# --- Cost ------------------------------------------------------------------------------------------------------------
+
+
+def core_cost(sizes: ProblemSizes, name: str, r: int, largest_exact: int) -> Cost:
+    """Of the exact algebra on r coordinates of the Kronecker eigenbasis, at most."""
+    bases = factor_bytes(sizes.blocks, largest_exact)[0] * sizes.working / 8
+    stages = factor_stages(sizes, largest_exact)
+    stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
+    steps = {**factor_steps(sizes, largest_exact), "eigenvalues": _feature_rows(sizes, sizes.n, sizes.n)}
+    found = sketch_cost(sizes, name, r, bases)
+    return Cost(name, {**stages, **found.stages}, {**steps, **found.steps}, found.prediction, bounded=True)
+
+
+def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = None) -> Cost:
+    """Of the exact algebra on r features, whose bases take so many bytes: those of random projections, if not given."""
+    if bases is None:
+        bases = sum(math.sqrt(block.numel) for block in sizes.blocks) * math.sqrt(r) * sizes.working
+    kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
+    rows = float(sizes.numbers) * r * sizes.working if kept else 0.0
+    chunk = sizes.layer_bytes + 3.0 * sizes.layer_chunk * sizes.k * r * sizes.working
+    read = sizes.n * (1.0 if kept else 4.0)
+    return Cost(
+        name,
+        stages={stage: bases + size for stage, size in algebra_stages(sizes, r, rows, chunk).items()},
+        steps={"rows": _feature_rows(sizes, read, read), "algebra": Work(algebra=algebra_operations(sizes, r))},
+        prediction=_feature_rows(sizes, 0.0, 1.0, algebra=12.0 * sizes.k * float(r) ** 2),
+    )
+
+
+def _feature_rows(sizes: ProblemSizes, read: float, examples: float, algebra: float = 0.0) -> Work:
+    """Features of some examples."""
+    each = sizes.rotations + 2.0 * sizes.k * sizes.d
+    return Work(read=read, layers=examples, working=examples * each, algebra=algebra)

@@ -14,16 +14,9 @@ import torch
 from torch import Tensor
 
 from whence.curvature.base import LayerStructure, Weigh
-from whence.curvature.cost import (
-    Cost,
-    ProblemSizes,
-    decomposition_bytes,
-    diagonal_cost,
-    examples_bytes,
-    kronecker_cost,
-    sums_bytes,
-)
+from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.kronecker import (
+    LARGEST_SIDE,
     Found,
     cut,
     decompose,
@@ -39,13 +32,48 @@ from whence.errors import InputError
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization
 
+SUMS = 26.0
+"""Sums, weights and what is made on the way to them, in float64 numbers for each coordinate that is kept."""
+
 HOLES = 1.1
 """A heap in which factors and eigenvectors come and go takes so many times what they do."""
+
+WHOLE = 5.0
+"""Scores and steps, in float64 numbers for each weight."""
 
 INSTEAD = (
     "structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
     "fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
 )
+
+
+def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, float]:
+    """Bytes of all Kronecker factors, in float64, and of the largest one."""
+    each = []
+    for block in blocks:
+        shape = block.matrix_shape
+        if block.kind == "kronecker":
+            each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
+        elif block.kind == "rows" or block.numel <= largest_exact:
+            each.append(shape[-1] ** 2)
+    return 8.0 * sum(each), 8.0 * max(each, default=0)
+
+
+def decomposition_bytes(blocks: Sequence[Block], largest_exact: int) -> float:
+    """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
+    total, largest = factor_bytes(blocks, largest_exact)
+    return 2.0 * total + 4.0 * largest
+
+
+def sums_bytes(kept: float, size: int, working: int) -> float:
+    """Everything of the size of the weights, for so many coordinates kept of so many weights."""
+    return (SUMS + 6.0 * (working == 8)) * 8.0 * kept + WHOLE * 8.0 * size
+
+
+def examples_bytes(n: int, k: int, q: int, item: int) -> float:
+    """Residuals, leverages and weights of n training examples with k outputs and q columns of the Hessian's root."""
+    blocks = 8.0 if q else 3.5  # roots of Hessians and of the noise, leverage blocks, their inverses
+    return item * n * (12.0 * k + blocks * k * max(k, q))
 
 
 def require_factors(stream: LayerGradients, largest_exact: int) -> None:
@@ -318,3 +346,59 @@ def describe_blocks(stream: LayerGradients, largest_exact: int) -> list[str]:
             weights = count(sum(block.numel for block in blocks), "weight")
             facts.append(f"{kind}: {weights} in {count(len(blocks), 'block')} ({names})")
     return facts
+
+
+# --- Cost ------------------------------------------------------------------------------------------------------------
+
+
+def diagonal_cost(sizes: ProblemSizes, name: str) -> Cost:
+    """Of sums of squares, without a basis."""
+    memory = sums_bytes(sizes.d, sizes.d, sizes.working) + sizes.layer_bytes + sizes.example_bytes
+    steps, prediction = _spectral_work(sizes, rotations=0.0)
+    return Cost(name, stages={"sums and weights": memory}, steps=steps, prediction=prediction)
+
+
+def kronecker_cost(
+    sizes: ProblemSizes, name: str, largest_exact: int, two_bases: bool = False, bounded: bool = False
+) -> Cost:
+    """Of Kronecker factors and sums of squares in their eigenbasis; the meats may have a basis of their own."""
+    bases = factor_bytes(sizes.blocks, largest_exact)[0] * sizes.working / 8
+    sums = sums_bytes(sizes.d, sizes.d, sizes.working)
+    if two_bases:
+        bases, sums = 3.0 * bases, sums + 8.0 * 4 * sizes.d
+    stages = factor_stages(sizes, largest_exact)
+    stages["sums and weights"] = bases + sums + sizes.layer_bytes + sizes.example_bytes
+    steps, prediction = _spectral_work(sizes, sizes.rotations)
+    return Cost(name, stages, {**factor_steps(sizes, largest_exact), **steps}, prediction, bounded)
+
+
+def factor_stages(sizes: ProblemSizes, largest_exact: int) -> dict[str, float]:
+    """Bytes of the Kronecker factors, and of their eigendecomposition."""
+    return {
+        "factors": factor_bytes(sizes.blocks, largest_exact)[0] + sizes.layer_bytes,
+        "eigenvectors": decomposition_bytes(sizes.blocks, largest_exact),
+    }
+
+
+def factor_steps(sizes: ProblemSizes, largest_exact: int) -> dict[str, Work]:
+    """Work of the Kronecker factors, and of their eigendecomposition."""
+    cubes = 0.0
+    for block in sizes.blocks:
+        shape = block.matrix_shape
+        if block.kind == "kronecker":
+            cubes += shape[0] * (float(shape[1]) ** 3 + float(shape[2]) ** 3)
+        elif block.kind == "rows" or block.numel <= largest_exact:
+            cubes += float(shape[-1]) ** 3
+    factors = Work(read=sizes.n, layers=sizes.n, working=sizes.n * sizes.rotations)
+    return {"factors": factors, "eigenvectors": Work(cubes=cubes)}
+
+
+def _spectral_work(sizes: ProblemSizes, rotations: float) -> tuple[dict[str, Work], Work]:
+    """Steps of the fit, and a prediction."""
+    squares = 2.0 * sizes.k * sizes.d
+
+    def a_pass(sets: float) -> Work:
+        return Work(read=sizes.n, layers=sizes.n, working=sizes.n * (rotations + sets * squares))
+
+    steps = {"eigenvalues": a_pass(2.0), "leverages and meats": a_pass(1.0 + 3.0 / sizes.k)}
+    return steps, Work(layers=1.0, working=rotations + 7.0 * squares)

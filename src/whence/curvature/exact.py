@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from whence.curvature.base import FittedCurvature, Structure, Weigh
-from whence.curvature.cost import Cost, ProblemSizes, dual_cost, matrix_free_cost, primal_cost
+from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative
-from whence.curvature.primal import FittedPrimal, singular
+from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache, singular
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.memory import Budget, readable
@@ -127,3 +127,62 @@ def _instead(problem: Linearization) -> str:
         + "a smaller chunk_size where its rows are what is too large; "
         "structure=whence.Exact(road='matrix_free') for a handful of test points; or a larger max_memory."
     )
+
+
+# --- Cost ------------------------------------------------------------------------------------------------------------
+
+
+def primal_cost(sizes: ProblemSizes, name: str) -> Cost:
+    """Of the d x d curvature."""
+    square = float(sizes.d) ** 2 * sizes.item
+    rows = float(sizes.numbers) * sizes.d * sizes.item
+    kept = rows_in_cache(rows, sizes.limit - 9.0 * square)
+    read = sizes.n * (1.0 if kept else 4.0)
+    return Cost(
+        name,
+        stages=algebra_stages(sizes, sizes.d, rows if kept else 0.0, sizes.row_bytes),
+        steps={"rows": Work(read=read, rows=read), "algebra": Work(algebra=algebra_operations(sizes, sizes.d))},
+        prediction=Work(rows=1.0, forward=1.0, algebra=12.0 * sizes.k * float(sizes.d) ** 2),
+    )
+
+
+def dual_cost(sizes: ProblemSizes, name: str) -> Cost:
+    """Of the kernel, n k x n k."""
+    inner = float(sizes.n * max(sizes.k, sizes.q))
+    kernel = inner**2 * sizes.item
+    rows = float(sizes.numbers) * sizes.d * sizes.item
+    kept = rows_in_cache(rows, sizes.limit - 5.0 * kernel)
+    held = rows if kept else 0.0
+    assembling = 2.0 * rows if kept else 2.0 * 0.2 * sizes.limit
+    blocks = 0.0 if kept else max(1.0, rows / (0.2 * sizes.limit))  # rows are read again for every block of the kernel
+    again = 0.0 if kept else sizes.n / 100.0  # a pass for a hundred predictions or so
+    read = sizes.n * (1.0 + blocks)
+    return Cost(
+        name,
+        stages={
+            "rows and kernel": max(assembling, held + sizes.row_bytes) + kernel,
+            "factor and leverages": held + (10.5 if sizes.q else 5.0) * kernel + sizes.example_bytes,
+        },
+        steps={
+            "rows": Work(read=read, rows=read),
+            "kernel": Work(algebra=2.0 * sizes.numbers**2 * sizes.d),
+            "algebra": Work(algebra=(8.0 if sizes.q else 3.0) * inner**3),
+        },
+        prediction=Work(
+            read=again,
+            rows=1.0 + again,
+            forward=1.0,
+            algebra=2.0 * sizes.k * sizes.numbers * (sizes.d + 2.0 * inner),
+        ),
+    )
+
+
+def matrix_free_cost(sizes: ProblemSizes, name: str) -> Cost:
+    """Of solves by conjugate gradients, each of which takes tens of passes over the data."""
+
+    def solves(count: float) -> Work:
+        return Work(read=50.0 * sizes.n * count, rows=100.0 * sizes.n * count)
+
+    memory = 8.0 * sizes.row_chunk * sizes.k * sizes.d * sizes.item + sizes.row_bytes + sizes.example_bytes
+    steps = {"solves": solves(sizes.numbers / sizes.row_chunk)}
+    return Cost(name, stages={"solves": memory}, steps=steps, prediction=solves(sizes.k))

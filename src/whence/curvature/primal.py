@@ -22,6 +22,7 @@ from whence.curvature.base import (
     members_of,
     pieces,
 )
+from whence.curvature.cost import ProblemSizes
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
 from whence.jacobian.linearization import Linearization
@@ -514,3 +515,29 @@ def singular(ridge: float, null: int, size: int, more: str = "") -> SingularCurv
         f"expected an invertible curvature, got at least {null} of {size} directions without information at "
         f"ridge={ridge:g}. Raise `ridge` (for example to n times the weight decay), or select fewer parameters.{more}"
     )
+
+
+# --- Cost ------------------------------------------------------------------------------------------------------------
+
+
+def algebra_stages(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> dict[str, float]:
+    """Stages of the algebra on r features, of which `rows` bytes stay in memory, and `chunk` bytes pass."""
+    square = float(r) ** 2 * sizes.item
+    tall = (sizes.n * (sizes.q or sizes.k) + r) * float(r) * sizes.item
+    factor = 2.6 * tall + 3.0 * square if rows and r <= QR_SIZE else 6.0 * square
+    return {
+        "rows and curvature": rows + 2.0 * square + chunk,
+        "factor": rows + factor,
+        "leverages and meats": rows + 7.0 * square + chunk + sizes.example_bytes,
+    }
+
+
+def algebra_operations(sizes: ProblemSizes, r: int) -> float:
+    """Operations of the algebra on r features, beside the rows."""
+    tall = 2.0 * sizes.numbers * float(r) ** 2
+    return tall * (5.0 + (sizes.k + 3.0) / sizes.k) + 2.0 * float(r) ** 3
+
+
+def rows_in_cache(rows: float, limit: float) -> bool:
+    """Whether rows of the training set stay in memory."""
+    return rows <= CACHE_SHARE * max(limit, 0.0)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature.base import OfFeatures, Weigh
-from whence.curvature.core import Projected, leaving, primal_bytes
-from whence.curvature.cost import Cost, ProblemSizes, sketch_cost
+from whence.curvature.core import Projected, leaving, primal_bytes, sketch_cost
+from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.primal import FittedPrimal
 from whence.curvature.rotation import Basis
 from whence.curvature.stream import LayerGradients, working_precision

@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -414,38 +414,36 @@ class Saved:
 
     def whole(self, name: str, low: int = 0, high: int = LARGEST) -> int:
         """A whole number within bounds."""
-        found = self._field(name)
-        if type(found) is not int or not low <= found <= high:
-            raise self.wrong(name, f"a whole number from {low} to {high}")
+        found: int = self._checked(name, lambda one: _is_whole(one, low, high), f"a whole number from {low} to {high}")
         return found
+
+    def wholes(self, name: str, low: int = 0, high: int = LARGEST) -> list[int]:
+        """A list of whole numbers within bounds."""
+        wanted = f"a list of whole numbers from {low} to {high}"
+        return list(self._checked(name, lambda ones: _is_list(ones, lambda one: _is_whole(one, low, high)), wanted))
 
     def flag(self, name: str) -> bool:
         """Yes or no."""
-        found = self._field(name)
-        if type(found) is not bool:
-            raise self.wrong(name, "yes or no")
+        found: bool = self._checked(name, lambda one: type(one) is bool, "yes or no")
         return found
 
     def text(self, name: str, *choices: str) -> str:
         """A text, perhaps one of some."""
-        found = self._field(name)
-        if not isinstance(found, str) or (choices and found not in choices):
-            raise self.wrong(name, " or ".join(map(repr, choices)) or "a text")
-        return printable(found)
+        wanted = " or ".join(map(repr, choices)) or "a text"
+        return printable(
+            self._checked(name, lambda one: isinstance(one, str) and (not choices or one in choices), wanted)
+        )
 
     def texts(self, name: str) -> list[str]:
         """A list of texts."""
-        found = self._field(name)
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise self.wrong(name, "a list of texts")
+        found = self._checked(name, lambda ones: _is_list(ones, lambda one: isinstance(one, str)), "a list of texts")
         return [printable(one) for one in found]
 
-    def wholes(self, name: str, low: int = 0, high: int = LARGEST) -> list[int]:
-        """A list of whole numbers within bounds."""
+    def _checked(self, name: str, sound: Callable[[Any], bool], wanted: str) -> Any:
         found = self._field(name)
-        if not isinstance(found, list) or not all(type(one) is int and low <= one <= high for one in found):
-            raise self.wrong(name, f"a list of whole numbers from {low} to {high}")
-        return list(found)
+        if not sound(found):
+            raise self.wrong(name, wanted)
+        return found
 
     def wrong(self, name: str, wanted: str) -> CorruptArtifactError:
         """The error for something that is missing or not what it must be."""
@@ -461,3 +459,11 @@ class Saved:
         if not isinstance(order, list) or sorted(map(repr, order)) != [repr(axis) for axis in range(axes)]:
             raise damaged(self.container.path, f"the axes of {full} are in no order")
         return order
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_list(values: Any, sound: Callable[[Any], bool]) -> bool:
+    return isinstance(values, list) and all(map(sound, values))

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.display import listing
 from whence.errors import StaleModelError
 from whence.io.files import Draft, Saved, as_bytes, printable
+from whence.runtime.model_state import real_values
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -36,7 +38,7 @@ def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> list[str]:
     here, there = [name for name, _, _ in found], [row[0] for row in rows]
     if here != there:
         odd = [name for name in [*here, *there] if (name in here) != (name in there)] or here
-        raise _other_model(f"another set of parameters and buffers ({_listing(odd)})")
+        raise _other_model(f"another set of parameters and buffers ({listing([_safe(name) for name in odd])})")
     changed, cast = [], set()
     for (name, owner, tensor), (_, other, dtype, shape, wanted) in zip(found, rows, strict=True):
         if owner != other:
@@ -50,7 +52,7 @@ def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> list[str]:
             cast.add(f"the model computes in {tensor.dtype}, and was fitted in {dtype}")
     if changed:
         raise StaleModelError(
-            f"expected the weights and buffers that were fitted, got changes in {_listing(changed)}. "
+            f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
             "Load the weights of that time into the model, or fit and save again."
         )
     return sorted(cast)
@@ -65,12 +67,7 @@ def tensors_of(model: nn.Module) -> list[tuple[str, str, Tensor]]:
 
 def digest(tensor: Tensor) -> str:
     """SHA-256 of the bits of a tensor."""
-    found = tensor.detach()
-    if found.layout != torch.strided:
-        found = found.to_dense()
-    if found.is_complex():
-        found = torch.view_as_real(found.resolve_conj())
-    return hashlib.sha256(memoryview(as_bytes(found.resolve_neg()))).hexdigest()
+    return hashlib.sha256(memoryview(as_bytes(real_values(tensor)))).hexdigest()
 
 
 def _as_stored(tensor: Tensor, dtype: Any) -> Tensor | None:
@@ -115,7 +112,3 @@ def _other_model(got: str) -> StaleModelError:
     return StaleModelError(
         f"expected the model that was fitted, got {got}. Build it as it was then, and load the weights of that time."
     )
-
-
-def _listing(names: list[str], most: int = 5) -> str:
-    return ", ".join(map(_safe, names[:most])) + (", ..." if len(names) > most else "")

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
+from whence.display import listing
 from whence.errors import InputError, NotDeterministicError
 
 SPAN = 2**12
@@ -32,7 +33,7 @@ PIECE = 2**22
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
-def _real(tensor: Tensor) -> Tensor:
+def real_values(tensor: Tensor) -> Tensor:
     """The numbers in memory as they are meant: dense, real, no sign or conjugate pending."""
     found = tensor.detach()
     if found.layout != torch.strided:
@@ -52,7 +53,7 @@ def checksum(tensor: Tensor) -> int:
         >>> a == b, a == checksum(torch.tensor([1.0, 2.0]))
         (False, True)
     """
-    flat = _real(tensor).reshape(-1)
+    flat = real_values(tensor).reshape(-1)
     table = _table(flat.device)
     if 0 < flat.numel() * flat.element_size() <= SPAN:  # one span at most, in few calls
         return int(_sums(flat, table))
@@ -71,7 +72,7 @@ def row_checksums(tensor: Tensor) -> Tensor:
         >>> one == two, [one] == row_checksums(torch.tensor([[1.0, 2.0]])).tolist()
         (False, True)
     """
-    found = _real(tensor)
+    found = real_values(tensor)
     n = len(found)
     words = found.reshape(n, -1) if n else found
     if not words.numel():
@@ -175,7 +176,7 @@ def _plain_kernels() -> Iterator[None]:
 
 
 @contextmanager
-def _other_recurrent_kernels() -> Iterator[None]:
+def _without_cudnn() -> Iterator[None]:
     before = cudnn.enabled
     cudnn.enabled = False
     try:
@@ -195,28 +196,18 @@ def _same_draws() -> Iterator[None]:
             np.random.set_state(theirs)  # noqa: NPY002
 
 
-_PLAIN_KERNELS = SharedSetting(_plain_kernels)
-_NO_CUDNN = SharedSetting(_other_recurrent_kernels)
-_SAME_DRAWS = SharedSetting(_same_draws)
+plain_kernels = SharedSetting(_plain_kernels).entered
+"""Take kernels that can be differentiated in every way, and keep torch's own warnings about it from the user."""
+
+without_cudnn = SharedSetting(_without_cudnn).entered
+"""Do without cuDNN, whose recurrent networks can be differentiated in training mode only."""
+
+same_draws = SharedSetting(_same_draws).entered
+"""Set the random states of torch's CPU generator, numpy and Python back afterwards."""
 
 
-def plain_kernels() -> AbstractContextManager[None]:
-    """Take kernels that can be differentiated in every way, and keep torch's own warnings about it from the user."""
-    return _PLAIN_KERNELS.entered()
-
-
-def without_cudnn() -> AbstractContextManager[None]:
-    """Do without cuDNN, whose recurrent networks can be differentiated in training mode only."""
-    return _NO_CUDNN.entered()
-
-
-def same_draws() -> AbstractContextManager[None]:
-    """Set the random states of torch's CPU generator, numpy and Python back afterwards."""
-    return _SAME_DRAWS.entered()
-
-
-class _Products:
-    """Who wants products rounded, and who forbids it."""
+class _TF32:
+    """Which threads want products rounded to TF32, and which forbid it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -251,9 +242,9 @@ class _Products:
             self._set()
 
 
-_PRODUCTS = _Products()
+_TF32_SETTING = _TF32()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_PRODUCTS.left_behind)
+    os.register_at_fork(after_in_child=_TF32_SETTING.left_behind)
 
 
 def rounded_products(allowed: bool | None) -> AbstractContextManager[None]:
@@ -267,7 +258,7 @@ def rounded_products(allowed: bool | None) -> AbstractContextManager[None]:
         ...     print(torch.backends.cuda.matmul.allow_tf32)
         False
     """
-    return _PRODUCTS.rounded(allowed)
+    return _TF32_SETTING.rounded(allowed)
 
 
 @contextmanager
@@ -500,13 +491,13 @@ def check_evaluation_mode(model: nn.Module) -> None:
     if restless:
         raise NotDeterministicError(
             "expected a model in evaluation mode, got training mode with dropout or batch normalisation in: "
-            f"{_listing(restless)}. Call model.eval() first."
+            f"{listing(restless, 8)}. Call model.eval() first."
         )
     mixing = [name or type(module).__name__ for name, module in model.named_modules() if _mixing(module)]
     if mixing:
         raise NotDeterministicError(
             "expected outputs that do not depend on the other examples of a batch, got batch normalisation without "
-            f"running statistics in: {_listing(mixing)}. Use track_running_stats=True, or another normalisation."
+            f"running statistics in: {listing(mixing, 8)}. Use track_running_stats=True, or another normalisation."
         )
 
 
@@ -522,10 +513,6 @@ def _restless(module: nn.Module) -> bool:
 
 def _mixing(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.running_mean is None
-
-
-def _listing(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def fingerprint(model: nn.Module) -> dict[str, int]:

@@ -37,14 +37,14 @@ Distributed = Literal["auto"] | bool | float
 class Processes:
     """The processes that share a fit, each with its shard of the data, in the order of their ranks.
 
-    Words go through a group of gloo's own, which notices at once when a process has died and at the latest after the
-    timeout when one hangs. Numbers follow only after all processes said that they are well, through gloo from the CPU
+    Messages go through a group of gloo's own, which notices at once when a process has died and at the latest after the
+    timeout when one hangs. Tensors follow only after all processes said that they are well, through gloo from the CPU
     and through the default group (NCCL) from a GPU.
 
     Args:
         ranks: in the whole job.
         group: of gloo; `None` for a process alone.
-        wide: a group for numbers from a GPU; `None` for the default one.
+        gpu_group: for tensors on a GPU; `None` for the default one.
         timeout: seconds to wait for one another.
         neighbours: how many processes of the job are on this machine.
     """
@@ -53,12 +53,12 @@ class Processes:
         self,
         ranks: Sequence[int] = (0,),
         group: Any = None,
-        wide: Any = None,
+        gpu_group: Any = None,
         timeout: float = PATIENCE,
         neighbours: int = 1,
     ) -> None:
         """Remember who is there."""
-        self._ranks, self._group, self._wide, self._timeout = list(ranks), group, wide, timeout
+        self._ranks, self._group, self._gpu_group, self._timeout = list(ranks), group, gpu_group, timeout
         self.neighbours = neighbours
         self.rank: int = 0 if group is None else self._ranks.index(dist.get_rank())
         self.size: int = len(self._ranks)
@@ -111,7 +111,7 @@ class Processes:
         for one in () if self.alone else tensors:
             whole = one.contiguous()
             with self.watched(what):
-                dist.broadcast(whole, src=self._ranks[owner], group=self._road(one))
+                dist.broadcast(whole, src=self._ranks[owner], group=self._group_of(one))
             if whole is not one:
                 one.copy_(whole)
 
@@ -145,9 +145,9 @@ class Processes:
 
     def mesh(self, device: torch.device) -> Any:
         """The same processes as `torch.distributed.tensor` wants them; `None` where it could not gather."""
-        if device.type != "cpu" and "nccl" not in dist.get_backend(self._wide):  # gloo does not on a GPU
+        if device.type != "cpu" and "nccl" not in dist.get_backend(self._gpu_group):  # gloo does not on a GPU
             return None
-        group: Any = self._group if device.type == "cpu" else self._wide or dist.group.WORLD
+        group: Any = self._group if device.type == "cpu" else self._gpu_group or dist.group.WORLD
         return dist.device_mesh.DeviceMesh.from_group(group, device.type)
 
     @contextmanager
@@ -163,9 +163,9 @@ class Processes:
             raise
         except BaseException as error:
             with suppress(Exception):
-                words = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+                message = (str(error).strip().splitlines() or [""])[0].rstrip(".")
                 heard: list[Any] = [None] * self.size
-                dist.all_gather_object(heard, ("failed", f"{type(error).__name__}: {words}"), group=self._group)
+                dist.all_gather_object(heard, ("failed", f"{type(error).__name__}: {message}"), group=self._group)
             self.part()
             raise
         else:
@@ -180,26 +180,26 @@ class Processes:
     def _sum(self, tensor: Tensor, what: str) -> None:
         whole = tensor.contiguous()
         with self.watched(what):
-            dist.all_reduce(whole, group=self._road(tensor))
+            dist.all_reduce(whole, group=self._group_of(tensor))
         if whole is not tensor:
             tensor.copy_(whole)
 
-    def _road(self, tensor: Tensor) -> Any:
-        return self._group if tensor.device.type == "cpu" else self._wide
+    def _group_of(self, tensor: Tensor) -> Any:
+        return self._group if tensor.device.type == "cpu" else self._gpu_group
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
-        """Say in our own words that a process is gone."""
+        """Raise a `ProcessError` where a process is gone."""
         try:
             yield
         except RuntimeError as error:
             raise self._lost(what, error) from error
 
     def _lost(self, what: str, error: Exception) -> ProcessError:
-        words = BRACKETS.sub("", (str(error).strip().splitlines() or [type(error).__name__])[0]).split(". ")[0][:120]
+        message = BRACKETS.sub("", (str(error).strip().splitlines() or [type(error).__name__])[0]).split(". ")[0][:120]
         return ProcessError(
             f"expected all {self.size} processes to go on to {what} within {self._timeout:g} s, got no answer from one "
-            f"of them ({words}). It has died, or hangs: look at its output. A fit with checkpoint=... goes on from "
+            f"of them ({message}). It has died, or hangs: look at its output. A fit with checkpoint=... goes on from "
             "there when it is started again."
         )
 
@@ -208,9 +208,9 @@ ALONE = Processes()
 """One process, which waits for nobody."""
 
 
-def opened(asked: Distributed) -> Processes:
+def opened(distributed: Distributed) -> Processes:
     """The processes that shall work together: all of torch.distributed, where it is set up and not refused."""
-    given: Any = asked
+    given: Any = distributed
     named = given == "auto" if isinstance(given, str) else isinstance(given, bool)
     try:
         seconds = PATIENCE if named else float(given)
@@ -218,7 +218,7 @@ def opened(asked: Distributed) -> Processes:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise InputError(
-            f'expected distributed to be "auto", True, False or a number of seconds to wait for others, got {asked!r}.'
+            f'expected distributed to be "auto", True, False or a number of seconds to wait for others, got {given!r}.'
         )
     ready = dist.is_available() and dist.is_initialized()
     if given not in ("auto", False) and not ready:
@@ -226,7 +226,7 @@ def opened(asked: Distributed) -> Processes:
             "expected processes that know of each other for distributed=..., got none. Start them with torchrun, and "
             "call torch.distributed.init_process_group() first."
         )
-    if asked is False or not ready or dist.get_world_size() == 1:
+    if given is False or not ready or dist.get_world_size() == 1:
         return ALONE
     try:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
