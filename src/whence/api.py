@@ -26,7 +26,7 @@ from whence.fitting import (
     run,
 )
 from whence.io import Given, restore
-from whence.jacobian.network import Choice, bare
+from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from whence.results import Chosen, Seen, Uncertainty, join
 from whence.runtime.execution import Execution, Passes, check_memory
@@ -224,7 +224,7 @@ def load(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
             "whence's own."
         )
-    given = Given(bare(model), train_loader, likelihood, max_memory, progress)
+    given = Given(unwrap(model), train_loader, likelihood, max_memory, progress)
     return Tracer(**restore(Path(path), given, dtype))
 
 

@@ -21,7 +21,7 @@ from whence.errors import InputError, TooLargeError
 from whence.estimators import LeftOut, Policy, Weighing, assemble
 from whence.io.checkpoint import described, open_checkpoint
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
-from whence.jacobian.network import Choice, Network, Selection, bare, first_line, follow_own_loss, select
+from whence.jacobian.network import Choice, Network, Selection, first_line, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Execution, Passes
@@ -280,7 +280,7 @@ def run(
         passes: how the passes of the fit go, and which processes share them.
         progress: show how far it is.
     """
-    model = bare(model)
+    model = unwrap(model)
     check_model(model)
     marks = fingerprint(model)
     with preserved(model):

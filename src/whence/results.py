@@ -16,7 +16,7 @@ from torch import Tensor
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
 from whence.errors import InputError
-from whence.jacobian.network import Mixed, Picked, View
+from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ AT_ONCE = 64
 SKETCH_BYTES = 64 * 2**20
 """Random signs of one piece are kept under this size."""
 
-Answer = Callable[[View, bool], dict[str, Tensor]]
+Answer = Callable[[OutputView, bool], dict[str, Tensor]]
 """From a view of some inputs to covariances (m, c, c) by name; or, if told that they serve, to variances (m, c)."""
 
 
@@ -243,7 +243,7 @@ def _picked(inputs: Inputs, index: Tensor, k: int, answer: Answer, full: bool) -
         pieces: dict[str, list[Tensor]] = {}
         flat = places[:, low:high].reshape(m, -1)
         for start, stop in _spans(flat.shape[1], flat.shape[1] if full else AT_ONCE):
-            for name, value in answer(Picked(inputs, flat[:, start:stop]), full).items():
+            for name, value in answer(SelectedOutputs(inputs, flat[:, start:stop]), full).items():
                 pieces.setdefault(name, []).append(value)
         for name, values in pieces.items():
             parts.setdefault(name, []).append(_by_position(torch.cat(values, dim=1), high - low, full))
@@ -275,7 +275,7 @@ def _sketched(
                 0, 2, (high - low, k, sketches), generator=generator, dtype=torch.int8, device=generator.device
             )
             basis = (2 * signs - 1).to(outputs)
-            for name, value in answer(Mixed(some, basis, at * k), False).items():
+            for name, value in answer(OutputMixtures(some, basis, at * k), False).items():
                 pieces.setdefault(name, []).append(value)
         for name, values in pieces.items():
             parts.setdefault(name, []).append(torch.stack(values, dim=1))

@@ -29,7 +29,7 @@ from whence.influence.suggest import Suggestion, check_first, label_first
 from whence.influence.training import doubts, influence, training_frame
 from whence.io import save
 from whence.jacobian.linearization import Linearization
-from whence.jacobian.network import View
+from whence.jacobian.network import OutputView
 from whence.results import AT_ONCE, Diagnostics, Look, Seen, Uncertainty, blank, findings_table, join, look_at
 from whence.trust import Trust, assess
 
@@ -163,7 +163,7 @@ class Predictor(Shown):
             )
         return self._mean(shaped.flatten(1), inputs, where).reshape(shaped.shape)
 
-    def _answer(self, view: View, full: bool) -> dict[str, Tensor]:
+    def _answer(self, view: OutputView, full: bool) -> dict[str, Tensor]:
         """Covariances of what a view sees; or variances alone."""
         if not full and self.sandwich.variances_alone:
             return self._finish(self.sandwich.variances(view)[1], None)
