@@ -102,15 +102,22 @@ class Counts(whence.Likelihood):
         return (outputs / 2).exp().diag_embed()
 
 
-IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "_meats", "_opened", "_capture", "prints"}
+IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "_meats", "_opened", "_capture", "fingerprints"}
 """What a loaded fit may have otherwise: handles to the world, and what is computed when it is needed."""
-IGNORED |= {"_batched_backward", "_way", "_proved", "_ways_to_rows", "_pieces", "chunk_bytes", "retarget"}
 IGNORED |= {
-    "_proved_sizes",
+    "_batched_backward",
+    "_jvp_methods",
+    "_row_methods",
+    "_verified",
+    "_chunks",
+    "chunk_bytes",
+    "target_transform",
+}
+IGNORED |= {
     "_kept",
     "held",
     "_batch",
-    "_seen",
+    "_versions",
     "_spare",
     "saved",
     "_roomy",

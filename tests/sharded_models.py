@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from forked_fits import forked
-from whence.jacobian.network import whole_copy
+from whence.jacobian.network import unsharded_copy
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -32,10 +32,10 @@ def copied(folder: Path, width: int = 1024) -> dict[str, Any]:
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        whole_copy(fully_shard(nn.Linear(3, 3), mesh=mesh))  # loads what loads late
+        unsharded_copy(fully_shard(nn.Linear(3, 3), mesh=mesh))  # loads what loads late
         Path("/proc/self/clear_refs").write_text("5")
         before = resident("VmRSS")
-        found = whole_copy(model)
+        found = unsharded_copy(model)
         return {"peak": resident("VmHWM") - before, "held": sum(one.nbytes for one in found.parameters())}
 
     return {"layer": size, "whole": 12 * size, "said": forked(2, folder, work)}

@@ -14,7 +14,7 @@ from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, S
 from whence.errors import InputError
 from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
 from whence.io import Given, restore
-from whence.jacobian.network import Choice, bare
+from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from whence.output_choice import OutputVariances
 from whence.results import ChosenOutputs, Uncertainty
@@ -202,7 +202,7 @@ def load(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
             "whence's own."
         )
-    given = Given(bare(model), train_loader, likelihood, max_memory, progress)
+    given = Given(unwrap(model), train_loader, likelihood, max_memory, progress)
     return restore(Path(path), given, dtype, Tracer)
 
 

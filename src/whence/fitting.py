@@ -21,7 +21,7 @@ from whence.errors import InputError, TooLargeError
 from whence.estimators import LeftOut, Policy, Weighing, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
-from whence.jacobian.network import Choice, Network, Selection, bare, first_line, follow_own_loss, select
+from whence.jacobian.network import Choice, Network, Selection, first_line, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Execution, Passes
@@ -169,7 +169,7 @@ def run_fit(
     options = replace(options, groups=_gather_groups(options.groups, processes))
     if not processes.alone:
         options.require_sums("one process, or distributed=False,")
-    model = bare(model)
+    model = unwrap(model)
     check_model(model)
     fingerprints = fingerprint(model)
     with preserved(model):

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from whence.data.batches import Inputs, take
 from whence.errors import InputError
-from whence.jacobian.network import Mixed, Picked, View
+from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
 from whence.results import MAX_OUTPUTS, ChosenOutputs
 
 MAX_SKETCH_BYTES = 64 * 2**20
 """Random signs of one chunk are kept under this size."""
 
-ViewVariances = Callable[[View, bool], dict[str, Tensor]]
+ViewVariances = Callable[[OutputView, bool], dict[str, Tensor]]
 """From a view of some inputs to covariances (m, c, c) by name; or, where the flag is false, to variances (m, c)."""
 
 
@@ -189,7 +189,7 @@ def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, 
         pieces: dict[str, list[Tensor]] = {}
         flat = places[:, low:high].reshape(m, -1)
         for start, stop in _ranges(flat.shape[1], flat.shape[1] if full else MAX_OUTPUTS):
-            for name, value in variances_of(Picked(inputs, flat[:, start:stop]), full).items():
+            for name, value in variances_of(SelectedOutputs(inputs, flat[:, start:stop]), full).items():
                 pieces.setdefault(name, []).append(value)
         for name, values in pieces.items():
             parts.setdefault(name, []).append(_by_position(torch.cat(values, dim=1), high - low, full))
@@ -221,7 +221,7 @@ def _sketched(
                 0, 2, (high - low, k, sketches), generator=generator, dtype=torch.int8, device=generator.device
             )
             basis = (2 * signs - 1).to(outputs)
-            for name, value in variances_of(Mixed(some, basis, at * k), False).items():
+            for name, value in variances_of(OutputMixtures(some, basis, at * k), False).items():
                 pieces.setdefault(name, []).append(value)
         for name, values in pieces.items():
             parts.setdefault(name, []).append(torch.stack(values, dim=1))

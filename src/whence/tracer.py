@@ -29,7 +29,7 @@ from whence.influence.suggest import Suggestion, check_first, label_first
 from whence.influence.training import doubts, influence, training_frame
 from whence.io import save
 from whence.jacobian.linearization import Linearization
-from whence.jacobian.network import View
+from whence.jacobian.network import OutputView
 from whence.output_choice import OutputChoice, OutputVariances
 from whence.results import MAX_OUTPUTS, Diagnostics, Uncertainty, findings_table
 from whence.trust import Trust, assess
@@ -178,7 +178,7 @@ class Tracer(Shown):
             )
         return self._mean(shaped.flatten(1), inputs, where).reshape(shaped.shape)
 
-    def _view_variances(self, view: View, full: bool) -> dict[str, Tensor]:
+    def _view_variances(self, view: OutputView, full: bool) -> dict[str, Tensor]:
         """Covariances (m, c, c) of what a view of some inputs shows; or variances (m, c) alone."""
         if not full and self.sandwich.variances_alone:
             return self._all_estimators(self.sandwich.variances(view)[1], None)

@@ -110,7 +110,7 @@ def test_a_full_device_is_planned_for_anew() -> None:
     )
     notes = [one.value for one in found.diagnostics if one.name == "note" and "ran out of memory" in str(one.value)]
     assert notes == [
-        f"the device ran out of memory; the fit was planned anew with {size} MiB, chunks of {chunk} examples"
+        f"the device ran out of memory; the fit was planned again with {size} MiB, chunks of {chunk} examples"
         for size, chunk in (("32.0", 10), ("16.0", 5), ("8.0", 2))
     ]
     torch.testing.assert_close(found.predict(x).hec3, wanted.predict(x).hec3, rtol=1e-9, atol=1e-12)

@@ -152,7 +152,7 @@ def test_a_loader_that_drops_examples_is_noted() -> None:
     loader = DataLoader(TensorDataset(*inputs_and_targets()), batch_size=3, drop_last=True)
     tracer = fit(mlp(), loader)
     assert len(tracer.residuals) == 6
-    assert "2 training examples were not seen" in str(tracer.diagnostics)
+    assert "2 training examples were not read" in str(tracer.diagnostics)
 
 
 @pytest.mark.parametrize("kind", ["replacement", "subset"])

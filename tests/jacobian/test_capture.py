@@ -33,7 +33,7 @@ def test_tangents_are_the_gradients_of_single_examples(case: Model) -> None:
     assert {name: kinds[name] for name in case.kinds} == case.kinds
 
 
-# --- Functions of parameters alone, and functions that spread them over the examples ----------------------------------
+# --- Functions of parameters alone, and functions that broadcast them over the examples -------------------------------
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "view": (4, 3),
@@ -143,7 +143,7 @@ class Spread(nn.Module):
 @pytest.mark.parametrize(
     "function", parameters.BROADCAST_READERS, ids=lambda function: resolve_name(function) or str(function)
 )
-def test_parameters_are_spread_over_the_examples(function: Function) -> None:
+def test_parameters_are_broadcast_over_the_examples(function: Function) -> None:
     model = Spread(function, last_name(function)).double()
     capture = Capture(model, selected(model), example_inputs=torch.rand(5, 3, 4, dtype=torch.float64) + 0.5)
     for n in (4, 1):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import whence
 from doubles import Wrapped, inputs_and_targets, mlp
-from whence.jacobian.network import Network, arguments, first_line, tidy
+from whence.jacobian.network import Network, arguments, as_outputs, first_line
 
 TWO = torch.arange(6.0).reshape(3, 2)
 
@@ -23,7 +23,7 @@ TWO = torch.arange(6.0).reshape(3, 2)
     ids=["tensor", "dict", "ordered", "mapping", "object"],
 )
 def test_outputs_are_found(returned: Any) -> None:
-    assert tidy(returned, 3, "here") is TWO
+    assert as_outputs(returned, 3, "here") is TWO
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_outputs_are_found(returned: Any) -> None:
     ],
 )
 def test_axes_that_were_squeezed_come_back(shape: tuple[int, ...], n: int, tidied: tuple[int, ...]) -> None:
-    assert tidy(torch.zeros(shape), n, "here").shape == tidied
+    assert as_outputs(torch.zeros(shape), n, "here").shape == tidied
 
 
 @pytest.mark.parametrize(("shape", "n"), [((4, 2, 2), 2), ((4, 2), 2), ((4,), 2), ((1, 2), 2)])
@@ -47,7 +47,7 @@ def test_axes_that_do_not_fit(shape: tuple[int, ...], n: int) -> None:
     with pytest.raises(
         whence.ShapeError, match=rf"expected outputs of shape \({n}, k\), one row for each of the {n} examples"
     ):
-        tidy(torch.zeros(shape), n, "here")
+        as_outputs(torch.zeros(shape), n, "here")
 
 
 def test_arguments() -> None:

@@ -260,7 +260,7 @@ def test_many_outputs_are_sketched_by_default_and_it_is_told() -> None:
     tracer = whence.fit(net, [(x, y)], "categorical", "diagonal", ridge=0.3, progress=False)
     assert tracer.problem.k == 17
     assert "70 outputs" in repr(tracer)
-    assert "of 70 outputs, 16 columns of the loss's Hessian were looked at" in str(tracer.diagnostics)
+    assert "of 70 outputs, 16 columns of the loss's Hessian were used" in str(tracer.diagnostics)
     assert tracer.predict(TEST).hec3.shape == (5, 1)
     assert tracer.predict(TEST, outputs="all").hec3.shape == (5, 70)
     everything = whence.fit(net, [(x, y)], "categorical", "diagonal", ridge=0.3, hessian_columns="all", progress=False)

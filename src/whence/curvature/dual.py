@@ -124,7 +124,7 @@ class FittedDual(FittedCurvature):
                     cross = self.cross_kernel(other_flat).reshape(len(other_flat), -1, k)
                     curved = self.times_hessian(cross).flatten(1)
                     parts.append((flat @ other_flat.T - aligned @ curved.T) / self.ridge)
-            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, self.problem.seen(others[0])))
+            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, self.problem.output_count(others[0])))
         return torch.cat(found)
 
     def precondition(self, vectors: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class FittedDual(FittedCurvature):
 
     def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
         """Rows (m, k, d) of a batch, as many at once as fit: each block costs a pass over the training rows."""
-        problem, seen = self.problem, self.problem.seen(inputs)
+        problem, seen = self.problem, self.problem.output_count(inputs)
         row = seen * self.features.size * problem.outputs.element_size()
         most = max(1, int(0.1 * problem.budget.limit) // row)
         pending: list[Tensor] = []

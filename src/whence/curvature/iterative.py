@@ -174,12 +174,12 @@ class FittedIterative(FittedCurvature):
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """K solves a test point, then products with the Jacobian of the training examples."""
-        for where, rows in self.jacobian.rows(inputs, self.problem.seen(inputs)):
+        for where, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)):
             yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """K solves an input, then products with the Jacobian of the others."""
-        k = self.problem.seen(inputs)
+        k = self.problem.output_count(inputs)
         found = []
         for _, rows in self.jacobian.rows(inputs, k):
             solved = self.solve(rows.flatten(0, 1))
@@ -241,7 +241,7 @@ class MatrixFreeSandwich(Sandwich):
             outputs = problem.network(inputs).to(problem.dtype)
         parts: dict[str, list[Tensor]] = {}
         shifts = []
-        for _, rows in bread.jacobian.rows(inputs, problem.seen(inputs)):
+        for _, rows in bread.jacobian.rows(inputs, problem.output_count(inputs)):
             solved = bread.solve(rows.flatten(0, 1))
             alignments = bread.align(solved).reshape(*rows.shape[:2], problem.n, problem.k)
             covariances, shift = covariances_from_alignments(alignments, self.meats)

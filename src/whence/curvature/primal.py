@@ -72,7 +72,7 @@ class TrainingRows:
         """Decide whether the rows can be kept."""
         self.problem = problem
         self.features = features
-        need = problem.share * problem.k * features.size * problem.outputs.element_size()
+        need = problem.max_local_rows * problem.k * features.size * problem.outputs.element_size()
         self.kept: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
         self._full = False
         self._everywhere = problem.passes.process_group.alone
@@ -89,7 +89,7 @@ class TrainingRows:
         problem = self.problem
         if self.kept is not None and self._full:
             if state is not None:
-                known = problem.known(given)
+                known = problem.dependencies(given)
                 yield from problem.passes.over(self.kept, lambda item: item[0], label, state, known, resumable=False)
                 return
             if problem.passes.closed and not self._everywhere:
@@ -104,7 +104,7 @@ class TrainingRows:
                 if self.kept is not None:
                     seen.append((where, rows))
                 yield where, rows
-        mine = problem.mine
+        mine = problem.local_rows
         if self.kept is not None and sum(len(rows) for _, rows in seen) == mine.stop - mine.start:
             self.kept, self._full = seen, True  # a reader that stops early, or starts late, keeps nothing
 
@@ -335,13 +335,13 @@ class FittedPrimal(FittedCurvature):
 
     def alignments(self, inputs: Inputs) -> Alignments:
         """Solve for the rows of the inputs, and multiply by those of the training examples."""
-        for where, rows in self.features.rows(inputs, self.problem.seen(inputs)):
+        for where, rows in self.features.rows(inputs, self.problem.output_count(inputs)):
             scaled = self.whiten(rows.to(self.inverse.dtype)) @ self.inverse  # F_lam^-1 z is this over the scale
             yield where, self._align(scaled)
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """Inner products of whitened rows."""
-        seen = self.problem.seen
+        seen = self.problem.output_count
         k, j = seen(inputs), seen(others[0])
         rows = torch.cat([self.whiten(rows).flatten(0, 1) for _, rows in self.features.rows(inputs, k)])
         parts = [
@@ -425,7 +425,7 @@ class FittedPrimal(FittedCurvature):
     def _factor_by_qr(self, scale: Tensor, ridge: float) -> Tensor:
         roots = self.problem.hessian_roots
         each = self.problem.k if roots is None else roots.shape[2]
-        mine = self.problem.mine
+        mine = self.problem.local_rows
         numbers = (mine.stop - mine.start) * each
         penalty = len(scale) if ridge > 0 else 0
         stacked = scale.new_zeros(numbers + penalty, len(scale))  # large: filled in place
@@ -491,7 +491,7 @@ class PrimalSandwich(Sandwich):
             outputs = problem.network(inputs).to(problem.dtype)
         parts: dict[str, list[Tensor]] = {name: [] for name in (*self.matrices, "laplace")}
         shifts = []
-        for _, rows in self.bread.features.rows(inputs, problem.seen(inputs)):
+        for _, rows in self.bread.features.rows(inputs, problem.output_count(inputs)):
             white = self.bread.whiten(rows).to(rows.dtype)
             flipped = white.transpose(1, 2)
             parts["laplace"].append((white @ flipped).to(problem.dtype))

@@ -710,11 +710,11 @@ class FittedSpectral(FittedCurvature):
     def alignments(self, inputs: Inputs) -> Alignments:
         """Precondition the gradients of the inputs, then contract them with the layers of the training examples."""
         for where, directions in self._preconditioned(inputs):
-            yield where, self._align(directions, where.stop - where.start, self.problem.seen(inputs))
+            yield where, self._align(directions, where.stop - where.start, self.problem.output_count(inputs))
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
         """The same with the layers of other inputs."""
-        k, j = self.problem.seen(inputs), self.problem.seen(others[0])
+        k, j = self.problem.output_count(inputs), self.problem.output_count(others[0])
         found = []
         for where, directions in self._preconditioned(inputs):
             m = where.stop - where.start
@@ -739,7 +739,7 @@ class FittedSpectral(FittedCurvature):
     def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Tensor | Preconditioned]]]:
         """F_lam^-1 J^T of some inputs at a time, (m k, *shape) for each block, or factored where that serves."""
         problem, precision = self.problem, working_precision(self.problem)
-        k = problem.seen(inputs)
+        k = problem.output_count(inputs)
         size = batch_size(inputs, "this batch")
         most = max(1, int(0.05 * problem.budget.limit) // self._row(inputs, k, precision))
         outside = [complement_of(basis, precision) for basis in self.bases]
@@ -882,7 +882,7 @@ class SpectralSandwich(Sandwich):
 
     def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k)."""
-        stream, k = self.bread.stream, self.bread.problem.seen(inputs)
+        stream, k = self.bread.stream, self.bread.problem.output_count(inputs)
         outputs, sums = [], []
         with stream.by_few_threads(batch_size(inputs, "this batch"), k):
             for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):

@@ -476,7 +476,7 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
         notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
     elif loader.drop_last and size % loader.batch_size:
         notes.append(
-            f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not seen"
+            f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not read"
         )
     return _copy(loader, batch_size=loader.batch_size, shuffle=False, drop_last=loader.drop_last and sequential)
 

@@ -15,7 +15,7 @@ from whence.display import Column, Shown, Table, count, number, numbers, places,
 from whence.errors import InputError, ShapeError
 from whence.estimators import check_variances
 from whence.influence.fitted import Fitted, for_each_batch, frame, predicted_outputs
-from whence.jacobian.network import Picked
+from whence.jacobian.network import SelectedOutputs
 from whence.linalg import largest, largest_first
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def terms_of(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tu
             input are one prediction.
     """
     problem = fitted.problem
-    k = problem.seen(inputs)
+    k = problem.output_count(inputs)
     each = k if apart else 1
     row = 8 * problem.n * (k + 3 * each)
     most = max(1, int(0.1 * problem.budget.limit) // row)
@@ -480,7 +480,7 @@ def _batch(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, positions: Po
     return joined.rows(order[shown(inputs, joined.where[order])])
 
 
-def views(fitted: Fitted, inputs: Inputs, positions: Positions) -> Iterator[tuple[Picked, Tensor]]:
+def views(fitted: Fitted, inputs: Inputs, positions: Positions) -> Iterator[tuple[SelectedOutputs, Tensor]]:
     """Yield views of the predicted class at some positions of each input, and which positions (c,) they are.
 
     Args:
@@ -503,7 +503,7 @@ def views(fitted: Fitted, inputs: Inputs, positions: Positions) -> Iterator[tupl
         )
     wanted = read(positions, places.shape[1]).to(places.device)
     for some in wanted.split(AT_ONCE):
-        yield Picked(inputs, places[:, some]), some
+        yield SelectedOutputs(inputs, places[:, some]), some
 
 
 def read(positions: Any, count: int) -> Tensor:

@@ -19,7 +19,7 @@ from whence.data.batches import Inputs, batch_size, check_finite, length, take, 
 from whence.errors import InputError, LoaderError, StaleModelError
 from whence.estimators import LeftOut, Weighing
 from whence.jacobian.linearization import Linearization
-from whence.jacobian.network import Network, Picked
+from whence.jacobian.network import Network, SelectedOutputs
 from whence.runtime.execution import Chunks
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import check_evaluation_mode, checksum, fingerprint, locked, preserved, rounded_products
@@ -173,7 +173,7 @@ def _viewed(fitted: Fitted, inputs: Inputs) -> Inputs:
         outputs = problem.network.shaped(inputs)
     best = predicted_outputs(fitted, outputs)
     every = torch.arange(outputs[0].numel(), device=outputs.device).expand(len(outputs), -1)
-    return Picked(inputs, every if best is None else best)
+    return SelectedOutputs(inputs, every if best is None else best)
 
 
 def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:

@@ -439,7 +439,7 @@ def split(fitted: Fitted, inputs: Inputs, sources: Sources) -> Split:
     for low in range(0, size, most):
         some = take(inputs, slice(low, min(low + most, size)))
         for where, chunks in alignments(fitted, some):
-            sums = problem.outputs.new_zeros(4, where.stop - where.start, problem.seen(inputs))
+            sums = problem.outputs.new_zeros(4, where.stop - where.start, problem.output_count(inputs))
             for there, aligned in chunks:
                 sums += _sums(fitted, aligned, there, sources)
             parts.append(sums)

@@ -22,8 +22,7 @@ from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError
 from whence.jacobian.functional import OneByOne, Run, Vectorized
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent
-from whence.jacobian.graph import walk
-from whence.jacobian.record import Call, gradient_forms, pull_back, record_forward, tangents_of
+from whence.jacobian.record import Call, gradient_forms, pull_back, record_forward, tangents_of, walk
 from whence.jacobian.rules.base import Record
 from whence.jacobian.verify import (
     fallback_mismatches,
@@ -31,7 +30,6 @@ from whence.jacobian.verify import (
     have_gradient,
     mismatches,
     possible_layouts_of,
-    reached_records,
     reference_on_graph,
     rows_are_in_place,
     tolerance,
@@ -41,30 +39,30 @@ from whence.jacobian.verify import (
 from whence.runtime.processes import Processes
 
 
+@dataclass(frozen=True)
 class Captured:
-    """One batch, run under capture.
+    """One batch, run under capture; holds the graph until `tangents(..., last=True)`, or until it goes away.
 
     Attributes:
-        outputs: (n, k), without a graph.
+        blocks: The selected parameters, in blocks.
+        graph: The outputs (n, k), with their graph.
+        records: The uses that they depend on.
+        layouts: Where the examples are in the output of each use.
+        fallback: A run for the parameters that no rule covers, if there are any.
+        vectorized: Whether one vectorised backward pass was verified to give the same as several.
     """
 
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        outputs: Tensor,
-        records: Sequence[Record],
-        layouts: Sequence[Layout],
-        fallback: Run | None,
-        vectorized: bool = False,
-    ) -> None:
-        """Hold the graph until `tangents(..., last=True)`, or until this object goes away."""
-        self.outputs = outputs.detach()
-        self._blocks = blocks
-        self._graph = outputs
-        self._records = records
-        self._layouts = layouts
-        self._fallback = fallback
-        self._vectorized = vectorized
+    blocks: Sequence[Block]
+    graph: Tensor
+    records: Sequence[Record]
+    layouts: Sequence[Layout]
+    fallback: Run | None
+    vectorized: bool = False
+
+    @property
+    def outputs(self) -> Tensor:
+        """(n, k), without a graph."""
+        return self.graph.detach()
 
     def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
         """Pull cotangents back to every block.
@@ -81,12 +79,12 @@ class Captured:
         """
         _check_cotangents(cotangents, self.outputs)
         cotangents = cotangents.to(self.outputs)
-        batched = (self._vectorized if batched is None else batched) and len(cotangents) > 1
-        grads = pull_back(self._graph, self._records, self._layouts, cotangents, last=last, batched=batched)
-        tangents = tangents_of(self._blocks, grads, self.outputs, len(cotangents))
-        if self._fallback is None:
+        batched = (self.vectorized if batched is None else batched) and len(cotangents) > 1
+        grads = pull_back(self.graph, self.records, self.layouts, cotangents, last=last, batched=batched)
+        tangents = tangents_of(self.blocks, grads, self.graph, len(cotangents))
+        if self.fallback is None:
             return tangents
-        values = self._fallback.gradients(cotangents, last)
+        values = self.fallback.gradients(cotangents, last)
         return [
             Dense(one.block, (values[one.block.name].reshape(len(self.outputs), len(cotangents), -1),))
             if one.block.name in values
@@ -95,22 +93,21 @@ class Captured:
         ]
 
 
+@dataclass(frozen=True)
 class CapturedOneByOne:
-    """One batch whose examples were run one at a time, each under capture.
+    """One batch whose examples were run one at a time, each under capture."""
 
-    Attributes:
-        outputs: (n, k), without a graph.
-    """
+    examples: Sequence[Captured]
 
-    def __init__(self, examples: Sequence[Captured]) -> None:
-        """Concatenate the outputs."""
-        self.outputs = torch.cat([one.outputs for one in examples])
-        self._examples = examples
+    @property
+    def outputs(self) -> Tensor:
+        """(n, k), without a graph."""
+        return torch.cat([one.outputs for one in self.examples])
 
     def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
         """As of `Captured`."""
         _check_cotangents(cotangents, self.outputs)
-        each = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self._examples)]
+        each = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
         return [concatenate(tangents) for tangents in zip(*each, strict=True)]
 
 
@@ -219,7 +216,7 @@ class Capture:
         """The parameters that the outputs of a batch depend on, by its graph."""
         outputs, records = self._record(inputs, batch_size(inputs, "this batch"))
         found = walk(outputs, records, self._uses.recorded)
-        return found.unrecorded.union(*(record.parameters for record in reached_records(records, found)))
+        return found.unrecorded.union(*(record.parameters for record in found.reached))
 
     def run(self, inputs: Inputs) -> Captured | CapturedOneByOne:
         """Run the model on a batch and keep what its tangents need."""
@@ -232,7 +229,7 @@ class Capture:
             for name in sorted(found.unrecorded):
                 self._fall_back(name, uncovered_calls(self._call, self._parameters[name], inputs))
             return self.run(inputs)
-        batch = _Batch(inputs, outputs, reached_records(records, found))
+        batch = _Batch(inputs, outputs, found.reached)
         unverified = self._reuse_layouts(batch)
         for at in unverified:
             self._check_form(batch.records[at])
@@ -300,8 +297,8 @@ class Capture:
         batch.verified = [at for at, yes in zip(unverified, have, strict=True) if yes]
         if batch.verified:
             found = find_layouts(batch.outputs, [batch.records[at] for at in batch.verified])
-            for at, layout in zip(batch.verified, found, strict=True):
-                batch.layouts[at] = layout
+            for at, (layouts, _) in zip(batch.verified, found, strict=True):
+                batch.layouts[at] = layouts[0] if layouts else None
         return all(batch.layouts[at] is not None for at in batch.verified)
 
     def _verify_first_gradients(self, batch: _Batch) -> bool:

@@ -112,7 +112,7 @@ class Block:
 class Kronecker:
     """Gradients that are sums of outer products: sum over t of g_t a_t^T for every example, cotangent and group.
 
-    Both factors may be unfolded only when asked for (convolutions); nothing is cached, so keep what is used twice.
+    Convolutions are unfolded in `inputs()` and `grads()`; nothing is cached, so store what is used twice.
 
     Example:
         >>> block = Block("fc", ("fc.weight",), ((2, 3),), "kronecker")
@@ -204,9 +204,9 @@ class Rows:
         key = torch.arange(n, device=self.index.device)[:, None] * self.block.matrix_shape[0] + self.index
         key = key.flatten()
         if self.weights is not None:
-            kept = self.weights.flatten().nonzero().squeeze(1)
-            weights = self.weights.flatten()[kept].to(values.dtype)
-            key, values = key[kept], values[kept] * weights[:, None, None]
+            counted = self.weights.flatten().nonzero().squeeze(1)
+            weights = self.weights.flatten()[counted].to(values.dtype)
+            key, values = key[counted], values[counted] * weights[:, None, None]
         pairs, inverse = torch.unique(key, return_inverse=True)
         sums = values.new_zeros(len(pairs), *values.shape[1:]).index_add_(0, inverse, values)
         size = self.block.matrix_shape[0]
@@ -351,7 +351,7 @@ def _times(rows: Tensor, linear: Tensor, constant: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Concatenated:
-    """Factors put together only where they are needed: along t (several calls of one weight) or c (cotangents)."""
+    """Factors concatenated only where they are needed: along t (several calls of one weight) or c (cotangents)."""
 
     parts: tuple[Factor, ...]
     axis: Literal["positions", "cotangents"]
@@ -369,7 +369,7 @@ class Concatenated:
         return self._concatenate([part.tensor() for part in self.parts])
 
     def project(self, basis: Tensor) -> Tensor:
-        """All parts, each projected before they are put together."""
+        """All parts, each projected before they are concatenated."""
         return self._concatenate([part.project(basis) for part in self.parts])
 
     def _concatenate(self, parts: Sequence[Tensor]) -> Tensor:

@@ -1,12 +1,17 @@
-"""J v, the change of all outputs along a direction in the weights: two ways to get it without the rows of J."""
+"""The Jacobian J of the outputs in the selected parameters: its rows, J v and J^T u, without a layer being known.
+
+Rows and J v have several implementations, each more general and slower than the one before. The first that works, and
+agrees with a backward pass, is used; the diagnostics say which ones failed.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,58 +26,12 @@ from whence.jacobian.record import gradients
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import plain_kernels
 
-
-class _OneAtATime:
-    """Torch counts the nesting of forward-mode derivatives for the whole process: two threads would share a level."""
-
-    def __init__(self) -> None:
-        self.forget()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.forget)
-
-    def forget(self) -> None:
-        self.lock = threading.RLock()
-
-
-_FORWARD_MODE = _OneAtATime()
-
-
-def forward_mode(network: Network, selection: Selection, inputs: Inputs, directions: Tensor) -> Tensor:
-    """J v by forward-mode differentiation, all directions at once: (q, d) -> (q, n, k)."""
-    parameters = selection.detached()
-
-    def along(direction: Tensor) -> Tensor:
-        pair = jvp(lambda values: network.with_parameters(values, inputs), (parameters,), (selection.like(direction),))
-        return cast(Tensor, pair[1])
-
-    with _FORWARD_MODE.lock, torch.no_grad():  # no graph of the parameters that were not selected
-        found: Tensor = vmap(along, randomness="same")(directions)
-    return found
-
-
-def twice_backward(network: Network, selection: Selection, inputs: Inputs, directions: Tensor) -> Tensor:
-    """J v as the derivative of u -> <J^T u, v>, which is linear in u: (q, d) -> (q, n, k)."""
-    free = selection.free()
-    with torch.enable_grad():
-        outputs = network.with_parameters(free, inputs)
-        if not outputs.requires_grad:
-            return outputs.new_zeros(len(directions), *outputs.shape)
-        u = torch.zeros_like(outputs, requires_grad=True)
-        pulled = torch.autograd.grad(outputs, list(free.values()), u, create_graph=True, materialize_grads=True)
-        found = []
-        for direction in directions:
-            tangent = selection.like(direction)
-            inner = torch.stack([(g * tangent[name]).sum() for name, g in zip(free, pulled, strict=True)]).sum()
-            found.append(gradients(inner, [u], torch.ones_like(inner))[0])
-    return torch.stack(found)
-
-
 CHUNK_BYTES = 256 * 2**20
 """A chunk of Jacobian rows is kept under this size unless `chunk_size` says otherwise."""
 
 
 class Jacobian:
-    """Tangent features phi(x) = d f(x) / d w of the selected parameters, as rows of size d.
+    """The Jacobian phi(x) = d f(x) / d w of the outputs in the selected parameters, as rows of size d.
 
     Args:
         network: the model.
@@ -97,17 +56,24 @@ class Jacobian:
         self.chunk_bytes = chunk_bytes
         self.dtype = dtype
         self.notes: list[str] = []
-        self._pieces = Chunks(self.notes, "tangents")
-        self._ways_to_rows: list[tuple[str, Callable[[Inputs], Tensor]]] = [
-            ("torch.vmap", self._rows_at_once),
-            ("the capture of layers", self._rows_by_layer),
+        self._chunks = Chunks(self.notes, "tangents")
+        self._row_methods = _Methods(
+            self.notes,
+            "{failed} failed ({why}); tangents by {next}",
+            ("torch.vmap", self._rows_by_vmap),
+            ("the capture of layers", self._rows_by_capture),
             ("one example at a time", self._rows_one_by_one),
-        ]
+        )
+        self._jvp_methods = _Methods(
+            self.notes,
+            "{failed} failed ({why}); {next} served instead",
+            ("forward-mode derivatives", partial(self._verified_jvp, forward_mode)),
+            ("two backward passes", partial(self._verified_jvp, double_backward)),
+            ("the rows of the Jacobian", self._jvp_by_rows),
+        )
         self._capture: Capture | None = None
         self._batched_backward = True
-        self._way = 0
-        self._proved = False
-        self._proved_sizes: set[int] = set()
+        self._verified: set[Any] = set()  # ways to compute J v, and batch sizes of rows by vmap
 
     @property
     def size(self) -> int:
@@ -153,7 +119,7 @@ class Jacobian:
             outputs: the number k of outputs, for the size of the chunks.
         """
         size = batch_size(inputs, "this batch")
-        return self._pieces.of(size, self.chunk(outputs), lambda where: self._rows(take(inputs, where)))
+        return self._chunks.of(size, self.chunk(outputs), lambda where: self._rows(take(inputs, where)))
 
     def jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
         """J v for several directions at once: (q, d) -> (q, n, k)."""
@@ -161,131 +127,79 @@ class Jacobian:
         def push(where: slice) -> Tensor:
             some = take(inputs, where)
             step = max(1, self.chunk(1) // (where.stop - where.start))
-            return torch.cat([self._jvp(some, part) for part in directions.split(step)])
+            with self._out_of_memory(some), plain_kernels():
+                return torch.cat([self._jvp_methods(some, part).to(self.dtype) for part in directions.split(step)])
 
         size = batch_size(inputs, "this batch")
-        return torch.cat([part for _, part in self._pieces.of(size, self.chunk_size or size, push)], dim=1)
+        return torch.cat([part for _, part in self._chunks.of(size, self.chunk_size or size, push)], dim=1)
 
     def vjp(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
         """J^T u summed over the batch, for several cotangents at once: (q, n, k) -> (q, d)."""
 
         def pull(where: slice) -> Tensor:
-            free = self.selection.free()
+            leaves = self.selection.leaves()
             with torch.enable_grad(), plain_kernels():
-                outputs = self.network.with_parameters(free, take(inputs, where))
+                outputs = self.network.with_parameters(leaves, take(inputs, where))
                 wanted = cotangents[:, where].to(outputs.dtype)
                 step = max(1, self.chunk(1) // len(outputs))
-                return torch.cat([self._pull(outputs, free, part) for part in wanted.split(step)])
+                return torch.cat([self._backward(outputs, leaves, part) for part in wanted.split(step)])
 
         size = batch_size(inputs, "this batch")
         total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
-        for _, part in self._pieces.of(size, self.chunk_size or size, pull):
+        for _, part in self._chunks.of(size, self.chunk_size or size, pull):
             total += part
         return total
 
-    def _single(self, inputs: Inputs) -> Iterator[slice]:
-        return (slice(at, at + 1) for at in range(batch_size(inputs, "this batch")))
-
-    def _jvp(self, inputs: Inputs, directions: Tensor) -> Tensor:
-        """Three ways, each more general and slower than the one before; the first that proves right is taken."""
-        ways: tuple[tuple[str, Callable[[Inputs, Tensor], Tensor]], ...] = (
-            ("forward-mode derivatives", partial(forward_mode, self.network, self.selection)),
-            ("two backward passes", partial(twice_backward, self.network, self.selection)),
-            ("the rows of the Jacobian", self._through_rows),
-        )
-        name, way = ways[self._way]
-        try:
-            with plain_kernels():
-                if not self._proved:
-                    self._prove(way, inputs)
-                return way(inputs, directions).to(self.dtype)
-        except torch.cuda.OutOfMemoryError as error:
-            raise self._too_large(inputs) from error
-        except Exception as error:  # whatever a model may do that this way cannot
-            if self._way + 1 == len(ways):
-                raise
-            self._way, self._proved = self._way + 1, False
-            self.notes.append(f"{name} failed ({first_line(error)}); {ways[self._way][0]} served instead")
-        return self._jvp(inputs, directions)
-
-    def _prove(self, way: Callable[[Inputs, Tensor], Tensor], inputs: Inputs) -> None:
-        """<u, J v> must be <J^T u, v>: torch's two modes differ, for example, on the padding row of an embedding."""
-        v = self._draw((1, self.size))
-        moved = way(inputs, v).to(self.dtype)
-        u = self._draw(moved.shape)
-        pulled = self.vjp(inputs, u)
-        gap = float(((u * moved).sum() - (pulled * v).sum()).abs())
-        scale = float(u.norm() * moved.norm() + pulled.norm() * v.norm())
-        if gap > self.precision**0.5 * scale:
-            raise ArithmeticError(f"not the transpose of a backward pass, by {gap / scale:.1g}")
-        self._proved = True
-
-    def _draw(self, shape: Sequence[int]) -> Tensor:
-        """Normal numbers, the same every time."""
-        cpu = torch.Generator("cpu").manual_seed(0)
-        return torch.randn(*shape, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)
-
-    def _through_rows(self, inputs: Inputs, directions: Tensor) -> Tensor:
-        wanted = directions.to(self.dtype).T
-        parts = [self._rows(take(inputs, where)) @ wanted for where in self._single(inputs)]
-        return torch.cat(parts).permute(2, 0, 1)
-
-    def _pull(self, outputs: Tensor, free: dict[str, Tensor], cotangents: Tensor) -> Tensor:
+    def _backward(self, outputs: Tensor, leaves: dict[str, Tensor], cotangents: Tensor) -> Tensor:
         """J^T u for cotangents (q, n, k), (q, d)."""
         if not outputs.requires_grad:
             return torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=outputs.device)
-        leaves = list(free.values())
+        values = list(leaves.values())
         if self._batched_backward and len(cotangents) > 1:
             try:
-                pulled = gradients(outputs, leaves, cotangents, batched=True)
-                return self.selection.flatten(dict(zip(free, pulled, strict=True)), leading=1).to(self.dtype)
+                found = gradients(outputs, values, cotangents, batched=True)
+                return self.selection.flatten(dict(zip(leaves, found, strict=True)), leading=1).to(self.dtype)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception:  # an operation that vmap cannot follow: one cotangent at a time works always
                 self._batched_backward = False
         each = []
         for u in cotangents:
-            dense = (grad.to_dense() if grad.is_sparse else grad for grad in gradients(outputs, leaves, u))
-            each.append(self.selection.flatten(dict(zip(free, dense, strict=True))).to(self.dtype))
+            dense = (grad.to_dense() if grad.is_sparse else grad for grad in gradients(outputs, values, u))
+            each.append(self.selection.flatten(dict(zip(leaves, dense, strict=True))).to(self.dtype))
         return torch.stack(each)
 
-    def _rows(self, inputs: Inputs) -> Tensor:
-        """Three ways, each slower than the one before; the last one works always."""
-        name, way = self._ways_to_rows[0]
-        try:
-            return way(inputs)
-        except torch.cuda.OutOfMemoryError as error:
-            raise self._too_large(inputs) from error
-        except Exception as error:  # whatever a model may do that this way cannot follow
-            if len(self._ways_to_rows) == 1:
-                raise
-            del self._ways_to_rows[0]
-            self.notes.append(f"{name} failed ({first_line(error)}); tangents by {self._ways_to_rows[0][0]}")
-        return self._rows(inputs)
+    # --- Rows ---------------------------------------------------------------------------------------------------------
 
-    def _rows_at_once(self, inputs: Inputs) -> Tensor:
+    def _rows(self, inputs: Inputs) -> Tensor:
+        with self._out_of_memory(inputs):
+            return self._row_methods(inputs)
+
+    def _rows_by_vmap(self, inputs: Inputs) -> Tensor:
         def single(parameters: dict[str, Tensor], example: Inputs) -> Tensor:
             one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
             return self.network.with_parameters(parameters, one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
         with torch.no_grad(), plain_kernels():  # no graph of the parameters that were not selected
-            rows = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(self.selection.detached(), inputs)
-        found = self.selection.flatten(rows, leading=2).to(self.dtype)
-        if len(found) not in self._proved_sizes:
-            self._prove_rows(found, inputs)
-        return found
+            found = vmap(jacrev(single), in_dims=(None, axes), randomness="different")(
+                self.selection.detached(), inputs
+            )
+        rows = self.selection.flatten(found, leading=2).to(self.dtype)
+        if len(rows) not in self._verified:
+            self._verify_rows(rows, inputs)
+        return rows
 
-    def _prove_rows(self, rows: Tensor, inputs: Inputs) -> None:
-        """u^T J must be what a backward pass brings: torch has rules for vmap that are silently wrong at some sizes."""
-        u = self._draw(rows.shape[:2]).unsqueeze(0)
-        pulled, summed = self.vjp(inputs, u)[0], u[0].flatten() @ rows.flatten(0, 1)
-        gap, scale = float((pulled - summed).norm()), float(pulled.norm() + u.norm() * rows.norm())
+    def _verify_rows(self, rows: Tensor, inputs: Inputs) -> None:
+        """u^T J must be what a backward pass gives: torch has rules for vmap that are silently wrong at some sizes."""
+        u = self._normal(rows.shape[:2]).unsqueeze(0)
+        expected, summed = self.vjp(inputs, u)[0], u[0].flatten() @ rows.flatten(0, 1)
+        gap, scale = float((expected - summed).norm()), float(expected.norm() + u.norm() * rows.norm())
         if gap > self.precision**0.5 * scale:
             raise ArithmeticError(f"not the rows of a backward pass, by {gap / scale:.1g}")
-        self._proved_sizes.add(len(rows))
+        self._verified.add(len(rows))
 
-    def _rows_by_layer(self, inputs: Inputs) -> Tensor:
+    def _rows_by_capture(self, inputs: Inputs) -> Tensor:
         """A whole batch, where its inputs decide on the path through the model, as Hugging Face's masks do."""
         if self._capture is None:
             selected = dict(self.selection.parameters)
@@ -300,17 +214,124 @@ class Jacobian:
 
     def _rows_one_by_one(self, inputs: Inputs) -> Tensor:
         rows = []
-        for where in self._single(inputs):
-            free = self.selection.free()
+        for example in _examples(inputs):
+            leaves = self.selection.leaves()
             with torch.enable_grad(), plain_kernels():
-                outputs = self.network.with_parameters(free, take(inputs, where))  # (1, k)
+                outputs = self.network.with_parameters(leaves, example)  # (1, k)
                 units = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).unsqueeze(1)
-                rows.append(self._pull(outputs, free, units))
+                rows.append(self._backward(outputs, leaves, units))
         return torch.stack(rows)
 
-    def _too_large(self, inputs: Inputs) -> TooLargeError:
-        n = batch_size(inputs, "this batch")
-        return TooLargeError(
-            f"expected the tangents of {n} examples to fit on {self.network.device}, got out of memory. "
-            f"Pass a chunk_size below {n}, or smaller batches."
-        )
+    # --- J v ----------------------------------------------------------------------------------------------------------
+
+    def _verified_jvp(self, method: Callable[..., Tensor], inputs: Inputs, directions: Tensor) -> Tensor:
+        """<u, J v> must be <J^T u, v>: torch's two modes differ, for example, on the padding row of an embedding."""
+        if method not in self._verified:
+            v = self._normal((1, self.size))
+            moved = method(self.network, self.selection, inputs, v).to(self.dtype)
+            u = self._normal(moved.shape)
+            pulled = self.vjp(inputs, u)
+            gap = float(((u * moved).sum() - (pulled * v).sum()).abs())
+            scale = float(u.norm() * moved.norm() + pulled.norm() * v.norm())
+            if gap > self.precision**0.5 * scale:
+                raise ArithmeticError(f"not the transpose of a backward pass, by {gap / scale:.1g}")
+            self._verified.add(method)
+        return method(self.network, self.selection, inputs, directions)
+
+    def _jvp_by_rows(self, inputs: Inputs, directions: Tensor) -> Tensor:
+        wanted = directions.to(self.dtype).T
+        return torch.cat([self._rows(example) @ wanted for example in _examples(inputs)]).permute(2, 0, 1)
+
+    def _normal(self, shape: Sequence[int]) -> Tensor:
+        """Normal numbers, the same every time."""
+        cpu = torch.Generator("cpu").manual_seed(0)
+        return torch.randn(*shape, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)
+
+    @contextmanager
+    def _out_of_memory(self, inputs: Inputs) -> Iterator[None]:
+        """Say how many examples were too many."""
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            n = batch_size(inputs, "this batch")
+            raise TooLargeError(
+                f"expected the tangents of {n} examples to fit on {self.network.device}, got out of memory. "
+                f"Pass a chunk_size below {n}, or smaller batches."
+            ) from error
+
+
+class _Methods:
+    """Several implementations of one function, the fastest first: those that fail on some input are not used again.
+
+    Args:
+        notes: gets a line for each one that failed.
+        note: the text, with {failed}, {why} and {next}.
+        methods: names and functions.
+    """
+
+    def __init__(self, notes: list[str], note: str, *methods: tuple[str, Callable[..., Tensor]]) -> None:
+        self.notes, self.note, self.methods = notes, note, [*methods]
+
+    def __call__(self, *args: Any) -> Tensor:
+        while True:
+            name, method = self.methods[0]
+            try:
+                return method(*args)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a model may do that this implementation cannot follow
+                if len(self.methods) == 1:
+                    raise
+                del self.methods[0]
+                following = self.methods[0][0]
+                self.notes.append(self.note.format(failed=name, why=first_line(error), next=following))
+
+
+def _examples(inputs: Inputs) -> Iterator[Inputs]:
+    return (take(inputs, slice(at, at + 1)) for at in range(batch_size(inputs, "this batch")))
+
+
+class _ForwardModeLock:
+    """Torch counts the nesting of forward-mode derivatives for the whole process: two threads would share a level."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.RLock()
+
+
+_FORWARD_MODE = _ForwardModeLock()
+
+
+def forward_mode(network: Network, selection: Selection, inputs: Inputs, directions: Tensor) -> Tensor:
+    """J v by forward-mode differentiation, all directions at once: (q, d) -> (q, n, k)."""
+    parameters = selection.detached()
+
+    def along(direction: Tensor) -> Tensor:
+        tangents = selection.unflatten(direction, cast=True)
+        pair = jvp(lambda values: network.with_parameters(values, inputs), (parameters,), (tangents,))
+        return cast(Tensor, pair[1])
+
+    with _FORWARD_MODE.lock, torch.no_grad():  # no graph of the parameters that were not selected
+        found: Tensor = vmap(along, randomness="same")(directions)
+    return found
+
+
+def double_backward(network: Network, selection: Selection, inputs: Inputs, directions: Tensor) -> Tensor:
+    """J v as the derivative of u -> <J^T u, v>, which is linear in u: (q, d) -> (q, n, k)."""
+    leaves = selection.leaves()
+    with torch.enable_grad():
+        outputs = network.with_parameters(leaves, inputs)
+        if not outputs.requires_grad:
+            return outputs.new_zeros(len(directions), *outputs.shape)
+        u = torch.zeros_like(outputs, requires_grad=True)
+        pulled = torch.autograd.grad(outputs, list(leaves.values()), u, create_graph=True, materialize_grads=True)
+        found = []
+        for direction in directions:
+            tangent = selection.unflatten(direction, cast=True)
+            inner = torch.stack([(g * tangent[name]).sum() for name, g in zip(leaves, pulled, strict=True)]).sum()
+            found.append(gradients(inner, [u], torch.ones_like(inner))[0])
+    return torch.stack(found)

@@ -1,4 +1,4 @@
-"""What is left out of the training data at once, when a ridge is chosen by leave-one-out."""
+"""A trained network, linearized in its selected parameters around its weights, with its training data."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from whence.data.targets import (
 )
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
-from whence.jacobian.network import Network, Selection, View
-from whence.jacobian.sketches import COLUMNS, MANY, OutputSketch, SketchedBatches
+from whence.jacobian.network import Network, OutputView, Selection
+from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, OutputSketch, SketchedBatches
 from whence.likelihoods import Likelihood, Noise
 from whence.runtime.execution import Passes, State
 from whence.runtime.memory import Budget, free_memory, readable
 from whence.runtime.progress import Progress
 
+CHUNK_SHARE = 0.05
+"""A chunk of Jacobian rows takes at most this share of the memory budget."""
+
 
 @dataclass(frozen=True)
 class Folds:
-    """Parts of the training data that are left out, one after the other; whole examples, if not told otherwise.
+    """Parts of the training data that are left out, one after the other: by default, whole examples.
 
     Attributes:
         groups: (n,) number of each example's group, counted from zero, where whole groups are left out.
@@ -57,25 +60,20 @@ class Folds:
         return vectors if self.width is None else vectors.reshape(-1, self.width)
 
 
-CHUNK_SHARE = 0.05
-"""A chunk of Jacobian rows takes at most this share of the memory budget."""
-
-
 @dataclass(frozen=True)
 class Linearization:
     """A trained network, linearized in the selected parameters around its weights, with its training data.
 
     Attributes:
-        outputs: (n, k) what the network says about the training examples; k counts the outputs of all positions where
-            it answers at several.
+        outputs: (n, k) of the training examples; k counts the outputs of all positions, where there are several.
         residuals: (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error.
         hessian_roots: (n, k, q) roots of the weighted loss's Hessian in the outputs; `None` for squared error
             (identity).
         sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
-        units: the positions at which the network answers, where there are any.
-        sketch: what is known of the outputs, where not all are looked at: then k counts the mixtures of them that are,
-            in an orthonormal basis of each example's own.
-        passes: how passes over the training data go; several processes may share them.
+        units: the positions at which the network has outputs, where there are several.
+        sketch: of the Hessians, where there is one: then k counts the mixtures of outputs that each example is reduced
+            to, an orthonormal basis of its own.
+        passes: how passes over the training data run; several processes may share them.
         folds: what is left out at once, where the ridge is chosen by leave-one-out.
     """
 
@@ -118,12 +116,12 @@ class Linearization:
 
     @property
     def numbers(self) -> int:
-        """How many residuals there are that can vary freely: n k for squared error."""
+        """The number of residuals that can vary freely: n k for squared error."""
         return self.counted_units * self.likelihood.numbers(self.width)
 
     @property
     def width(self) -> int:
-        """Number of outputs at each position: k, where there are none."""
+        """Number of outputs at each position; k, where there are no positions."""
         if self.sketch is not None:
             return self.sketch.width
         return self.k if self.units is None else self.units.width
@@ -140,22 +138,22 @@ class Linearization:
 
     @property
     def dense(self) -> bool:
-        """Whether the network answers at several positions of an example."""
+        """Whether the network has outputs at several positions of an example."""
         return self.units is not None if self.sketch is None else self.sketch.dense
 
     @property
     def device(self) -> torch.device:
-        """Where the network lives."""
+        """That of the network."""
         return self.network.device
 
-    def seen(self, inputs: Inputs) -> int:
-        """How many outputs of these inputs are looked at: all k, or what a view says."""
-        return inputs.count if isinstance(inputs, View) else self.k
+    def output_count(self, inputs: Inputs) -> int:
+        """The number of outputs of an example: k, or those of a view."""
+        return inputs.count if isinstance(inputs, OutputView) else self.k
 
     def jacobian(self) -> Jacobian:
-        """The tangents, through `torch.func`."""
-        room = min(CHUNK_BYTES, int(CHUNK_SHARE * self.budget.limit))
-        return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, room)
+        """The Jacobian of the network in the selected parameters."""
+        chunk_bytes = min(CHUNK_BYTES, int(CHUNK_SHARE * self.budget.limit))
+        return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, chunk_bytes)
 
     def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
         """One pass over the training data.
@@ -167,20 +165,22 @@ class Linearization:
         """
         if state is None:
             return self.batches.read(label)
-        return self.passes.over(self.batches.read(label), lambda batch: batch.rows, label, state, self.known(given))
+        return self.passes.over(
+            self.batches.read(label), lambda batch: batch.rows, label, state, self.dependencies(given)
+        )
 
-    def known(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """What sums depend on, with the bases of the outputs, where each example has one of its own."""
+    def dependencies(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """What the sums of a pass depend on: `given`, and the bases of a sketch, where there is one."""
         roots = self.hessian_roots
         return [*given] if self.sketch is None or roots is None else [*given, self.residuals, roots]
 
     @property
-    def share(self) -> int:
+    def max_local_rows(self) -> int:
         """The most training examples that any process has."""
         return self.n if self.passes.most_examples is None else self.passes.most_examples
 
     @property
-    def mine(self) -> slice:
+    def local_rows(self) -> slice:
         """The training examples of this process."""
         passes = self.passes
         count = self.n if passes.local_examples is None else passes.local_examples
@@ -199,11 +199,11 @@ class Linearization:
         return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
 
     def moved(self, change: Tensor) -> Tensor:
-        """(n, k) residuals where the outputs moved by `change`, sample weights multiplied in."""
+        """(n, k) residuals after the outputs moved by `change`, sample weights multiplied in."""
         shape = self.residuals.shape
-        if self.sketch is not None:  # outputs that were not looked at are not known: to first order
+        if self.sketch is not None:  # to first order: the other outputs are not known
             return Likelihood.moved(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
-        residuals, outputs, roots, weights = self._apart()
+        residuals, outputs, roots, weights = self._by_position()
         found = self.likelihood.moved(residuals, outputs, roots, change.reshape(outputs.shape))
         return (found if weights is None else weights.unsqueeze(1) * found).reshape(shape)
 
@@ -215,7 +215,7 @@ class Linearization:
         if self.sketch is not None:
             found = self.unweighted(self.moved(change)).abs().amax(1).log()
             return found, torch.zeros_like(found)
-        residuals, outputs, roots, weights = self._apart()
+        residuals, outputs, roots, weights = self._by_position()
         pair = self.likelihood.doubt(residuals, outputs, roots, change.reshape(outputs.shape))
         first, second = (part.reshape(self.n, -1) for part in pair)
         if weights is not None:
@@ -223,19 +223,20 @@ class Linearization:
         best = torch.where(first == first.amax(1, keepdim=True), second, -torch.inf)
         return first.amax(1), best.amax(1)
 
-    def _apart(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def _by_position(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Residuals, outputs and roots position by position, without sample weights, and these weights (N,)."""
-        k, units, roots = self.width, self.units, self.hessian_roots
-        weights = self.sample_weights if units is None else units.weights
-        if units is not None and roots is not None:
-            roots = units.split(roots)
-        residuals, outputs = self.unweighted(self.residuals).reshape(-1, k), self.outputs.reshape(-1, k)
-        if weights is None:
-            return residuals, outputs, roots, None
-        weights = weights.reshape(-1)
-        if roots is not None:
+        roots, weights = self._roots_and_weights()
+        residuals = self.unweighted(self.residuals).reshape(-1, self.width)
+        if weights is not None and roots is not None:
             roots = torch.where(weights > 0, weights.rsqrt(), 0.0).reshape(-1, 1, 1) * roots
-        return residuals, outputs, roots, weights
+        return residuals, self.outputs.reshape(-1, self.width), roots, weights
+
+    def _roots_and_weights(self) -> tuple[Tensor | None, Tensor | None]:
+        """Roots (N, k, q) of the Hessians, and weights (N,), position by position."""
+        if self.units is None:
+            return self.hessian_roots, self.sample_weights
+        roots = None if self.hessian_roots is None else self.units.split(self.hessian_roots)
+        return roots, None if self.units.weights is None else self.units.weights.reshape(-1)
 
     def noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """The noise of the likelihood for weighted residuals (n, k): of each example, its weight times its noise.
@@ -244,13 +245,20 @@ class Linearization:
         """
         if self.sketch is not None:
             return self._sketched_noise(residuals, degrees_of_freedom)
-        if self.units is None:
-            return self._noise(residuals, self.outputs, self.hessian_roots, self.sample_weights, degrees_of_freedom)
-        k, weights = self.width, self.units.weights
-        roots = None if self.hessian_roots is None else self.units.split(self.hessian_roots)
-        flat = None if weights is None else weights.reshape(-1)
-        found = self._noise(residuals.reshape(-1, k), self.outputs.reshape(-1, k), roots, flat, degrees_of_freedom)
-        return Noise(found.covariance, self.units.join(found.roots), found.scale)
+        roots, weights = self._roots_and_weights()
+        residuals, outputs = residuals.reshape(-1, self.width), self.outputs.reshape(-1, self.width)
+        if weights is None:
+            found = self.likelihood.noise(residuals, outputs, roots, degrees_of_freedom)
+        else:
+            assert roots is not None
+            counted = weights > 0
+            size = weights[counted].sqrt()
+            plain, scaled = roots[counted] / size.reshape(-1, 1, 1), residuals[counted] / size.unsqueeze(1)
+            found = self.likelihood.noise(scaled, outputs[counted], plain, degrees_of_freedom)
+            each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
+            each[counted] = size.reshape(-1, 1, 1) * found.roots
+            found = Noise(found.covariance, each, found.scale)
+        return found if self.units is None else Noise(found.covariance, self.units.join(found.roots), found.scale)
 
     def _sketched_noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
         """As of the likelihood, with one variance for all outputs in its covariance (1, 1)."""
@@ -258,32 +266,12 @@ class Linearization:
         numbers = self.counted_units * self.width
         plain, roots = residuals, self.hessian_roots
         if self.sample_weights is not None:
-            seen = self.sample_weights > 0
-            size = self.sample_weights[seen].sqrt().unsqueeze(1)
-            plain, roots = residuals[seen] / size, roots[seen] / size.unsqueeze(2)
+            counted = self.sample_weights > 0
+            size = self.sample_weights[counted].sqrt().unsqueeze(1)
+            plain, roots = residuals[counted] / size, roots[counted] / size.unsqueeze(2)
         scale = self.likelihood.noise_scale(float(plain.square().sum()), numbers, degrees_of_freedom)
         mean = scale * roots.square().sum() / numbers
         return Noise(mean.reshape(1, 1), scale**0.5 * self.hessian_roots, scale)
-
-    def _noise(
-        self,
-        residuals: Tensor,
-        outputs: Tensor,
-        roots: Tensor | None,
-        weights: Tensor | None,
-        degrees_of_freedom: float | None,
-    ) -> Noise:
-        if weights is None:
-            return self.likelihood.noise(residuals, outputs, roots, degrees_of_freedom)
-        assert roots is not None
-        seen = weights > 0
-        size = weights[seen].sqrt()
-        plain = roots[seen] / size.reshape(-1, 1, 1)
-        scaled = residuals[seen] / size.unsqueeze(1)
-        found = self.likelihood.noise(scaled, outputs[seen], plain, degrees_of_freedom)
-        each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
-        each[seen] = size.reshape(-1, 1, 1) * found.roots
-        return Noise(found.covariance, each, found.scale)
 
 
 def linearize(
@@ -299,56 +287,48 @@ def linearize(
     columns: int | None = None,
     seed: int = 0,
 ) -> Linearization:
-    """Run the network once over its training data and check everything on the way.
+    """Run the network once over its training data, and check everything on the way.
 
     Args:
         network: the model.
-        selection: its parameters that count.
+        selection: its selected parameters.
         batches: the training data.
         likelihood: the loss.
         dtype: of the algebra.
-        budget: memory that may be taken.
-        progress: how far it is.
-        chunk_size: examples whose tangents are held at once.
-        columns: of the Hessian's root that are looked at; `None` for all outputs, 0 to decide by their number.
-        seed: of what is random about these columns.
+        budget: memory that may be used.
+        progress: shows how far the passes are.
+        chunk_size: examples whose Jacobians are held at once.
+        columns: of a sketch of the Hessians; `None` for no sketch, 0 to decide by the number of outputs.
+        seed: of the random signs of the sketch.
     """
-    rest = (dtype, budget, progress, chunk_size)
     if columns == 0:
-        columns = _enough(network, batches)
+        columns = _default_columns(network, batches)
+    passes, units, sketch = batches.passes, None, None
+    data: Batches | SketchedBatches = batches
+    roots: Tensor | None
+    weights: Tensor | None
     if columns is None:
         each = _loss_derivatives(network, batches, likelihood, dtype, budget)
-        passes = batches.passes
         if not passes.process_group.alone:
             each = gather_derivatives(passes, concatenate_derivatives(each) if each else None, network.device)
         found = concatenate_derivatives(each)
-        return Linearization(
-            network,
-            selection,
-            batches,
-            likelihood,
-            found.outputs,
-            found.residuals,
-            found.roots,
-            None if found.weights is None else none_if_ones(found.weights),
-            *rest,
-            found.units,
-            None,
-            passes,
-        )
-    sketched = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
-    passed = _Sketching(sketched, network.device)
-    outputs, residuals, roots, weights, sketched.largest = passed.joined()
-    derivatives = (outputs, residuals, roots, none_if_ones(weights))
-    parts = (sketched, likelihood, *derivatives, *rest, None, passed.sketch, batches.passes)
-    return Linearization(network, selection, *parts)
+        outputs, residuals, roots, weights = found.outputs, found.residuals, found.roots, found.weights
+        units = found.units
+    else:
+        data = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
+        tensors, sketch = _sketched_derivatives(data, network.device)
+        outputs, residuals, roots, weights, data.largest = tensors
+    weights = None if weights is None else none_if_ones(weights)
+    derivatives = (outputs, residuals, roots, weights)
+    options = (dtype, budget, progress, chunk_size)
+    return Linearization(network, selection, data, likelihood, *derivatives, *options, units, sketch, passes)
 
 
 def _loss_derivatives(
     network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
 ) -> list[LossDerivatives]:
     """Of every batch, in all outputs."""
-    rows: list[LossDerivatives] = []
+    found: list[LossDerivatives] = []
     shape = torch.Size()
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
@@ -359,63 +339,60 @@ def _loss_derivatives(
             raise ShapeError(
                 f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
                 "module that returns the same number of outputs for every batch. Sequences of several lengths are "
-                "padded to one, or seen through so many mixtures of their outputs: fit(..., hessian_columns=16)."
+                "padded to one, or reduced to so many mixtures of their outputs: fit(..., hessian_columns=16)."
             )
         check_finite(out, "outputs of the model", where)
-        rows.append(LossDerivatives.of(likelihood, out.detach().to(dtype), batch, where))
-        held = sum(row.roots.numel() for row in rows if row.roots is not None) * rows[0].outputs.element_size()
+        found.append(LossDerivatives.of(likelihood, out.detach().to(dtype), batch, where))
+        size = sum(one.roots.numel() for one in found if one.roots is not None) * found[0].outputs.element_size()
         budget.require(
-            3.0 * held,  # they are joined; and roots of the noise and leverages are as large
+            3.0 * size,  # they are concatenated; and roots of the noise and leverages are as large
             f"the Hessians of the {likelihood.name} loss for {batch.start + batch.size} training examples or more and "
             f"{_sizes(out.shape[1:])}",
             "Use fewer columns of the Hessians (hessian_columns=16), fewer training examples, or a larger max_memory.",
         )
-    return rows
+    return found
 
 
-def _enough(network: Network, batches: Batches) -> int | None:
-    """All outputs where they are few, and a fixed number of columns where they are many."""
+def _default_columns(network: Network, batches: Batches) -> int | None:
+    """No sketch where outputs are few, and a fixed number of columns where they are many."""
     first = batches.first()
     with torch.no_grad():
         shape = network.shaped(take(first.inputs, slice(0, 1)), "batch 0").shape[1:]
-    if shape.numel() <= MANY:
+    if shape.numel() <= ALL_OUTPUTS:
         return None
     batches.notes.append(
-        f"of {_sizes(shape)}, {COLUMNS} columns of the loss's Hessian were looked at in each training example, half of "
+        f"of {_sizes(shape)}, {COLUMNS} columns of the loss's Hessian were used in each training example, half of "
         "them the largest and half of them random mixtures of the rest, and the residual; "
         "hessian_columns='all' uses all"
     )
     return COLUMNS
 
 
-class _Sketching:
-    """One pass over sketched batches."""
-
-    def __init__(self, batches: SketchedBatches, device: torch.device) -> None:
-        self.device, self.process_group = device, batches.plain.passes.process_group
-        self.parts: list[tuple[Tensor, ...]] = []
-        given: list[bool] = []
-        counted, shape = 0, torch.Size()
-        for batch, here, reduced in batches.reduced("outputs"):
-            shape = here if not self.parts else shape
-            if here[-1] != shape[-1] or len(here) != len(shape):
-                raise ShapeError(
-                    f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
-                    "the model in a module that returns the same number of outputs for every batch."
-                )
-            self.parts.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights, reduced.largest))
-            given.append(batch.weights is not None)
-            counted += reduced.counted
-        told = self.process_group.tell("the outputs", (tuple(shape), counted, given))
-        check_weights_given([one for each in told for one in each[2]])
-        shape = next(torch.Size(each[0]) for each in told if each[0])
-        self.sketch = OutputSketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in told))
-
-    def joined(self) -> list[Tensor]:
-        """Outputs, residuals, roots, weights, and which columns were the largest, of all examples."""
-        parts = [torch.cat(each) for each in zip(*self.parts, strict=True)]
-        local: list[Tensor | None] = [*parts] or [None] * 5
-        return [self.process_group.gather(one, "the outputs", self.device) for one in local]
+def _sketched_derivatives(
+    batches: SketchedBatches, device: torch.device
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], OutputSketch]:
+    """Outputs, residuals, roots, weights, and which columns were the largest, of all examples; and the sketch."""
+    process_group = batches.plain.passes.process_group
+    chunks: list[tuple[Tensor, ...]] = []
+    given: list[bool] = []
+    counted, shape = 0, torch.Size()
+    for batch, here, reduced in batches.reduced("outputs"):
+        shape = here if not chunks else shape
+        if here[-1] != shape[-1] or len(here) != len(shape):
+            raise ShapeError(
+                f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
+                "the model in a module that returns the same number of outputs for every batch."
+            )
+        chunks.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights, reduced.largest))
+        given.append(batch.weights is not None)
+        counted += reduced.counted
+    headers = process_group.tell("the outputs", (tuple(shape), counted, given))
+    check_weights_given([one for each in headers for one in each[2]])
+    shape = next(torch.Size(each[0]) for each in headers if each[0])
+    sketch = OutputSketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in headers))
+    local: list[Tensor | None] = [torch.cat(each) for each in zip(*chunks, strict=True)] or [None] * 5
+    outputs, residuals, roots, weights, largest = (process_group.gather(one, "the outputs", device) for one in local)
+    return (outputs, residuals, roots, weights, largest), sketch
 
 
 def _sizes(shape: torch.Size) -> str:
@@ -424,18 +401,18 @@ def _sizes(shape: torch.Size) -> str:
 
 
 LEAST_MEMORY = 2**20
-"""Bytes below which no plan is made."""
+"""Bytes below which no fit is planned."""
 
 
 def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMORY) -> Linearization:
-    """The same problem with half the memory, and chunks of half the size where that was given; noted for diagnostics.
+    """The same problem with half the memory, and chunks of half the size where that was given, with a note.
 
     Raises `TooLargeError` where there is nothing left to halve.
 
     Args:
         problem: what did not fit.
-        full: what the device said.
-        least: no plan is made with less memory than this: from there on, chunks alone become smaller.
+        full: the device's message.
+        least: memory is not reduced below this; from there on, only chunks become smaller.
     """
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -443,11 +420,11 @@ def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMOR
     limit = max(most // 2, min(least, most))
     chunk = problem.chunk_size
     if chunk is None and limit == problem.budget.limit:
-        chunk = problem.batches.first().size  # nothing else is left to be made smaller
+        chunk = problem.batches.first().size  # nothing else can be made smaller
     chunk = None if chunk is None else max(chunk // 2, 1)
     shared = problem.passes.checkpointed or not problem.passes.process_group.alone
     if shared or limit < LEAST_MEMORY or (limit, chunk) == (problem.budget.limit, problem.chunk_size):
-        why = "A fit that is shared or written down keeps to its plan. " if shared else ""
+        why = "A fit that is shared by processes or writes checkpoints keeps its plan. " if shared else ""
         raise TooLargeError(
             f"expected the fit to take {readable(problem.budget.limit)} at most on {problem.device}, got out of memory "
             f"({full}). {why}Pass a smaller max_memory or chunk_size, select fewer parameters, or use fewer "
@@ -455,6 +432,6 @@ def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMOR
         )
     smaller = "" if chunk is None else f", chunks of {chunk} examples"
     problem.batches.notes.append(
-        f"the device ran out of memory; the fit was planned anew with {readable(limit)}{smaller}"
+        f"the device ran out of memory; the fit was planned again with {readable(limit)}{smaller}"
     )
     return replace(problem, budget=Budget(problem.device, limit), chunk_size=chunk)

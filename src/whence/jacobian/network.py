@@ -1,7 +1,7 @@
-"""Views of a network's outputs: inputs that carry along which outputs, or which mixtures of them, are looked at.
+"""The network: a user's model called in one way, its selected parameters, and views of its outputs.
 
-A view goes wherever inputs go. The network answers it with c numbers an example instead of all its K outputs, so that
-tangents, curvatures and sandwiches cost c backward passes and never learn how many outputs there are.
+A view is passed wherever inputs are. The network answers it with c numbers an example instead of all its K outputs, so
+that Jacobians, curvatures and sandwiches cost c backward passes and need not know how many outputs there are.
 """
 
 from __future__ import annotations
@@ -32,17 +32,277 @@ from whence.errors import (
 )
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
+REPEAT_TOLERANCE = {torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+"""Largest difference of two calls, relative to the largest output; 1e-5 for other dtypes. GPUs add in any order."""
+
+BATCH_TOLERANCE = {torch.float64: 1e-6, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Largest difference of an example's outputs alone and in its batch, relative to the largest; 1e-2 for other dtypes."""
+
+MACHINE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Largest difference of outputs on another machine, relative to the largest; at least 1e-2 on a GPU, where products may
+be rounded to ten bits."""
+
+CHECKED_EXAMPLES = 256
+"""Examples of the first batch whose outputs are checked before anything else."""
+
+
+class Network:
+    """A user's model, called in one way whatever it takes and returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Remember the model; nothing is copied or changed."""
+        self.model = model
+        first = next(model.parameters(), None)
+        self.device = first.device if first is not None else torch.device("cpu")
+        self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self._slots = parameter_slots(model)
+
+    @property
+    def tolerance(self) -> float:
+        """How far outputs may be from those of the same model on another machine, as a share of the largest."""
+        coarsest = max(
+            (p.dtype for p in self.model.parameters() if p.is_floating_point()),
+            key=lambda one: torch.finfo(one).eps,
+            default=torch.float32,
+        )
+        found = MACHINE_TOLERANCE.get(coarsest, 1e-1)
+        return found if self.device.type == "cpu" or coarsest == torch.float64 else max(found, 1e-2)
+
+    def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
+        """Outputs (n, k) of the model as it is, positions flattened; of a view, what it selects."""
+        if isinstance(inputs, OutputView):
+            return inputs.apply(self(inputs.inputs, where))
+        return self.shaped(inputs, where).flatten(1)
+
+    def shaped(self, inputs: Inputs, where: str = "this batch") -> Tensor:
+        """Outputs (n, ..., k) of the model as it is, with the positions at which it answers."""
+        args, kwargs = arguments(inputs)
+        try:
+            with self._kernels():
+                outputs = self.model(*args, **kwargs)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            if isinstance(error, WhenceError):
+                raise
+            raise InputError(
+                f"expected inputs that the model accepts, got {type(error).__name__} from its forward on {where} "
+                f"with inputs {describe(inputs)}: {first_line(error)}. Check their shapes, dtypes and names."
+            ) from error
+        return as_outputs(outputs, batch_size(inputs, where), where)
+
+    def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
+        """Outputs (n, k) with some parameters replaced, as `torch.func` wants it."""
+        if isinstance(inputs, OutputView):
+            return inputs.apply(self.with_parameters(parameters, inputs.inputs))
+        args, kwargs = arguments(inputs)
+        replaced = {slot: value for name, value in parameters.items() for slot in self._slots[name]}
+        with self._kernels():
+            outputs = functional_call(self.model, replaced, args, kwargs, tie_weights=False)
+        return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        """Without cuDNN where recurrent layers are differentiated, which it can do in training mode only."""
+        wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
+        return without_cudnn() if wanted else nullcontext()
+
+    def check_repeatable(self, inputs: Inputs) -> list[str]:
+        """Raise unless the first examples have the same outputs in every call, whatever else is in the batch.
+
+        Returns:
+            Notes for the diagnostics.
+        """
+        inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
+        with torch.no_grad():
+            with _NoRescaling():
+                once = self(inputs, "batch 0")
+            again = self(inputs, "batch 0")
+            check_finite(once, "outputs of the model", "batch 0")
+            gap = float((once - again).abs().max())
+            if gap > REPEAT_TOLERANCE.get(once.dtype, 1e-5) * float(once.abs().max()):
+                raise NotDeterministicError(
+                    f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
+                    "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
+                )
+        notes = self.check_separate(inputs, once)
+        if gap:
+            notes.append(f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding")
+        return notes
+
+    def check_separate(self, inputs: Inputs, outputs: Tensor | None = None) -> list[str]:
+        """Raise if the outputs of the first or the last of these examples depend on the others; notes."""
+        inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
+        n = batch_size(inputs, "batch 0")
+        if n == 1:
+            return []
+        with torch.no_grad():
+            ends = {0: "the first example of batch 0", n - 1: "the last of the first examples"}
+            alone = {at: self(take(inputs, slice(at, at + 1)), f"{name} alone") for at, name in ends.items()}
+            try:
+                outputs = self(inputs, "the first examples together") if outputs is None else outputs
+            except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
+                return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
+        scale = float(outputs.abs().max())
+        for at, name in ends.items():
+            same_size = alone[at].shape[1] == outputs.shape[1]
+            gap = float((alone[at][0] - outputs[at]).abs().max()) if same_size else float("inf")
+            if not gap <= BATCH_TOLERANCE.get(outputs.dtype, 1e-2) * scale:
+                raise NotDeterministicError(
+                    f"expected each example's outputs to be its own, got other outputs for {name} "
+                    f"when it comes alone (a difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes "
+                    "the examples of a batch: look for statistics over the batch, or for batch_first=False in "
+                    "attention and recurrent layers."
+                )
+        return []
+
+    def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
+        """The names of selected parameters that the outputs do not use; raise when that is all of them."""
+        inputs = take(inputs, slice(0, 2))  # a few examples show the graph
+        leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+        with torch.enable_grad(), plain_kernels():
+            outputs = self.with_parameters(leaves, inputs)
+            grads: Any = [None] * len(leaves)
+            if outputs.requires_grad:
+                grads = torch.autograd.grad(outputs.sum(), list(leaves.values()), allow_unused=True)
+        unused = [name for name, grad in zip(leaves, grads, strict=True) if grad is None]
+        if len(unused) == len(leaves):
+            raise UncapturedParameterError(
+                f"expected outputs that depend on the selected parameters, got none of the {len(leaves)} connected to "
+                "them. Look for torch.no_grad, torch.inference_mode or .detach() in the model's forward, "
+                "or select parameters that it uses."
+            )
+        return unused
+
+    def last_module(self, inputs: Inputs) -> str:
+        """The name of the module with trainable parameters of its own that starts last.
+
+        The one that starts, not the one that ends: a model that holds bare parameters itself ends after its layers.
+        """
+        ran: list[str] = []
+
+        def note(name: str) -> Any:
+            return lambda *_: ran.append(name)
+
+        handles = [
+            module.register_forward_pre_hook(note(name))
+            for name, module in self.model.named_modules()
+            if any(p.requires_grad for p in module.parameters(recurse=False))
+        ]
+        try:
+            with torch.no_grad():
+                self(inputs, "batch 0")
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not ran:
+            raise InputError(
+                'expected a module with trainable parameters for parameters="last_layer", got none that runs. '
+                "Name the parameters instead, or call requires_grad_(True) on them."
+            )
+        return ran[-1]
+
+
+class _NoRescaling(TorchFunctionMode):
+    """Refuses calls of `F.embedding` that would change the weight, before they do."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (F.embedding, F.embedding_bag):
+            limit = given.get("max_norm", args[3] if len(args) > 3 else None)
+            if limit is not None:
+                raise UnsupportedLayerError(
+                    f"expected an embedding without max_norm, got F.embedding with max_norm={limit}, which changes the "
+                    "weight in every forward pass. Shorten its rows once, and leave max_norm out before the fit."
+                )
+        return func(*args, **given)
+
+
+def parameter_slots(model: nn.Module) -> dict[str, list[str]]:
+    """One name for every attribute that holds a parameter, by the parameter's first name.
+
+    `functional_call` ties weights by all their names. Where one module has two names, it would replace the same
+    attribute twice, and afterwards put the replacement back instead of the parameter.
+
+    Examples:
+        >>> layer = nn.Linear(2, 2, bias=False)
+        >>> parameter_slots(nn.Sequential(layer, nn.Tanh(), layer))
+        {'0.weight': ['0.weight']}
+    """
+    first: dict[int, str] = {}
+    slots: dict[str, list[str]] = {}
+    done = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path, _, attribute = name.rpartition(".")
+        known = first.setdefault(id(parameter), name)
+        slot = (id(model.get_submodule(path)), attribute)
+        if slot not in done:
+            done.add(slot)
+            slots.setdefault(known, []).append(name)
+    return slots
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for a model's forward."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
+    """The tensor in what a model returned, as (n, k), or (n, ..., k) with positions.
+
+    Tensors of shape (n,) become (n, 1), and what is left of (1, k) after a `squeeze` (1, k) again; of a Hugging Face
+    output or a dict the `logits` are taken.
+    """
+    found = outputs
+    if isinstance(found, Mapping):
+        found = found.get("logits")
+    elif hasattr(found, "logits"):
+        found = found.logits
+    if not isinstance(found, Tensor):
+        raise ShapeError(
+            f"expected the model to return a tensor, or something with `logits`, got {type(outputs).__name__} in "
+            f"{where}. Wrap the model in a module that returns the tensor."
+        )
+    if not found.is_floating_point():
+        raise InputError(
+            f"expected floating-point outputs, got {found.dtype} in {where}. "
+            "Return what the loss was computed from (for example logits), not decisions."
+        )
+    if found.ndim < 2:
+        found = found.reshape(1, -1) if n == 1 else found.unsqueeze(-1)
+    if len(found) != n:
+        raise ShapeError(
+            f"expected outputs of shape ({n}, k), one row for each of the {n} examples, got {tuple(found.shape)} in "
+            f"{where}. Wrap the model in a module that returns one row an example; a single example goes in as a batch "
+            "of one, x.unsqueeze(0)."
+        )
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, cut to a length that fits into another message."""
+    text = str(error).strip()
+    return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__
+
+
+# --- Views of the outputs ---------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
-class Picked:
-    """Some outputs of each example.
+class SelectedOutputs:
+    """Inputs, with some outputs of each example selected.
 
     Attributes:
         inputs: what the model is called with.
         index: (n, c) positions among the K outputs.
 
     Examples:
-        >>> Picked(None, torch.tensor([[2], [0]])).see(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+        >>> SelectedOutputs(None, torch.tensor([[2], [0]])).apply(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
         tensor([[3.],
                 [4.]])
     """
@@ -52,17 +312,17 @@ class Picked:
 
     @property
     def count(self) -> int:
-        """How many numbers an example are seen."""
+        """The number c."""
         return self.index.shape[-1]
 
-    def see(self, outputs: Tensor) -> Tensor:
+    def apply(self, outputs: Tensor) -> Tensor:
         """(n, c) of outputs (n, K)."""
         return outputs.gather(1, self.index)
 
 
 @dataclass(frozen=True)
-class Mixed:
-    """Mixtures of neighbouring outputs of each example.
+class OutputMixtures:
+    """Inputs, with mixtures of neighbouring outputs of each example.
 
     Attributes:
         inputs: what the model is called with.
@@ -70,7 +330,7 @@ class Mixed:
         start: the first of the j outputs.
 
     Examples:
-        >>> Mixed(None, torch.ones(1, 2, 1), start=1).see(torch.tensor([[1.0, 2.0, 3.0]]))
+        >>> OutputMixtures(None, torch.ones(1, 2, 1), start=1).apply(torch.tensor([[1.0, 2.0, 3.0]]))
         tensor([[5.]])
     """
 
@@ -80,27 +340,31 @@ class Mixed:
 
     @property
     def count(self) -> int:
-        """How many numbers an example are seen."""
+        """The number c."""
         return self.basis.shape[-1]
 
-    def see(self, outputs: Tensor) -> Tensor:
+    def apply(self, outputs: Tensor) -> Tensor:
         """(n, c) of outputs (n, K)."""
         some = outputs[:, self.start : self.start + self.basis.shape[-2]]
         return torch.einsum("nj,njc->nc", some, self.basis.to(some.dtype))
 
 
-View: TypeAlias = Picked | Mixed
-
-# Views are walked through as dicts and tuples are: moved to a device, cut into chunks, mapped over by torch.vmap.
+OutputView: TypeAlias = SelectedOutputs | OutputMixtures
 
 
-def _mixed(parts: Iterable[Any], start: Any) -> Mixed:
+def _mixtures(parts: Iterable[Any], start: Any) -> OutputMixtures:
     inputs, basis = parts
-    return Mixed(inputs, basis, start)
+    return OutputMixtures(inputs, basis, start)
 
 
-_pytree.register_pytree_node(Picked, lambda v: ([v.inputs, v.index], None), lambda parts, _: Picked(*parts))
-_pytree.register_pytree_node(Mixed, lambda v: ([v.inputs, v.basis], v.start), _mixed)
+# As pytrees, views are moved to a device, cut into chunks and mapped over by torch.vmap as dicts and tuples are.
+_pytree.register_pytree_node(
+    SelectedOutputs, lambda view: ([view.inputs, view.index], None), lambda parts, _: SelectedOutputs(*parts)
+)
+_pytree.register_pytree_node(OutputMixtures, lambda view: ([view.inputs, view.basis], view.start), _mixtures)
+
+
+# --- Selected parameters ----------------------------------------------------------------------------------------------
 
 
 Choice = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -119,32 +383,28 @@ class Selection:
 
     @property
     def one_layer(self) -> bool:
-        """Whether all of it belongs to one module, so that choosing a layer would not make it smaller."""
+        """Whether all of them belong to one module."""
         return len({name.rpartition(".")[0] for name in self.parameters}) == 1
 
     def flatten(self, tensors: dict[str, Tensor], leading: int = 0) -> Tensor:
         """Join tensors shaped (..., *parameter.shape), `leading` axes in front, into one (..., d)."""
         return torch.cat([tensors[name].flatten(leading) for name in self.parameters], dim=-1)
 
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Cut (..., d) into tensors shaped as the parameters."""
+    def unflatten(self, vector: Tensor, cast: bool = False) -> dict[str, Tensor]:
+        """Split (..., d) into tensors of the parameters' shapes; and of their dtypes, if `cast`."""
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         parts = vector.split(sizes, dim=-1)
         return {
-            name: part.reshape(*vector.shape[:-1], *parameter.shape)
+            name: part.reshape(*vector.shape[:-1], *parameter.shape).to(parameter.dtype if cast else part.dtype)
             for (name, parameter), part in zip(self.parameters.items(), parts, strict=True)
         }
-
-    def like(self, vector: Tensor) -> dict[str, Tensor]:
-        """Cut (..., d) into tensors of the parameters' shapes and dtypes."""
-        return {name: part.to(self.parameters[name].dtype) for name, part in self.unflatten(vector).items()}
 
     def detached(self) -> dict[str, Tensor]:
         """The parameters without a graph, to hand to a functional call."""
         return {name: p.detach() for name, p in self.parameters.items()}
 
-    def free(self) -> dict[str, Tensor]:
-        """The parameters as leaves of a graph of their own; gradients never reach the model's."""
+    def leaves(self) -> dict[str, Tensor]:
+        """Copies of the parameters that require gradients; gradients never reach the model's own."""
         return {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
 
     def weights(self, dtype: torch.dtype) -> Tensor:
@@ -186,10 +446,10 @@ def select(model: nn.Module, choice: Choice, last_layer: Callable[[], str] | Non
             f"Trainable: {_listing(trainable)}; frozen (requires_grad=False): {_listing(frozen)}. "
             'Use parameters="all", or call requires_grad_(True) on what should count.'
         )
-    odd = [name for name, p in picked.items() if not p.is_floating_point()]
-    if odd:
+    not_real = [name for name, p in picked.items() if not p.is_floating_point()]
+    if not_real:
         raise InputError(
-            f"expected real floating-point parameters, got {picked[odd[0]].dtype} in {_listing(odd)}. "
+            f"expected real floating-point parameters, got {picked[not_real[0]].dtype} in {_listing(not_real)}. "
             "Select others, or call requires_grad_(False) on these."
         )
     return Selection(dict(picked))
@@ -206,21 +466,21 @@ def _patterns(choice: Any) -> list[str]:
 
 
 def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], patterns: list[str]) -> dict[str, nn.Parameter]:
-    """Trainable parameters of which some name fits; tied ones have several."""
+    """Trainable parameters with a name that matches; tied ones have several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    fits = {q: {i for i, known in names.items() if any(fnmatchcase(name, q) for name in known)} for q in patterns}
+    matches = {q: {i for i, known in names.items() if any(fnmatchcase(name, q) for name in known)} for q in patterns}
     wanted = {id(p) for p in trainable.values()}
-    unmatched = [q for q, found in fits.items() if not found & wanted]
+    unmatched = [q for q, found in matches.items() if not found & wanted]
     if unmatched:
-        frozen = [names[i][0] for q in unmatched for i in fits[q]]
+        frozen = [names[i][0] for q in unmatched for i in matches[q]]
         raise InputError(
             f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}. "
             + (f"Frozen (requires_grad=False): {_listing(frozen)}. " if frozen else "")
             + f"The model has: {_listing(trainable)}."
         )
-    chosen = set().union(*fits.values())
+    chosen = set().union(*matches.values())
     return {name: p for name, p in trainable.items() if id(p) in chosen}
 
 
@@ -230,18 +490,21 @@ def _listing(names: Iterable[str], most: int = 12) -> str:
     return text if len(shown) <= most else f"{text}, ... ({len(shown)} in all)"
 
 
+# --- Wrapped and sharded models ---------------------------------------------------------------------------------------
+
+
 FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
-"""Where its classes are, today and in older versions of torch."""
+"""The modules of its classes, in current and in older versions of torch."""
 
 
-def bare(model: Any) -> Any:
+def unwrap(model: Any) -> Any:
     """The network inside `DistributedDataParallel`; of one sharded by FSDP2, a copy with whole weights.
 
     All processes must call this together where a model is sharded: each of them gets all weights.
 
     Examples:
         >>> inner = nn.Linear(1, 1)
-        >>> bare(DataParallel(inner)) is inner
+        >>> unwrap(DataParallel(inner)) is inner
         True
     """
     found = model
@@ -249,19 +512,19 @@ def bare(model: Any) -> Any:
         found = found.module
     if not isinstance(found, nn.Module):
         return found
-    kinds = {kind for module in found.modules() for kind in type(module).__mro__ if _of_fsdp(kind)}
+    kinds = {kind for module in found.modules() for kind in type(module).__mro__ if _is_fsdp(kind)}
     if any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds):
         raise InputError(
             "expected a model that is whole, wrapped in DistributedDataParallel or sharded by fully_shard, got the "
             "older FullyShardedDataParallel. Load its full state dict into a plain copy of the model, and fit that."
         )
-    return whole_copy(found) if kinds else found
+    return unsharded_copy(found) if kinds else found
 
 
-def whole_copy(model: nn.Module) -> nn.Module:
-    """The same network without what `fully_shard` did to it, its weights brought together in every process.
+def unsharded_copy(model: nn.Module) -> nn.Module:
+    """The same network as before `fully_shard`, with all weights gathered in every process.
 
-    Modules are copied one by one, without their parameters' values, and everything else in them is shared.
+    Modules are copied one by one; their parameters are new, everything else in them is shared with the original.
     """
     weights: dict[int, nn.Parameter] = {}
     modules: dict[int, nn.Module] = {}
@@ -275,7 +538,7 @@ def whole_copy(model: nn.Module) -> nn.Module:
 
     def copy(module: nn.Module) -> nn.Module:
         if id(module) not in modules:
-            kind: Any = next(one for one in type(module).__mro__ if not _of_fsdp(one))
+            kind: Any = next(one for one in type(module).__mro__ if not _is_fsdp(one))
             fresh: nn.Module = kind.__new__(kind)
             modules[id(module)] = fresh
             fresh.__dict__ = {
@@ -285,7 +548,7 @@ def whole_copy(model: nn.Module) -> nn.Module:
             }
             for name, hooks in fresh.__dict__.items():
                 if name.endswith("_hooks") and isinstance(hooks, dict):
-                    for key in [key for key, hook in hooks.items() if _of_fsdp(getattr(hook, "__self__", hook))]:
+                    for key in [key for key, hook in hooks.items() if _is_fsdp(getattr(hook, "__self__", hook))]:
                         del hooks[key]
             parameters, children = module._parameters, module._modules
             fresh._parameters = {name: None if one is None else whole(one) for name, one in parameters.items()}
@@ -295,272 +558,13 @@ def whole_copy(model: nn.Module) -> nn.Module:
     return copy(model)
 
 
-def _of_fsdp(thing: Any) -> bool:
+def _is_fsdp(thing: Any) -> bool:
     """Whether a class, or the class of a thing, was made by torch's FSDP2."""
     kind = thing if isinstance(thing, type) else type(thing)
     return any(one.__module__.startswith(FSDP) for one in kind.__mro__ if one is not object)
 
 
-ROUNDING = {torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-1}
-"""Two calls may differ by this share of the largest output, as sums in random order on a GPU do; 1e-5 else."""
-
-NEAR = {torch.float64: 1e-6, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-"""An example's outputs alone and in its batch must agree to this share of the largest output; to 1e-2 else."""
-
-
-ELSEWHERE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-"""Outputs of the same model on another machine must agree to this share of the largest, and on a GPU, where products
-may be rounded to ten bits, to 1e-2 at best."""
-
-
-CHECKED = 256
-"""Examples whose outputs are computed twice before anything else."""
-
-
-class _NoRescaling(TorchFunctionMode):
-    """Refuses calls of `F.embedding` that would change the weight, before they do."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func in (F.embedding, F.embedding_bag):
-            limit = given.get("max_norm", args[3] if len(args) > 3 else None)
-            if limit is not None:
-                raise UnsupportedLayerError(
-                    f"expected an embedding without max_norm, got F.embedding with max_norm={limit}, which changes the "
-                    "weight in every forward pass. Shorten its rows once, and leave max_norm out before the fit."
-                )
-        return func(*args, **given)
-
-
-class Network:
-    """A user's model behind one way of calling it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        """Remember the model; nothing is copied or changed."""
-        self.model = model
-        first = next(model.parameters(), None)
-        self.device = first.device if first is not None else torch.device("cpu")
-        self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-        self._places = places_of(model)
-
-    @property
-    def tolerance(self) -> float:
-        """How far outputs may be from those of the same model on another machine, as a share of the largest."""
-        coarsest = max(
-            (p.dtype for p in self.model.parameters() if p.is_floating_point()),
-            key=lambda one: torch.finfo(one).eps,
-            default=torch.float32,
-        )
-        near = ELSEWHERE.get(coarsest, 1e-1)
-        return near if self.device.type == "cpu" or coarsest == torch.float64 else max(near, 1e-2)
-
-    def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, k) of the model as it is, positions in a row; of a view, what it sees of them."""
-        if isinstance(inputs, View):
-            return inputs.see(self(inputs.inputs, where))
-        return self.shaped(inputs, where).flatten(1)
-
-    def shaped(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, ..., k) of the model as it is, with the positions at which it answers."""
-        args, kwargs = arguments(inputs)
-        try:
-            with self._kernels():
-                outputs = self.model(*args, **kwargs)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-            if isinstance(error, WhenceError):
-                raise
-            raise InputError(
-                f"expected inputs that the model accepts, got {type(error).__name__} from its forward on {where} "
-                f"with inputs {describe(inputs)}: {first_line(error)}. Check their shapes, dtypes and names."
-            ) from error
-        return tidy(outputs, batch_size(inputs, where), where)
-
-    def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        """Outputs (n, k) with some parameters replaced, as `torch.func` wants it."""
-        if isinstance(inputs, View):
-            return inputs.see(self.with_parameters(parameters, inputs.inputs))
-        args, kwargs = arguments(inputs)
-        placed = {place: value for name, value in parameters.items() for place in self._places[name]}
-        with self._kernels():
-            outputs = functional_call(self.model, placed, args, kwargs, tie_weights=False)
-        return tidy(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
-
-    def _kernels(self) -> AbstractContextManager[None]:
-        """Do without cuDNN where recurrent layers are differentiated: it can do so in training mode only."""
-        wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
-        return without_cudnn() if wanted else nullcontext()
-
-    def check_repeatable(self, inputs: Inputs) -> list[str]:
-        """Make sure that neither chance nor the neighbours change the outputs on the first batch; return notes.
-
-        Of a large batch a part is enough: chance and neighbours spare no 256 examples.
-        """
-        inputs = take(inputs, slice(0, min(batch_size(inputs, "batch 0"), CHECKED)))
-        with torch.no_grad():
-            with _NoRescaling():
-                once = self(inputs, "batch 0")
-            again = self(inputs, "batch 0")
-            check_finite(once, "outputs of the model", "batch 0")
-            gap = float((once - again).abs().max())
-            if gap > ROUNDING.get(once.dtype, 1e-5) * float(once.abs().max()):
-                raise NotDeterministicError(
-                    f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
-                    "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
-                )
-        notes = self.check_separate(inputs, once)
-        if gap:
-            notes.append(f"two calls of the model on the same batch differ by {gap:.2g}, as by rounding")
-        return notes
-
-    def check_separate(self, inputs: Inputs, outputs: Tensor | None = None) -> list[str]:
-        """Make sure that neighbours do not change the outputs of the first and the last of these examples; notes."""
-        inputs = take(inputs, slice(0, min(batch_size(inputs, "batch 0"), CHECKED)))
-        n = batch_size(inputs, "batch 0")
-        if n == 1:
-            return []
-        with torch.no_grad():
-            ends = {0: "the first example of batch 0", n - 1: "the last of the first examples"}
-            alone = {at: self(take(inputs, slice(at, at + 1)), f"{name} alone") for at, name in ends.items()}
-            try:
-                outputs = self(inputs, "the first examples together") if outputs is None else outputs
-            except (InputError, ShapeError) as error:  # batches of one example, as the model wants them
-                return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
-            for at, name in ends.items():
-                self._check_alone(alone[at], outputs, at, name)
-        return []
-
-    def _check_alone(self, alone: Tensor, outputs: Tensor, at: int, name: str) -> None:
-        scale = float(outputs.abs().max())
-        near = NEAR.get(outputs.dtype, 1e-2) * scale
-        gap = float((alone[0] - outputs[at]).abs().max()) if alone.shape[1] == outputs.shape[1] else float("inf")
-        if not gap <= near:
-            raise NotDeterministicError(
-                f"expected each example's outputs to be its own, got other outputs for {name} "
-                f"when it comes alone (a difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes "
-                "the examples of a batch: look for statistics over the batch, or for batch_first=False in attention "
-                "and recurrent layers."
-            )
-
-    def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
-        """The names of selected parameters that the outputs do not use; raise when that is all of them."""
-        inputs = take(inputs, slice(0, 2))  # a few examples show the graph
-        free = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-        with torch.enable_grad(), plain_kernels():
-            outputs = self.with_parameters(free, inputs)
-            grads: Any = [None] * len(free)
-            if outputs.requires_grad:
-                grads = torch.autograd.grad(outputs.sum(), list(free.values()), allow_unused=True)
-        unused = [name for name, grad in zip(free, grads, strict=True) if grad is None]
-        if len(unused) == len(free):
-            raise UncapturedParameterError(
-                f"expected outputs that depend on the selected parameters, got none of the {len(free)} connected to "
-                "them. Look for torch.no_grad, torch.inference_mode or .detach() in the model's forward, "
-                "or select parameters that it uses."
-            )
-        return unused
-
-    def last_module(self, inputs: Inputs) -> str:
-        """The name of the module with trainable parameters of its own that starts last.
-
-        The one that starts, not the one that ends: a model that holds bare parameters itself ends after its layers.
-        """
-        ran: list[str] = []
-
-        def note(name: str) -> Any:
-            return lambda *_: ran.append(name)
-
-        handles = [
-            module.register_forward_pre_hook(note(name))
-            for name, module in self.model.named_modules()
-            if any(p.requires_grad for p in module.parameters(recurse=False))
-        ]
-        try:
-            with torch.no_grad():
-                self(inputs, "batch 0")
-        finally:
-            for handle in handles:
-                handle.remove()
-        if not ran:
-            raise InputError(
-                'expected a module with trainable parameters for parameters="last_layer", got none that runs. '
-                "Name the parameters instead, or call requires_grad_(True) on them."
-            )
-        return ran[-1]
-
-
-def places_of(model: nn.Module) -> dict[str, list[str]]:
-    """One name for every place that holds a parameter, by the parameter's first name.
-
-    `functional_call` ties weights by all their names. Where one module goes by two names it then fills the same place
-    twice, and puts the replacement back instead of the parameter.
-
-    Examples:
-        >>> layer = nn.Linear(2, 2, bias=False)
-        >>> places_of(nn.Sequential(layer, nn.Tanh(), layer))
-        {'0.weight': ['0.weight']}
-    """
-    first: dict[int, str] = {}
-    places: dict[str, list[str]] = {}
-    seen = set()
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        path, _, attribute = name.rpartition(".")
-        known = first.setdefault(id(parameter), name)
-        place = (id(model.get_submodule(path)), attribute)
-        if place not in seen:
-            seen.add(place)
-            places.setdefault(known, []).append(name)
-    return places
-
-
-def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments for a model's forward."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, (tuple, list)):
-        return tuple(inputs), {}
-    return (inputs,), {}
-
-
-def tidy(outputs: Any, n: int, where: str) -> Tensor:
-    """Take the tensor out of what a model returned, as (n, k), or (n, ..., k) with positions.
-
-    Tensors of shape (n,) become (n, 1), and what is left of (1, k) after a `squeeze` (1, k) again; of a Hugging Face
-    output or a dict the `logits` are taken.
-    """
-    found = outputs
-    if isinstance(found, Mapping):
-        found = found.get("logits")
-    elif hasattr(found, "logits"):
-        found = found.logits
-    if not isinstance(found, Tensor):
-        raise ShapeError(
-            f"expected the model to return a tensor, or something with `logits`, got {type(outputs).__name__} in "
-            f"{where}. Wrap the model in a module that returns the tensor."
-        )
-    if not found.is_floating_point():
-        raise InputError(
-            f"expected floating-point outputs, got {found.dtype} in {where}. "
-            "Return what the loss was computed from (for example logits), not decisions."
-        )
-    if found.ndim < 2:
-        found = found.reshape(1, -1) if n == 1 else found.unsqueeze(-1)
-    if len(found) != n:
-        raise ShapeError(
-            f"expected outputs of shape ({n}, k), one row for each of the {n} examples, got {tuple(found.shape)} in "
-            f"{where}. Wrap the model in a module that returns one row an example; a single example goes in as a batch "
-            "of one, x.unsqueeze(0)."
-        )
-    return found
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, cut to a length that fits into another message."""
-    text = str(error).strip()
-    return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__
+# --- Labels of language models ----------------------------------------------------------------------------------------
 
 
 IGNORED = -100
@@ -580,8 +584,9 @@ def next_labels(labels: Tensor, ignore_index: int) -> Tensor:
 def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_index: int | None) -> None:
     """Shift labels by one where the model's own loss does, and say so.
 
-    A Hugging Face model given labels tells its loss. On the first batch it is compared with the cross-entropy of the
-    labels as they stand and of the labels one place further on: whichever it is, is what the model was trained with.
+    A Hugging Face model that is given labels returns its loss. On the first batch this is compared with the
+    cross-entropy of the labels as they are and of the labels shifted by one: the model was trained with the one that
+    agrees.
 
     Args:
         network: the model.

@@ -1,6 +1,7 @@
 """From recorded calls to tangents.
 
-A model runs under a `Recorder`; the recorded uses say in which form the gradient of each parameter comes, and so which
+A model runs under a `Recorder`; a walk through its autograd graph finds the recorded uses that the outputs depend on,
+and uses that were not recorded; the recorded uses say in which form the gradient of each parameter comes, and so which
 parameters are one block; backward passes go down to the outputs of the recorded calls and no further, and the rules
 turn what arrives there into the tangents of the blocks.
 """
@@ -10,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
 
 from whence.data.batches import Inputs
 from whence.jacobian.gradients import (
@@ -58,6 +62,190 @@ def record_forward(
     with differentiable(), Recorder(READERS, parameters, examples, batch_axes) as recorder:
         outputs = call(inputs)
     return outputs, recorder.records
+
+
+# --- The autograd graph between the outputs and the recorded uses -----------------------------------------------------
+#
+# Whatever a model does, its outputs depend on a parameter through this graph alone. A walk that stops at recorded uses
+# and still arrives at a parameter has found a use that nobody recorded, whether or not its gradient happens to be zero
+# on this batch. And where a function on the way may move one row of a batch to another, the places of the examples must
+# be verified on this batch, too.
+
+Edge = tuple[Any, int]
+"""A node of the graph, and which of its outputs."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a walk from the outputs to the parameters found.
+
+    Attributes:
+        reached: the records that the outputs depend on, without those of no rows, as of an expert that no example was
+            sent to.
+        unrecorded: parameters that the outputs depend on in a way that was not recorded.
+        may_reorder: whether some function may move rows of the batch to other rows, as sorting does.
+    """
+
+    reached: list[Record]
+    unrecorded: set[str]
+    may_reorder: bool
+
+
+def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Tensor]) -> Walk:
+    """Go from the outputs (n, k) back to parameters and recorded uses, and no further."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    stops: dict[Edge, list[int]] = {}
+    for at, record in enumerate(records):
+        stops.setdefault((record.edge.node, record.edge.output_nr), []).append(at)
+    reached: set[int] = set()
+    unrecorded: set[str] = set()
+    may_reorder, n = False, len(outputs)
+    if not outputs.requires_grad:
+        return Walk([], set(), False)
+    first = get_gradient_edge(outputs)
+    edges: list[Edge] = [(first.node, first.output_nr)]
+    visited = set()
+    while edges:
+        edge = edges.pop()
+        if edge in stops:
+            new = [at for at in stops[edge] if at not in reached]
+            reached.update(new)
+            edges.extend(edge for at in new for edge in records[at].input_edges)
+            continue
+        node = edge[0]
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        following = node.next_functions
+        if not following:
+            name = names.get(id(getattr(node, "variable", None)))
+            if name is not None:
+                unrecorded.add(name)
+            continue
+        if not may_reorder and n > 1:
+            may_reorder = _may_reorder(node, n, last=node is first.node)
+        edges.extend(following)
+    used = [records[at] for at in sorted(reached) if 0 not in records[at].shape]
+    return Walk(used, unrecorded, may_reorder)
+
+
+_CHECKS: dict[type, Callable[[Any, int, bool], bool] | None] = {}
+"""The check whether a node of a type may reorder rows; `None` for types that never do."""
+
+
+def _may_reorder(node: Any, n: int, last: bool) -> bool:
+    kind = type(node)
+    if kind not in _CHECKS:
+        _CHECKS[kind] = _always if issubclass(kind, BackwardCFunction) else REORDERING.get(kind.__name__)
+    check = _CHECKS[kind]
+    return check is not None and check(node, n, last)
+
+
+def _always(node: Any, n: int, last: bool) -> bool:
+    return True
+
+
+def _along(node: Any, n: int, last: bool) -> bool:
+    """Along one axis (`gather`, `scatter`, `sort`) that may hold the examples; of the outputs only the first does."""
+    axis = _signed(getattr(node, "_saved_dim", 0))
+    if last and axis == 1:
+        return False
+    size = _size(node, axis)
+    return size is None or size % n == 0
+
+
+def _along_all(node: Any, n: int, last: bool) -> bool:
+    """Along several axes (`flip`, `roll`); all of them if none is named."""
+    axes = tuple(getattr(node, "_saved_dims", ())) or (0,)
+    return any((size := _size(node, _signed(axis))) is None or size % n == 0 for axis in axes)
+
+
+def _by_index(node: Any, n: int, last: bool) -> bool:
+    """`x[index]`: every indexed axis may hold the examples, but for `x[arange(n), index]`, which keeps the rows."""
+    found = getattr(node, "_saved_indices", None)
+    if found is None:
+        return True
+    sizes = getattr(node, "_saved_self_sym_sizes", None)  # of the tensor that is read; one written to keeps its shape
+    first = True
+    for axis, index in enumerate(found):
+        if index is None:
+            continue
+        in_order = first and axis == 0 and len(index) == n and _counts_up(index)
+        first = False
+        if in_order:
+            return False
+        size = _size(node, axis) if sizes is None else sizes[axis]
+        if size is None or size % n == 0:
+            return True
+    return False
+
+
+def _counts_up(index: Tensor) -> bool:
+    """0, 1, 2, ... along the first axis, whatever the others."""
+    if index.dtype == torch.bool:
+        return False
+    steps = torch.arange(len(index), device=index.device).reshape(-1, *(1,) * (index.dim() - 1))
+    return bool((index == steps).all())
+
+
+def _joined_rows(node: Any, n: int, last: bool) -> bool:
+    """`cat` of pieces of a batch."""
+    return _signed(getattr(node, "_saved_dim", 0)) == 0
+
+
+def _stacked_rows(node: Any, n: int, last: bool) -> bool:
+    """`stack` of as many tensors as there are examples."""
+    return _signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n
+
+
+def _looked_up(node: Any, n: int, last: bool) -> bool:
+    """Rows of a tensor that is no parameter, looked up by an index."""
+    source = node.next_functions[0][0]
+    return source is not None and bool(source.next_functions)
+
+
+def _mixed(node: Any, n: int, last: bool) -> bool:
+    """A product with a matrix that has as many rows and columns as there are examples: a permutation, perhaps."""
+    sizes = tuple(getattr(node, "_saved_self_sym_sizes", None) or getattr(node, "_saved_self", torch.empty(0)).shape)
+    return sizes[-2:] == (n, n) and sizes[:-2] in ((), (1,))
+
+
+def _product(node: Any, n: int, last: bool) -> bool:
+    """The same of `bmm`, which keeps its factors only where they are needed."""
+    left = getattr(node, "_saved_self", None)
+    return _size(node, 0) == 1 and _size(node, 1) == n and (left is None or left.shape[-1] == n)
+
+
+def _signed(axis: int) -> int:
+    return axis - 2**64 if axis >= 2**63 else axis
+
+
+def _size(node: Any, axis: int) -> int | None:
+    """Of an axis of the node's output; `None` if this version of torch does not store it."""
+    known = getattr(node, "_input_metadata", None)
+    if not known or not -len(known[0].shape) <= axis < len(known[0].shape):
+        return None
+    return int(known[0].shape[axis])
+
+
+REORDERING: dict[str, Callable[[Any, int, bool], bool]] = {
+    **dict.fromkeys(
+        ("GatherBackward0", "SortBackward0", "SortBackward1", "TopkBackward0", "IndexSelectBackward0"), _along
+    ),
+    **dict.fromkeys((f"ScatterBackward{number}" for number in range(4)), _along),
+    **dict.fromkeys(("ScatterAddBackward0", "ScatterReduceBackward0", "IndexReduceBackward0"), _along),
+    **dict.fromkeys(("IndexAddBackward0", "IndexCopyBackward0"), _along),
+    **dict.fromkeys(("FlipBackward0", "RollBackward0"), _along_all),
+    **dict.fromkeys(("IndexBackward0", "IndexPutBackward0", "IndexPutImplBackward0"), _by_index),
+    **dict.fromkeys(("TakeBackward0", "MaskedSelectBackward0", "MaskedScatterBackward0", "PutBackward0"), _always),
+    **dict.fromkeys(("PackPaddedSequenceBackward0", "CopySlices", "RepeatInterleaveBackward0"), _always),
+    "CatBackward0": _joined_rows,
+    "StackBackward0": _stacked_rows,
+    "EmbeddingBackward0": _looked_up,
+    "MmBackward0": _mixed,
+    "BmmBackward0": _product,
+}
+"""Functions that may move one row of a batch to another, by the names of their nodes."""
 
 
 # --- Blocks: which gradients are kept together, and in which form -----------------------------------------------------
@@ -311,8 +499,8 @@ def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tange
     if block.kind == "rows":
         return _rows(block, uses, empty)
     parts = tuple(_dense(block, at, uses, empty) for at in range(len(block.parameters)))
-    apart = len(parts) == 1 or (not parts[0].is_cuda and sum(part.numel() for part in parts) > LARGE_PARTS)
-    return Dense(block, parts if apart else (torch.cat(parts, -1),))
+    separate = len(parts) == 1 or (not parts[0].is_cuda and sum(part.numel() for part in parts) > LARGE_PARTS)
+    return Dense(block, parts if separate else (torch.cat(parts, -1),))
 
 
 def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kronecker:

@@ -1,16 +1,16 @@
-"""Training examples with many outputs, seen through a few mixtures of them that differ from example to example.
+"""Hessian sketches: training examples with many outputs, reduced to a few mixtures of their outputs.
 
-All that a fit needs to know of an example are the gradients J^T r of its residual and J^T R of a root of its Hessian
+All that a fit needs of an example are the gradients J^T r of its residual and J^T R of a root of its Hessian
 L = R R^T, k columns for k classes. Here R is replaced by S with c columns and E[S S^T] = L: the largest columns of R as
-they are, and random signs times all the others. S and r span at most c + 1 directions among the outputs, and an
-orthonormal basis of these is what is looked at. In it the residual is exact, so that HeC0 is White's for this
-curvature; and since the curvature holds the example as J^T S S^T J, leaving it out by S is exact for it as well. With
-c as large as the number of outputs nothing is approximated.
+they are, and random signs times all the others. S and r span at most c + 1 directions of the outputs; each example is
+reduced to an orthonormal basis of these. In it the residual is exact, so that HeC0 is White's for this curvature; and
+since the curvature holds the example as J^T S S^T J, leaving it out by S is exact for it as well. With c as large as
+the number of outputs nothing is approximated.
 
-Bases are too large to keep: every pass makes them anew, and a saved fit that is loaded on another machine makes its
-own, to be used with coordinates of the first. They are therefore functions of the outputs alone, without the signs and
-rotations that eigenvectors are free to have, and without a choice between columns of nearly equal size: that choice is
-made once and kept with the fit.
+The bases are too large to store: every pass computes them again, and so does a fit that was saved and is loaded on
+another machine, where they are used with coordinates of the first. They are therefore functions of the outputs alone,
+without the signs and rotations that eigenvectors are free to have. The choice of the largest columns, which would
+depend on rounding, is made once and stored with the fit.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from torch import Tensor
 from whence.data.batches import Batch, Batches, check_finite, take
 from whence.data.targets import example_weights, targets_at, unit_weights, weights_at
 from whence.errors import CorruptArtifactError, InputError, StaleModelError
-from whence.jacobian.network import Mixed, Network
+from whence.jacobian.network import Network, OutputMixtures
 from whence.likelihoods import Likelihood
 from whence.linalg import eigh
 
-MANY = 64
-"""Fits look at all outputs of an example up to so many, unless told otherwise."""
+ALL_OUTPUTS = 64
+"""Up to so many outputs of an example, no sketch is used by default."""
 
 COLUMNS = 16
-"""How many columns of the Hessian's root are taken where there are more outputs, unless told otherwise."""
+"""Columns of a sketch, by default."""
 
 BASIS_BYTES = 96 * 2**20
-"""Bases of one piece of a batch are kept under this size."""
+"""The bases of one chunk of a batch are kept under this size."""
 
 PARALLEL = 1e-14
-"""Squared sines of angles below which directions count as the same."""
+"""Directions whose angle has a smaller squared sine count as the same."""
 
-ROUNDED = 1e5
-"""So many roundings of the outputs large is a residual that counts as much as the Hessian's root in a basis."""
+RESIDUAL_FLOOR = 1e5
+"""A residual of this size, in units of rounding errors of the outputs, has half its weight in a basis."""
 
 
 @dataclass(frozen=True)
 class OutputSketch:
-    """What is known of outputs that are not all looked at.
+    """The sizes of a sketch.
 
     Attributes:
         columns: c.
@@ -63,7 +63,7 @@ class OutputSketch:
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReducedBatch:
     """One batch in the bases of its examples.
 
     Attributes:
@@ -72,7 +72,7 @@ class Reduced:
         roots: (n, c + 1, c) coordinates of S.
         outputs: (n, c + 1) of the network.
         weights: (n,) of the examples.
-        largest: (n, c // 2) which columns of the Hessian's root are taken as they are; zeros where all are.
+        largest: (n, c // 2) which columns of the Hessian's root are used as they are; zeros where all are.
         counted: how many positions count.
     """
 
@@ -87,18 +87,17 @@ class Reduced:
 
 @dataclass
 class SketchedBatches:
-    """Batches whose inputs are views of a few mixtures of the outputs, made anew in every pass and always the same.
+    """Batches whose inputs are views of a few mixtures of the outputs, the same in every pass.
 
     Attributes:
         plain: the batches as they are.
         network: the model.
-        likelihood: tells residuals and the Hessian's root.
+        likelihood: gives residuals and the Hessian's root.
         columns: c.
         seed: of the random signs.
         dtype: of the algebra.
-        largest: (n, c // 2) which columns of each example's root are taken as they are; `None` in the first pass.
-        saved: residuals and roots in the bases of the fit that was saved, where one was loaded: in the bases that are
-            made here they must be the same.
+        largest: (n, c // 2) which columns of each example's root are used as they are; `None` in the first pass.
+        saved: residuals and roots in the bases of the saved fit, where one was loaded: they must be the same here.
     """
 
     plain: Batches
@@ -113,12 +112,12 @@ class SketchedBatches:
     fingerprints: list[tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """What is noted here is noted there."""
+        """Notes and fingerprints are those of the plain batches."""
         self.notes, self.fingerprints = self.plain.notes, self.plain.fingerprints
 
     @property
     def loader(self) -> Iterable[Any]:
-        """What the batches come from."""
+        """That of the plain batches."""
         return self.plain.loader
 
     @property
@@ -131,30 +130,30 @@ class SketchedBatches:
         return self.read(None)
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, in pieces whose bases fit in memory."""
+        """Read all batches once, in chunks whose bases fit in memory."""
         for batch, _, reduced in self.reduced(label):
             yield self._view(batch, reduced)
 
-    def reduced(self, label: str | None) -> Iterator[tuple[Batch, torch.Size, Reduced]]:
-        """Read all batches once: pieces of them, the shape (..., k) of an example's outputs, and what is seen."""
+    def reduced(self, label: str | None) -> Iterator[tuple[Batch, torch.Size, ReducedBatch]]:
+        """Read all batches once: chunks of them, the shape (..., k) of an example's outputs, and the reduced chunks."""
         for number, batch in enumerate(self.plain.read(label)):
-            yield from self._pieces(batch, f"batch {number}")
+            yield from self._chunks(batch, f"batch {number}")
 
     def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
-        """A few batches, in pieces, and their numbers; see `Batches.sample`."""
+        """A few batches, in chunks, and their numbers; see `Batches.sample`."""
         for number, batch in self.plain.sample(count):
-            for piece, _, reduced in self._pieces(batch, f"batch {number}"):
-                yield number, self._view(piece, reduced)
+            for chunk, _, reduced in self._chunks(batch, f"batch {number}"):
+                yield number, self._view(chunk, reduced)
 
     def first(self) -> Batch:
-        """The first piece of the first batch of all."""
-        batch, _, reduced = next(self._pieces(self.plain.first(), "batch 0"))
+        """The first chunk of the first batch of all."""
+        batch, _, reduced = next(self._chunks(self.plain.first(), "batch 0"))
         return self._view(batch, reduced)
 
-    def _view(self, batch: Batch, reduced: Reduced) -> Batch:
-        return Batch(Mixed(batch.inputs, reduced.basis), batch.targets, batch.start, batch.size, batch.weights)
+    def _view(self, batch: Batch, reduced: ReducedBatch) -> Batch:
+        return Batch(OutputMixtures(batch.inputs, reduced.basis), batch.targets, batch.start, batch.size, batch.weights)
 
-    def _pieces(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, Reduced]]:
+    def _chunks(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, ReducedBatch]]:
         with torch.no_grad():
             outputs = self.network.shaped(batch.inputs, where).detach()
         check_finite(outputs, "outputs of the model", where)
@@ -163,11 +162,11 @@ class SketchedBatches:
         for low in range(0, batch.size, step):
             some = slice(low, min(low + step, batch.size))
             weights = None if batch.weights is None else batch.weights[some]
-            piece = Batch(take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights)
-            reduced = self._reduce(outputs[some], piece, where)
+            chunk = Batch(take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights)
+            reduced = self._reduce(outputs[some], chunk, where)
             if self.saved is not None:
-                self._check_saved(outputs[some], piece.rows, reduced, where)
-            yield piece, outputs.shape[1:], reduced
+                self._check_saved(outputs[some], chunk.rows, reduced, where)
+            yield chunk, outputs.shape[1:], reduced
 
     def _check_weights(self, weights: Tensor | None, where: str) -> None:
         """Raise where the noise of squared error would need residuals that are mixed up with their weights."""
@@ -180,9 +179,9 @@ class SketchedBatches:
             'each position\'s residual without its weight. Fit with hessian_columns="all", or weigh whole examples.'
         )
 
-    def _reduce(self, outputs: Tensor, batch: Batch, where: str) -> Reduced:
+    def _reduce(self, outputs: Tensor, batch: Batch, where: str) -> ReducedBatch:
         n, k = len(outputs), outputs.shape[-1]
-        flat = outputs.reshape(-1, k).double()  # what follows is exact for outputs that are rounded, however confident
+        flat = outputs.reshape(-1, k).double()  # exact for rounded outputs, however confident
         likelihood = self.likelihood
         targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
         given = weights_at(batch.weights, outputs, where)
@@ -203,7 +202,7 @@ class SketchedBatches:
         basis, coordinates = joint_basis(roots, residuals, rounding)
         basis = basis.to(outputs.dtype)
         units = torch.ones_like(flat[:, 0]) if weights is None else weights
-        return Reduced(
+        return ReducedBatch(
             basis=basis,
             residuals=coordinates[:, :, -1].to(self.dtype),
             roots=coordinates[:, :, :-1].to(self.dtype),
@@ -214,7 +213,7 @@ class SketchedBatches:
         )
 
     def _largest(self, sizes: Tensor, rows: slice) -> Tensor:
-        """(n, c // 2) which columns of these sizes are taken as they are: those of the first pass, in all others."""
+        """(n, c // 2) which columns of these sizes are used as they are; as in the first pass."""
         n, size = sizes.shape
         if self.largest is not None:
             found = self.largest[rows]
@@ -228,8 +227,8 @@ class SketchedBatches:
             return torch.zeros(n, self.columns // 2, dtype=torch.int64, device=sizes.device)
         return sizes.topk(self.columns // 2, dim=1).indices
 
-    def _check_saved(self, outputs: Tensor, rows: slice, reduced: Reduced, where: str) -> None:
-        """Raise where mixtures made here are not those of the fit that was saved, by more than rounding.
+    def _check_saved(self, outputs: Tensor, rows: slice, reduced: ReducedBatch, where: str) -> None:
+        """Raise where mixtures computed here differ from those of the saved fit by more than rounding.
 
         Coordinates are Lipschitz functions of S and r, which change with the outputs about as logarithms do.
         """
@@ -252,10 +251,10 @@ class SketchedBatches:
 
 
 def mixtures(largest: Tensor, size: int, columns: int, seed: int, start: int) -> Tensor:
-    """M (n, q, c) with E[M M^T] = I: some columns as they are, random signs of all the others.
+    """M (n, q, c) with E[M M^T] = I: some columns as they are, random signs times all the others.
 
     Args:
-        largest: (n, c // 2) which columns are taken as they are.
+        largest: (n, c // 2) which columns are used as they are.
         size: q.
         columns: c; with q or more of them, M is the identity, and zeros.
         seed: of the signs, together with the positions of the examples.
@@ -280,7 +279,7 @@ def mixtures(largest: Tensor, size: int, columns: int, seed: int, start: int) ->
 
 
 def random_signs(size: int, count: int, seed: int, example: int) -> Tensor:
-    """(size, count) random signs of one example, the same whenever they are asked for."""
+    """(size, count) random signs of one example, the same in every call."""
     # Torch reads 32 bits of a seed.
     generator = torch.Generator(device="cpu").manual_seed((seed * 0x9E3779B1 + example) % 2**32)
     return 2 * torch.randint(0, 2, (size, count), generator=generator, dtype=torch.int8, device="cpu") - 1
@@ -294,25 +293,23 @@ def joint_basis(roots: Tensor, residuals: Tensor, rounding: Tensor) -> tuple[Ten
     most, whatever the rank and however near to each other the singular values, so that B of the one with T of the other
     still gives C. An eigenbasis does not: its vectors change signs, and turn where eigenvalues are nearly equal.
 
-    The size of r does not matter to its place in the basis until it drowns in rounding: then d lets it fade, lest noise
-    turn S as well.
+    The direction of r counts whatever its size, except where it is of the order of rounding errors: there d reduces its
+    weight, so that noise does not rotate S as well.
 
     Args:
         roots: S.
         residuals: r.
         rounding: (n,) that of the outputs.
     """
-    tiny = torch.finfo(roots.dtype).tiny
     size, length = roots.flatten(1).norm(dim=1), residuals.norm(dim=1)  # (n,)
-    drowned = ROUNDED * rounding * size.square() / roots.shape[2]
-    scale = torch.cat([size.unsqueeze(1).expand(-1, roots.shape[2]), (length + drowned).unsqueeze(1)], dim=1).clamp_min(
-        tiny
-    )
+    floor = RESIDUAL_FLOOR * rounding * size.square() / roots.shape[2]
+    scale = torch.cat([size.unsqueeze(1).expand(-1, roots.shape[2]), (length + floor).unsqueeze(1)], dim=1)
+    scale = scale.clamp_min(torch.finfo(roots.dtype).tiny)
     columns = torch.cat([roots, residuals.unsqueeze(2)], dim=2) / scale.unsqueeze(1)
     values, vectors = eigh(columns.transpose(1, 2) @ columns)
-    kept = values > PARALLEL * values.shape[1] * values[:, -1:]
-    root = torch.where(kept, values.clamp_min(0.0).sqrt(), 0.0)
-    inverse = torch.where(kept, 1.0 / root, 0.0)
+    positive = values > PARALLEL * values.shape[1] * values[:, -1:]
+    root = torch.where(positive, values.clamp_min(0.0).sqrt(), 0.0)
+    inverse = torch.where(positive, 1.0 / root, 0.0)
     basis = columns @ (vectors * inverse.unsqueeze(1)) @ vectors.transpose(1, 2)
     coordinates = (vectors * root.unsqueeze(1)) @ vectors.transpose(1, 2) * scale.unsqueeze(1)
     return basis, coordinates

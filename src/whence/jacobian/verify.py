@@ -33,7 +33,6 @@ from whence.jacobian.gradients import (
     separating_sets,
     vanishes_outside,
 )
-from whence.jacobian.graph import Walk, walk
 from whence.jacobian.record import (
     Call,
     differentiable,
@@ -43,6 +42,7 @@ from whence.jacobian.record import (
     pull_back,
     record_forward,
     tangents_of,
+    walk,
 )
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, flat_arguments
@@ -63,7 +63,6 @@ class AutogradReference:
     precision: torch.dtype  # the coarsest that occurs inside the model
     cotangent: Tensor  # (n, k)
     gradients: Mapping[str, Tensor | None]  # None where the outputs do not depend on the parameter
-    sets: Tensor  # (s, n) of bool: sets of examples that separate any two
 
     @property
     def tolerance(self) -> float:
@@ -145,9 +144,8 @@ def reference_on_graph(
     if outputs.requires_grad:
         found = torch.autograd.grad(outputs, list(parameters.values()), cotangent, retain_graph=True, allow_unused=True)
     dense = [g.to_dense() if g is not None and g.is_sparse else g for g in found]
-    sets = separating_sets(len(outputs)).to(outputs.device)
     gradients = dict(zip(parameters, dense, strict=True))
-    return AutogradReference(inputs, outputs.detach(), precision, cotangent, gradients, sets)
+    return AutogradReference(inputs, outputs.detach(), precision, cotangent, gradients)
 
 
 def random_cotangent(outputs: Tensor) -> Tensor:
@@ -220,40 +218,21 @@ def possible_layouts_of(record: Record, n: int) -> list[Layout]:
     return [layout for layout in found if record.use.accepts(layout, record.shape, n)]
 
 
-def find_layout(
-    record: Record,
-    grads: Sequence[Tensor | None],
-    sets: Tensor,
-    other: tuple[Sequence[int], int] | None = None,
-) -> tuple[Layout | None, bool]:
-    """The layout of a use, and whether it is verified: gradients of zero everywhere verify nothing.
+def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[tuple[list[Layout], bool]]:
+    """The layouts that hold for each use in this batch, and whether they are verified.
 
-    Args:
-        record: The use.
-        grads: Gradients in its output, each from one set of examples alone.
-        sets: (s, n) of bool.
-        other: the shape of the output for another number of examples, where that is known.
+    A layout holds if gradients pulled back from some examples alone are zero for all others. Where all gradients are
+    zero this verifies nothing.
     """
-    pairs = [(gradient, examples) for gradient, examples in zip(grads, sets, strict=True) if gradient is not None]
-    verified = any(bool(gradient.any()) for gradient, _ in pairs)
-    for layout in possible_layouts_of(record, sets.shape[1]):
-        fits = other is None or layout.fits(*other)
-        if fits and all(vanishes_outside(gradient, layout, examples) for gradient, examples in pairs):
-            return layout, verified
-    return None, verified
-
-
-def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[Layout | None]:
-    """The layouts of uses in the batch at hand; `None` for those without one."""
     n, cotangent = len(outputs), random_cotangent(outputs)
-    left = [possible_layouts_of(record, n) for record in records]
+    found = [(possible_layouts_of(record, n), False) for record in records]
     for examples in separating_sets(n).to(outputs.device):
         grads = output_gradients(outputs, records, cotangent * examples[:, None])
-        left = [
-            layouts if one is None else [layout for layout in layouts if vanishes_outside(one, layout, examples)]
-            for layouts, one in zip(left, grads, strict=True)
-        ]
-    return [layouts[0] if layouts else None for layouts in left]
+        for at, (gradient, (layouts, verified)) in enumerate(zip(grads, found, strict=True)):
+            if gradient is not None:
+                left = [layout for layout in layouts if vanishes_outside(gradient, layout, examples)]
+                found[at] = (left, verified or bool(gradient.any()))
+    return found
 
 
 def have_gradient(outputs: Tensor, records: Sequence[Record]) -> list[bool]:
@@ -448,31 +427,22 @@ def _record(
         uses.fall_back(name, uncovered_calls(call, parameters[name], reference.inputs))
     if found.unrecorded:
         return None
-    return RecordedBatch(reference, outputs, reached_records(records, found), batch_axes)
-
-
-def reached_records(records: Sequence[Record], found: Walk) -> list[Record]:
-    """The records that the outputs depend on, without those of no rows, as of an expert that no example was sent to."""
-    return [records[at] for at in found.reached if 0 not in records[at].shape]
+    return RecordedBatch(reference, outputs, found.reached, batch_axes)
 
 
 def _find_layouts(call: Call, batch: RecordedBatch, uses: VerifiedUses) -> bool:
     """Find the layout of every record; False if some have none, after noting what follows from it."""
-    records, reference = batch.records, batch.reference
+    records = batch.records
     if not records:
         return True
-    cotangents = reference.cotangent * reference.sets[:, :, None]
-    by_set = [output_gradients(batch.outputs, records, cotangent) for cotangent in cotangents]
-    grads = [list(each) for each in zip(*by_set, strict=True)]
-    found = [find_layout(record, each, reference.sets) for record, each in zip(records, grads, strict=True)]
+    found = find_layouts(batch.outputs, records)
     if not all(verified for _, verified in found):  # sequences may be as long as there are examples
         fewer, shapes = _shapes_of_fewer(call, batch, uses)
         if len(shapes) == len(records):
-            for at, (layout, verified) in enumerate(found):
+            for at, (layouts, verified) in enumerate(found):
                 if not verified:
-                    again, _ = find_layout(records[at], grads[at], reference.sets, (shapes[at], fewer))
-                    found[at] = (again or layout, verified)
-    lost = [record for record, (layout, _) in zip(records, found, strict=True) if layout is None]
+                    found[at] = ([one for one in layouts if one.fits(shapes[at], fewer)] or layouts, verified)
+    lost = [record for record, (layouts, _) in zip(records, found, strict=True) if not layouts]
     if lost:
         sites = {record.site for record in lost if record.site is not None}
         uses.batch_axes.refuted |= sites
@@ -480,10 +450,10 @@ def _find_layouts(call: Call, batch: RecordedBatch, uses: VerifiedUses) -> bool:
             for name in record.parameters:
                 uses.fall_back(name, "no axis of a layer's output holds the examples")
         return False
-    placed = [(record, layout, verified) for record, (layout, verified) in zip(records, found, strict=True) if layout]
-    of_kind = {record.key: layout for record, layout, verified in placed if verified}
-    batch.layouts[:] = [layout if verified else of_kind.get(record.key, layout) for record, layout, verified in placed]
-    batch.verified[:] = [verified for _, _, verified in placed]
+    first = [(record, layouts[0], verified) for record, (layouts, verified) in zip(records, found, strict=True)]
+    of_kind = {record.key: layout for record, layout, verified in first if verified}
+    batch.layouts[:] = [layout if verified else of_kind.get(record.key, layout) for record, layout, verified in first]
+    batch.verified[:] = [verified for _, _, verified in first]
     return True
 
 
@@ -492,7 +462,7 @@ def _shapes_of_fewer(call: Call, batch: RecordedBatch, uses: VerifiedUses) -> tu
     fewer = (len(batch.outputs) + 1) // 2
     inputs = take(batch.reference.inputs, slice(0, fewer))
     outputs, records = record_forward(call, inputs, uses.recorded, fewer, replace(batch.batch_axes, verified=True))
-    return fewer, [record.shape for record in reached_records(records, walk(outputs, records, uses.recorded))]
+    return fewer, [record.shape for record in walk(outputs, records, uses.recorded).reached]
 
 
 def _merge(batches: Sequence[RecordedBatch], uses: VerifiedUses) -> bool:

@@ -97,7 +97,7 @@ def mix(fitted: Fitted, points: Points, generator: torch.Generator) -> list[Tens
     """Random signs of the outputs that are looked at, (m, k) for each piece: one mixture of outputs a point."""
     problem = fitted.problem
     return [
-        signs((size, problem.seen(one)), problem.outputs, generator)
+        signs((size, problem.output_count(one)), problem.outputs, generator)
         for size, one in zip(points.sizes, points.pieces, strict=True)
     ]
 
@@ -430,12 +430,13 @@ def _bend(truth: Truth, inputs: Inputs, start: Tensor | None, steps: Tensor) -> 
 
 def _as_stored(problem: Linearization, weights: Tensor) -> Tensor:
     """Weights (d,) rounded to the precision of the parameters."""
-    return problem.selection.flatten({name: p.double() for name, p in problem.selection.like(weights).items()})
+    stored = problem.selection.unflatten(weights, cast=True)
+    return problem.selection.flatten({name: p.double() for name, p in stored.items()})
 
 
 def _outputs(problem: Linearization, weights: Tensor, inputs: Inputs) -> Tensor:
     with torch.no_grad():
-        return problem.network.with_parameters(problem.selection.like(weights), inputs).double()
+        return problem.network.with_parameters(problem.selection.unflatten(weights, cast=True), inputs).double()
 
 
 DECADES = (-1.0, 1.0)

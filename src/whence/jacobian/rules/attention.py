@@ -30,7 +30,7 @@ def attention(recorder: Recorder, function: Function, args: Arguments, kwargs: K
     dropped = given.get("training", True) and given.get("dropout_p", 0.0) > 0
     if not tracked or unusual or given.get("add_zero_attn") or dropped:
         return function(*args, **kwargs)
-    with recorder.recording():
+    with recorder:
         return _forward(given)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
@@ -189,6 +188,8 @@ class BatchAxes:
 class Recorder(TorchFunctionMode):
     """Records the calls of one forward pass. Nothing is attached to the model; leaving the mode ends it.
 
+    A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too.
+
     Args:
         readers: The reader of each function that has a rule.
         parameters: The parameters to track.
@@ -281,12 +282,6 @@ class Recorder(TorchFunctionMode):
         )
         self._site = site if found else None
         return found
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record calls that are made inside a reader, too."""
-        with self:
-            yield
 
 
 Reader: TypeAlias = Callable[[Recorder, Function, Arguments, Keywords], Any]

@@ -83,7 +83,7 @@ def _network(step: Step) -> Reader:
         if packed or not recorder.tracks(*params) or (given["train"] and given["dropout"] > 0):
             return function(*args, **kwargs)
         states = given["hx"] if isinstance(given["hx"], (list, tuple)) else [given["hx"]]
-        with recorder.recording():
+        with recorder:
             outputs, last = _run(step, given, states)
         return (outputs, *last)
 
@@ -96,7 +96,7 @@ def _cell(step: Step) -> Reader:
         if not recorder.tracks(*(given.get(name) for name in ("w_ih", "w_hh", "b_ih", "b_hh"))):
             return function(*args, **kwargs)
         state = tuple(given["hx"]) if isinstance(given["hx"], (list, tuple)) else (given["hx"],)
-        with recorder.recording():
+        with recorder:
             fed = F.linear(given["input"], given["w_ih"], given.get("b_ih"))
             new = step(fed, F.linear(state[0], given["w_hh"], given.get("b_hh")), state)
         return new if len(new) > 1 else new[0]
