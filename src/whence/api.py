@@ -27,7 +27,7 @@ from whence.fitting import (
 )
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, bare
-from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Chosen, Seen, Uncertainty, join
 from whence.runtime.execution import Execution, Passes, check_memory
 from whence.runtime.processes import Distributed, Processes, opened
@@ -79,7 +79,6 @@ def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, 
     raise InputError(f'expected loss "mse", "sum_of_squares", "cross_entropy" or "binary_cross_entropy", got {loss!r}.')
 
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
 STRUCTURES: dict[str, type[Structure]] = {
     kind.name: kind for kind in (Auto, Exact, EKFAC, Core, Sketch, KFAC, Diagonal)
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from whence.api import LIKELIHOODS, STRUCTURES
+from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.auto import choose
 from whence.curvature.core import primal_bytes
@@ -27,7 +27,7 @@ from whence.fitting import check_columns, named
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization, linearize
 from whence.jacobian.network import Choice, Network, select
-from whence.likelihoods import Likelihood
+from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.execution import Execution
 from whence.runtime.memory import Budget, readable
 from whence.runtime.model_state import check_model, preserved

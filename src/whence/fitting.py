@@ -18,7 +18,7 @@ from whence.curvature.ridge_search import fit_at_best
 from whence.data.batches import Batches, differ
 from whence.data.targets import all_prints, roll_call
 from whence.errors import InputError, TooLargeError
-from whence.estimators import LeftOut, Policy, Weighing, assemble
+from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble
 from whence.io.checkpoint import described, open_checkpoint
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, bare, first_line, follow_own_loss, select
@@ -339,7 +339,7 @@ def _fitted(asked: FitOptions, problem: Linearization, marks: dict[str, int]) ->
     """The curvature, and all that follows from it."""
     check_positions(problem, asked.loo)
     chosen, why = asked.structure.resolve(problem, asked.ridge)
-    weighing = Weighing(
+    loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
         asked.policy,
@@ -348,14 +348,14 @@ def _fitted(asked: FitOptions, problem: Linearization, marks: dict[str, int]) ->
         None if asked.groups is None else Groups.of(asked.groups, problem),
         problem.units if asked.loo == "position" else None,
     )
-    problem = replace(problem, folds=weighing.folds)
+    problem = replace(problem, folds=loo.folds)
     with rounded_products(True if asked.execution.tf32 and chosen.tf32 else None):
         if asked.ridge is None and problem.hessian_roots is not None:
-            bread = fit_at_best(chosen, problem, weighing.columns)
+            bread = fit_at_best(chosen, problem, loo.meat_roots)
         else:
-            bread = chosen.fit(problem, asked.ridge, weighing.columns)
+            bread = chosen.fit(problem, asked.ridge, loo.meat_roots)
         bread.tf32 = asked.execution.tf32 and chosen.tf32
-        return _assemble(problem, bread, weighing, asked.noise, marks, Finding("structure", chosen.name, why))
+        return _assemble(problem, bread, loo, asked.noise, marks, Finding("structure", chosen.name, why))
 
 
 def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters: Choice) -> Selection:
@@ -375,23 +375,23 @@ def _first_look(network: Network, batches: Batches, loss: Likelihood, parameters
 def _assemble(
     problem: Linearization,
     bread: FittedCurvature,
-    weighing: Weighing,
+    loo: LeaveOneOut,
     noise: str,
     marks: dict[str, int],
     structure: Finding,
 ) -> Tracer:
-    parts = assemble(problem, bread, weighing, unbiased=noise == "unbiased")
+    parts = assemble(problem, bread, loo, unbiased=noise == "unbiased")
     return Tracer(
         problem=problem,
         bread=bread,
         sandwich=parts.sandwich,
         meats=parts.meats,
-        left_out=parts.left_out,
+        adjusted=parts.adjusted,
         step=parts.step,
-        weighing=weighing,
+        loo=loo,
         sigma=parts.noise.covariance,
         noise_scale=parts.noise.scale,
-        diagnostics=Diagnostics((structure, *_diagnose(problem, bread, parts.step, parts.left_out, weighing))),
+        diagnostics=Diagnostics((structure, *_diagnose(problem, bread, parts.step, parts.adjusted, loo))),
         marks=marks,
     )
 
@@ -414,14 +414,14 @@ def _told(tracer: Tracer, bar: Progress) -> Tracer:
 
 
 def _diagnose(
-    problem: Linearization, bread: FittedCurvature, step: NewtonStep, left_out: LeftOut, weighing: Weighing
+    problem: Linearization, bread: FittedCurvature, step: NewtonStep, adjusted: AdjustedResiduals, loo: LeaveOneOut
 ) -> Diagnostics:
     numbers = problem.numbers
     scale = float(problem.residuals.square().mean().sqrt())
-    lost = weighing.lost(slice(0, problem.n), step.change)
+    lost = loo.hessian_times(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
-    chosen = f", by leave-one-out of {weighing.left_out_name}" if bread.path else ""
+    chosen = f", by leave-one-out of {loo.unit_name}" if bread.path else ""
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
         Finding("ridge", bread.ridge, f"lambda on the sum scale{chosen}"),
@@ -435,22 +435,22 @@ def _diagnose(
             "Newton step",
             step.relative,
             "size of the step to the optimum of the linearized model, over the size of the weights"
-            + ("; taken" if weighing.recenter else ""),
+            + ("; taken" if loo.recenter else ""),
         ),
         Finding(
             "Newton change",
             moved,
             "how far that step would move the training residuals, over their size (root mean squares)"
-            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not weighing.recenter)),
+            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not loo.recenter)),
         ),
-        Finding("leverage policy", weighing.policy, ""),
+        Finding("leverage policy", loo.policy, ""),
         Finding(
-            "largest leverage", float(left_out.leverage.max()), "one means: the example decides its own prediction"
+            "largest leverage", float(adjusted.leverage.max()), "one means: the example decides its own prediction"
         ),
         Finding(
             "guarded leverages",
-            left_out.guarded,
-            f"{weighing.left_out_name} at the guard, of {weighing.deletions(problem)}",
+            adjusted.guarded,
+            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}",
         ),
     ]
     findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.facts]]

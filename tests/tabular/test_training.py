@@ -167,7 +167,7 @@ def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch)
     options = Options(target="y", width=6)
     done = study(prepare(table, options), options, QUIET, show=False)
     assert done.recentered
-    assert done.tracer.weighing.recenter
+    assert done.tracer.loo.recenter
 
 
 @pytest.mark.slow  # the same as for the exact structure, whose tests run by default

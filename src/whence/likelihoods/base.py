@@ -70,7 +70,7 @@ class Likelihood(ABC):
         """A root R (n, k, q) of the loss's Hessian in the outputs, L = R R^T; `None` means the identity."""
         return None
 
-    def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
+    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """Residuals (n, k) after the outputs moved by `change`: to first order, where a likelihood knows no better.
 
         Args:
@@ -83,13 +83,15 @@ class Likelihood(ABC):
             return residuals - change
         return residuals - torch.einsum("nkq,njq,nj->nk", roots, roots, change)
 
-    def doubt(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> tuple[Tensor, Tensor]:
+    def log_residuals_after(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Logarithms (n,) of the largest residual after the outputs moved by `change`, and what orders equal ones (n,).
 
         In logarithms, since a label that the outputs are certain of has a residual below the smallest number there is;
-        the second part tells labels apart whose residuals are one to the last digit. Arguments are those of `moved`.
+        the second part tells labels apart whose residuals are one to the last digit. Arguments as of `residuals_after`.
         """
-        found = self.moved(residuals, outputs, roots, change).abs().amax(1).log()
+        found = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
         return found, torch.zeros_like(found)
 
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:

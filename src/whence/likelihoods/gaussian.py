@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods.base import Likelihood, Noise
 
 
+@dataclass(frozen=True)
 class Gaussian(Likelihood):
     """Squared error, sum over outputs, with noise of one covariance Sigma = E^T E / n for all examples.
 
