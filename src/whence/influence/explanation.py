@@ -18,7 +18,6 @@ from whence.data.batches import Inputs, joined, take, tensors_of
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.influence.fitted import (
     Fitted,
-    Terms,
     divide,
     effective_number,
     evenly_spaced,
@@ -235,25 +234,21 @@ def explain(
 ) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     covariances = fitted.sandwich.predict(inputs).covariances
-    leverage, ho, hec3 = (_traces(covariances[name]) for name in ("laplace", "ho", "hec3"))
-    noisier = hec3 > calibration.limit * ho
+    leverage = _traces(covariances["laplace"])
+    noisier = _traces(covariances["hec3"]) > calibration.limit * _traces(covariances["ho"])
+    few = min(top, fitted.problem.n)
     found = []
     for which, terms in variance_terms(fitted, inputs):
-        one = _explain_terms(terms, leverage[which], calibration, level, top)
+        ho, hec3 = terms.ho.sum(1), terms.hec3.sum(1)
+        effective = effective_number(divide(terms.ho, ho.unsqueeze(1), 0.0), 1.0)
+        listed = largest(terms.hec3, few)[1], largest(terms.ho, few)[1]
+        variances = ho, hec3, divide(hec3, ho, 1.0)
+        one = Explanation.of(calibration, level, leverage[which], variances, effective, listed)
         if source_score is not None:
             local_noise = source_score.local_noise(terms.alignment.square())
             one = replace(one, source=source_score.score(local_noise, leverage[which]))
         found.append(replace(one, noisier=noisier[which]))
     return join_batches(found)
-
-
-def _explain_terms(terms: Terms, leverage: Tensor, calibration: Calibration, level: float, top: int) -> Explanation:
-    ho, hec3 = terms.ho.sum(1), terms.hec3.sum(1)
-    few = min(top, terms.ho.shape[1])
-    listed = largest(terms.hec3, few)[1], largest(terms.ho, few)[1]
-    variances = ho, hec3, divide(hec3, ho, 1.0)
-    effective = effective_number(divide(terms.ho, ho.unsqueeze(1), 0.0), 1.0)
-    return Explanation.of(calibration, level, leverage, variances, effective, listed)
 
 
 def _traces(matrices: Tensor) -> Tensor:

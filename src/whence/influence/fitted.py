@@ -224,15 +224,15 @@ def for_each_batch(
     """
     notes: list[str] = []
     chunks = Chunks(notes, "predictions")
-    done: list[T] = []
+
+    def in_chunks(inputs: Inputs, where: str) -> Iterator[T]:
+        size = batch_size(inputs, where)
+        whole = slice(0, size)
+        found = chunks.of(size, size, lambda rows: work(inputs if rows == whole else take(inputs, rows), where))
+        return (one for _, one in found)
+
     with using_model(fitted):
-        for inputs, where in inputs_of(fitted, x, plain, cache):
-            size = batch_size(inputs, where)
-
-            def on_rows(rows: slice, inputs: Inputs = inputs, where: str = where, size: int = size) -> T:
-                return work(inputs if rows == slice(0, size) else take(inputs, rows), where)
-
-            done += [found for _, found in chunks.of(size, size, on_rows)]
+        done = [one for inputs, where in inputs_of(fitted, x, plain, cache) for one in in_chunks(inputs, where)]
     for note in notes:
         fitted.problem.progress.say(f"whence: {note}")
     return done

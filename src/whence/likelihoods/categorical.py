@@ -246,7 +246,7 @@ def _check_indices(targets: Tensor, counts: Tensor, outputs: Tensor, where: str)
         raise TargetError(
             f"expected class indices between 0 and {k - 1}, as the model has {k} outputs, got {int(targets[at])} in "
             f"{where} (example {at} of the batch). Count classes from 0; examples to leave out carry "
-            "Categorical(ignore_index=...), -100 if not told."
+            "Categorical(ignore_index=...), -100 by default."
         )
 
 
