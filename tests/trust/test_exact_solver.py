@@ -16,7 +16,7 @@ import oracles
 import whence
 from classification import PROBLEMS, Problem
 from doubles import fit
-from whence.trust.exact import Deletion, ExactSolver, Sample, most_influential, random_signs
+from whence.trust.exact import Deletion, ExactSolver, most_influential, random_signs
 
 RIDGE = 0.5
 PRECISE = (1e-13, 2000, float("inf"))
@@ -66,7 +66,7 @@ def test_variances_are_those_of_dense_matrices(structure: str, loss: str, genera
     test = inputs_like(problem)
     mixtures = random_signs((len(test), tracer.problem.k), tracer.problem.outputs, generator)
     solver = ExactSolver(tracer, *PRECISE)
-    found = solver.variances(Sample([test[:3], test[3:]], [3, 1]), [mixtures[:3], mixtures[3:]])
+    found = solver.variances([test[:3], test[3:]], [mixtures[:3], mixtures[3:]])
     tangents, _, _, damped = dense(problem)
     _, rows, _ = oracles.tangents_of(problem.model, test)
     solved = np.stack([np.linalg.solve(damped, v @ row) for v, row in zip(mixtures.numpy(), rows, strict=True)])
@@ -125,7 +125,7 @@ def test_what_is_left_out_is_what_an_exact_fit_leaves_out(how: str, loss: str, r
         counts = torch.linspace(0.0, 2.0, n, dtype=torch.float64)
         loader = [(x, y, w) for (x, y), w in zip(loader, counts.split(4), strict=True)]
     tracer = fit(problem.model, loader, likelihood=problem.likelihood, ridge=RIDGE, **options)
-    gone = most_influential(tracer, Sample([inputs_like(problem)], [4]), 3)
+    gone = most_influential(tracer, [inputs_like(problem)], 3)
     assert len(gone) == 3
     assert all(one.outputs.stop - one.outputs.start == (1 if how == "output" else tracer.problem.k) for one in gone)
     assert all((len(one.members) > 1) == (how == "groups") for one in gone)
@@ -142,7 +142,7 @@ def test_positions_are_left_out_too(loo: str, generator: torch.Generator) -> Non
     y = torch.randn(7, 3, 2, generator=generator, dtype=torch.float64)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double().eval()
     tracer = fit(model, [(x, y)], ridge=RIDGE, loo=loo)
-    gone = most_influential(tracer, Sample([x[:2]], [2]), 3)
+    gone = most_influential(tracer, [x[:2]], 3)
     assert all(one.outputs.stop - one.outputs.start == (2 if loo == "position" else 6) for one in gone)
     found = ExactSolver(tracer, *PRECISE).steps(gone, torch.zeros(0, 7, 6, dtype=torch.float64))
     for one, left in zip(gone, found.loo_residuals, strict=True):
@@ -170,7 +170,7 @@ def test_the_most_influential_example_is_the_one_that_moves_predictions_most() -
     moved = tracer.attribute(case.test_inputs, matrix=True).hec3
     assert moved.matrix is not None
     total = (moved.matrix * moved.total.unsqueeze(1)).sum(0)
-    found = most_influential(tracer, Sample([case.test_inputs], [len(case.test_inputs)]), 3)
+    found = most_influential(tracer, [case.test_inputs], 3)
     assert [int(one.members) for one in found] == total.topk(3).indices.tolist()
 
 
@@ -178,8 +178,8 @@ def test_little_memory_means_more_solves_with_the_same_answers(generator: torch.
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE, structure="ekfac")
     solver = ExactSolver(tracer, *PRECISE)
-    points = Sample([case.test_inputs], [len(case.test_inputs)])
-    mixtures = random_signs((len(points), 2), tracer.problem.outputs, generator)
+    points = [case.test_inputs]
+    mixtures = random_signs((len(case.test_inputs), 2), tracer.problem.outputs, generator)
     flips = random_signs((2, networks.EXAMPLES, 2), tracer.problem.outputs, generator)
     gone = [Deletion(torch.tensor([i])) for i in (2, 7)]
     whole, steps = solver.variances(points, [mixtures]), solver.steps(gone, flips)
@@ -200,7 +200,7 @@ def test_a_good_start_saves_steps() -> None:
     for name in ("primal", "dual", "sketch"):
         tracer = fit(case.model, case.batches(4), ridge=1e-3, structure=STRUCTURES[name])
         found = ExactSolver(tracer, 1e-6, 2000, float("inf"))
-        found.variances(Sample([case.test_inputs], [4]), [torch.ones(4, 2, dtype=torch.float64)])
+        found.variances([case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
         taken[name] = found.iterations
     assert taken["primal"] <= 2
     assert taken["dual"] <= 2
@@ -211,6 +211,6 @@ def test_time_is_up() -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE, structure="ekfac")
     found = ExactSolver(tracer, 1e-6, 2000, time.monotonic())
-    found.variances(Sample([case.test_inputs], [4]), [torch.ones(4, 2, dtype=torch.float64)])
+    found.variances([case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
     assert found.iterations == 0
     assert found.residual == 1.0

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.data.batches import Inputs, batch_size
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble
 from whence.influence.explanation import Calibration, explain
@@ -21,8 +22,8 @@ from whence.trust.exact import (
     Deletion,
     ExactSolver,
     ExactSteps,
-    Sample,
     draw_sample,
+    fewer,
     linearization_error,
     most_influential,
     own_linearization_error,
@@ -50,8 +51,8 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
     problem = fitted.problem
     with using_model(fitted):
         many = draw_sample(fitted, x, VERDICT_FACTOR * sample, generator)
-        few = many.first(sample)
-        shapes = [(size, problem.seen(inputs)) for size, inputs in zip(few.sizes, few.batches, strict=True)]
+        few = fewer(many, sample)
+        shapes = [(batch_size(inputs, "the sample"), problem.seen(inputs)) for inputs in few]
         directions = [random_signs(shape, problem.outputs, generator) for shape in shapes]
         ours = StructureVariances.of(fitted, few, directions)
         deletions = most_influential(fitted, few, min(max(1, sample // 4), 8))
@@ -70,7 +71,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
                 checks.leverage(fitted),
             ]
         found.append(_check_ridges(fitted, many, late=time.monotonic() - start > seconds))
-    return Trust(tuple(found), len(few), time.monotonic() - start)
+    return Trust(tuple(found), len(ours.hec3), time.monotonic() - start)
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class StructureVariances:
     hec3: Tensor
 
     @classmethod
-    def of(cls, fitted: Fitted, sample: Sample, directions: list[Tensor]) -> StructureVariances:
+    def of(cls, fitted: Fitted, sample: list[Inputs], directions: list[Tensor]) -> StructureVariances:
         """From the structure's own covariances."""
         along: dict[str, list[Tensor]] = {"ho": [], "hec3": [], "laplace": []}
         traces = []
-        for inputs, some in zip(sample.batches, directions, strict=True):
+        for inputs, some in zip(sample, directions, strict=True):
             found = fitted.sandwich.predict(inputs).covariances
             for name, values in along.items():
                 values.append(torch.einsum("mk,mkl,ml->m", some, found[name], some))
@@ -133,7 +134,7 @@ def _check_loo_residuals(fitted: Fitted, deletions: list[Deletion], steps: Exact
 
 
 def _check_steps(
-    solver: ExactSolver, sample: Sample, deletions: list[Deletion], steps: ExactSteps, errors: Tensor
+    solver: ExactSolver, sample: list[Inputs], deletions: list[Deletion], steps: ExactSteps, errors: Tensor
 ) -> tuple[Check, Check]:
     """Stationarity and linearization: what exact steps do to predictions, linearized and by the network itself."""
     fitted, problem = solver.fitted, solver.problem
@@ -166,7 +167,7 @@ def _check_degrees_of_freedom(fitted: Fitted, steps: ExactSteps, residual: float
     return checks.degrees_of_freedom(found, numbers, estimate, error)
 
 
-def _check_ridges(fitted: Fitted, sample: Sample, late: bool) -> Check:
+def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
     """Verdicts at other ridges."""
     ridge = fitted.bread.ridge
     reason = "no seconds were left" if late else ""
@@ -189,9 +190,9 @@ def _check_ridges(fitted: Fitted, sample: Sample, late: bool) -> Check:
     return checks.not_checked("lambda", f"Verdicts at other ridges were not looked at: {reason}.")
 
 
-def _verdicts(fitted: Fitted, sample: Sample) -> list[str]:
+def _verdicts(fitted: Fitted, sample: list[Inputs]) -> list[str]:
     calibration = Calibration.of(fitted, CALIBRATION_EXAMPLES)
-    found = (explain(fitted, inputs, calibration, level=0.95, top=1) for inputs in sample.batches)
+    found = (explain(fitted, inputs, calibration, level=0.95, top=1) for inputs in sample)
     return [verdict for one in found for verdict in one.verdicts]
 
 

@@ -29,36 +29,7 @@ ROUNDING = 16
 """Units in the last place by which outputs may differ from their linearization before it counts as an error."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Some inputs to look at.
-
-    Attributes:
-        batches: inputs that came together.
-        sizes: how many inputs each batch has.
-    """
-
-    batches: list[Inputs]
-    sizes: list[int]
-
-    def __len__(self) -> int:
-        """Number of inputs."""
-        return sum(self.sizes)
-
-    def first(self, most: int) -> Sample:
-        """Fewer of them: of each batch its share, in the random order of the batch."""
-        batches: list[Inputs] = []
-        sizes: list[int] = []
-        share = min(1.0, most / max(len(self), 1))
-        for size, batch in zip(self.sizes, self.batches, strict=True):
-            kept = min(size, max(1, round(share * size)), most - sum(sizes))
-            if kept > 0:
-                batches.append(take(batch, slice(0, kept)))
-                sizes.append(kept)
-        return Sample(batches, sizes)
-
-
-def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -> Sample:
+def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -> list[Inputs]:
     """Up to `most` inputs at random: of x, or of the training set where there is none. Never holds more than that."""
     kept: list[tuple[Tensor, Inputs]] = []  # a random number for each input; those with the smallest numbers stay
     for inputs, counted in _training_inputs(fitted) if x is None else ((one, None) for one, _ in inputs_of(fitted, x)):
@@ -72,7 +43,7 @@ def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -
         kept = [(numbers, inputs) for numbers, inputs in kept if len(numbers)]
     if not kept:
         raise InputError("expected at least one input to look at, got none.")
-    return Sample([inputs for _, inputs in kept], [len(numbers) for numbers, _ in kept])
+    return [inputs for _, inputs in kept]
 
 
 def _training_inputs(fitted: Fitted) -> Iterator[tuple[Inputs, Tensor | None]]:
@@ -87,6 +58,18 @@ def _up_to(bound: Tensor, numbers: Tensor, inputs: Inputs) -> tuple[Tensor, Inpu
     order = numbers.argsort()
     index = order[(numbers[order] <= bound) & torch.isfinite(numbers[order])]
     return numbers[index], take(inputs, index)
+
+
+def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
+    """At most so many inputs of a sample: of each batch its share, in the random order of the batch."""
+    sizes = [batch_size(inputs, "the sample") for inputs in sample]
+    share, found, total = min(1.0, most / max(sum(sizes), 1)), [], 0
+    for inputs, size in zip(sample, sizes, strict=True):
+        kept = min(size, max(1, round(share * size)), most - total)
+        if kept > 0:
+            found.append(take(inputs, slice(0, kept)))
+            total += kept
+    return found
 
 
 def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
@@ -113,7 +96,7 @@ class Deletion:
         return found
 
 
-def most_influential(fitted: Fitted, sample: Sample, most: int) -> list[Deletion]:
+def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[Deletion]:
     """Those that would change the predictions most if they were left out, as far as this fit knows."""
     influence = _squared_influence(fitted, sample)  # (n or groups, q)
     flat = influence.flatten()
@@ -130,12 +113,12 @@ def most_influential(fitted: Fitted, sample: Sample, most: int) -> list[Deletion
     return found
 
 
-def _squared_influence(fitted: Fitted, sample: Sample) -> Tensor:
+def _squared_influence(fitted: Fitted, sample: list[Inputs]) -> Tensor:
     """(n or groups, q) sums over the sample of |a_i W_i|^2 for each column of the weights of HeC3."""
     problem, roots, groups = fitted.problem, fitted.meats.roots["hec3"], fitted.meats.pooled("hec3")
     units = problem.n if groups is None else groups.total
     total = torch.zeros(units, roots.shape[2], dtype=problem.dtype, device=problem.device)
-    for inputs in sample.batches:
+    for inputs in sample:
         for _, chunks in alignments(fitted, inputs):
             pooled: Tensor | None = None
             for rows, aligned in chunks:  # (m, k, n, k)
@@ -188,14 +171,14 @@ class ExactSolver:
         self.most_iterations, self.deadline = most_iterations, deadline
         self.residual, self.iterations = 0.0, 0
 
-    def variances(self, sample: Sample, directions: list[Tensor]) -> dict[str, Tensor]:
+    def variances(self, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
         """(m,) Laplace, Ho and HeC3 along directions v of the outputs, (m, k) a batch: v^T J F^-1 M F^-1 J^T v.
 
         HeC3 has the weights that the fit gave to its examples, so that the curvature alone is compared.
         """
         found: dict[str, list[Tensor]] = {"laplace": [], "ho": [], "hec3": []}
         most = self.at_once()
-        for inputs, every in zip(sample.batches, directions, strict=True):
+        for inputs, every in zip(sample, directions, strict=True):
             for low in range(0, len(every), most):
                 some = every[low : low + most]
                 # One right-hand side for each input: (m, m, k) -> (m, d).
@@ -257,9 +240,9 @@ class ExactSolver:
         self.iterations += found.steps
         return found.solution
 
-    def output_change(self, sample: Sample, step: Tensor) -> Tensor:
+    def output_change(self, sample: list[Inputs], step: Tensor) -> Tensor:
         """|J v| on the sample, (m,)."""
-        return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0].norm(dim=1) for inputs in sample.batches])
+        return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0].norm(dim=1) for inputs in sample])
 
     def at_once(self) -> int:
         """How many right-hand sides memory allows at once."""
@@ -335,9 +318,11 @@ class LinearizationError:
         return float(self.error.norm()) / size if size > 0 else 0.0
 
 
-def linearization_error(solver: ExactSolver, sample: Sample, start: Tensor | None, steps: Tensor) -> LinearizationError:
+def linearization_error(
+    solver: ExactSolver, sample: list[Inputs], start: Tensor | None, steps: Tensor
+) -> LinearizationError:
     """Take steps (q, d) from the weights, or from where the step `start` leads, and compare outputs on a sample."""
-    found = [_compare_outputs(solver, inputs, start, steps) for inputs in sample.batches]
+    found = [_compare_outputs(solver, inputs, start, steps) for inputs in sample]
     linear, error, floor = (torch.cat([one.norm(dim=2) for one in some], dim=1) for some in zip(*found, strict=True))
     size = float(linear.norm())
     return LinearizationError(linear, error, float(floor.norm()) / size if size > 0 else 0.0)
