@@ -54,6 +54,8 @@ class Categorical(Likelihood):
         check_dispersion(self.dispersion)
         if not isinstance(self.ignore_index, int):
             raise InputError(f"expected ignore_index to be a whole number, got {self.ignore_index!r}.")
+        if not -(2**63) <= self.ignore_index < 2**63:
+            raise InputError(f"expected ignore_index to be a number of 64 bits, got {self.ignore_index}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise InputError(f"expected label_smoothing at least 0 and below 1, got {self.label_smoothing}.")
         if self.weight is not None:
@@ -213,7 +215,7 @@ def class_weights(given: float | Sequence[float] | Tensor, name: str, alone: boo
     """Weights as plain numbers, checked; a single number counts where it may stand alone."""
     try:
         weights = torch.as_tensor(given, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         weights = torch.tensor(float("nan"), device="cpu")
     if alone and weights.ndim == 0:
         weights = weights.reshape(1)
