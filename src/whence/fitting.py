@@ -146,7 +146,7 @@ def check_execution(execution: Execution | None) -> Execution:
 def check_sharing(structure: Structure, processes: Processes) -> None:
     """Raise where processes cannot share a fit."""
     if not processes.alone and not structure.in_parts:
-        raise InputError(_whole("one process, or distributed=False,", structure))
+        raise InputError(_whole("one process, or Execution(distributed=False),", structure))
 
 
 def check_checkpoint(execution: Execution, structure: Structure) -> None:
