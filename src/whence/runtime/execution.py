@@ -84,6 +84,19 @@ def checked_execution(given: Any) -> Execution:
     return given or Execution()
 
 
+def by_one_process(execution: Execution | None) -> Execution:
+    """How a fit runs where the other processes are not there to share it, unless it says that they are.
+
+    Examples:
+        >>> by_one_process(Execution(chunk_size=5))
+        Execution(chunk_size=5, ..., distributed=False)
+        >>> by_one_process(Execution(distributed=30)).distributed
+        30
+    """
+    execution = checked_execution(execution)
+    return replace(execution, distributed=False) if execution.distributed == "auto" else execution
+
+
 def check_memory(max_memory: Any) -> None:
     """Raise unless a limit of memory is a number of bytes."""
     if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
