@@ -144,7 +144,7 @@ def test_libraries_that_are_refused_memory_count_as_a_full_device() -> None:
 
 
 def test_a_fit_that_is_written_down_keeps_to_its_plan(tmp_path: Path) -> None:
-    with pytest.raises(whence.TooLargeError, match=r"A fit that is shared or written down keeps to its plan\."):
+    with pytest.raises(whence.TooLargeError, match=r"writes checkpoints keeps its plan\."):
         fit(
             mlp(),
             batches(),

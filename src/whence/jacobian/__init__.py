@@ -1,3 +1,1 @@
-"""Tangents: how the outputs move with the weights, example by example."""
-
-from __future__ import annotations
+"""Jacobians of a network in its parameters: per-example gradients, layer by layer, verified against autograd."""

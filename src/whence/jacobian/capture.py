@@ -272,7 +272,7 @@ class Capture:
             layout = known[0] if len(known) == 1 else known[at] if at < len(known) else None
             if layout is None or not layout.fits(record.shape, n):
                 layout = _single_layout(record) if n == 1 else None
-            if layout is None or record.guessed or at >= self._uses.verified.get(key, 0):
+            if layout is None or record.guessed or at >= self._uses.verified_counts.get(key, 0):
                 unverified.append(len(batch.layouts))
             batch.layouts.append(layout)
         return unverified
@@ -330,15 +330,17 @@ class Capture:
             if (site := batch.records[at].site) is not None:
                 uses.batch_axes.confirmed.add(site)
         for key, layouts in of_kind.items():
-            if key in uses.verified:
+            if key in uses.verified_counts:
                 layouts |= set(uses.layouts[key])
             only = layouts.pop()
             if layouts or only is None:  # they differ: to be found on every batch
                 uses.layouts[key] = ()
-                uses.verified.pop(key, None)
+                uses.verified_counts.pop(key, None)
             else:
                 uses.layouts[key] = (only,)
-                uses.verified[key] = max(sum(one.key == key for one in batch.records), uses.verified.get(key, 0))
+                uses.verified_counts[key] = max(
+                    sum(one.key == key for one in batch.records), uses.verified_counts.get(key, 0)
+                )
 
     def _fall_back(self, name: str, why: str) -> None:
         """Leave a parameter, which had no gradient of this kind so far, to the functional fallback from now on."""
@@ -350,7 +352,7 @@ class Capture:
             )
         self._uses.recorded.pop(name, None)
         self._uses.fallback[name] = why
-        self._uses.unverified.add(name)
+        self._uses.unverified_fallback.add(name)
         self._uses.runner = self._uses.runner or OneByOne
         self._later_notes.append(f"{name}: gradients example by example, since {why}")
 
@@ -364,7 +366,7 @@ class Capture:
             return uses.runner(self._call, parameters, batch.inputs)
         try:
             run = Vectorized(self._call, parameters, batch.inputs)
-            if not uses.unverified or self._verify_fallback(run, batch):
+            if not uses.unverified_fallback or self._verify_fallback(run, batch):
                 return run
             why = "it does not give the gradient autograd gives"
         except torch.cuda.OutOfMemoryError:
@@ -379,7 +381,7 @@ class Capture:
 
     def _verify_fallback(self, run: Run, batch: _Batch) -> bool:
         """Whether gradients of the fallback that were zero so far, and are not here, add up to autograd's."""
-        unverified = self._uses.unverified
+        unverified = self._uses.unverified_fallback
         wanted = {name: self._parameters[name] for name in unverified}
         reference = reference_on_graph(batch.outputs, batch.inputs, wanted, self._uses.precision)
         nonzero = {name for name, grad in reference.gradients.items() if grad is not None and bool(grad.any())}

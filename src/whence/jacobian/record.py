@@ -426,12 +426,16 @@ class UseGradients:
             self.grads.append(grads)
             return
         for role, values in self._reduced.items():
-            values.append(self._use.dense(role, self.layout, grads))
+            values.append(self._dense(role, grads))
+
+    def _dense(self, role: str, grads: Tensor) -> Tensor:
+        values = self._use.dense(role, self.layout, grads)
+        return values.reshape(*grads.shape[:2], *self.record.roles[role].tensor.shape)
 
     def dense(self, role: str) -> Tensor:
         """Gradients (n, c, *shape) in the tensor of a role."""
         if not self._reduces:
-            return _concatenate([self._use.dense(role, self.layout, grads) for grads in self.grads])
+            return _concatenate([self._dense(role, grads) for grads in self.grads])
         self._reduced[role] = [_concatenate(self._reduced[role])]
         return self._reduced[role][0]
 

@@ -296,11 +296,11 @@ class VerifiedUses:
         unused: Parameters the outputs do not depend on, as far as the examples show.
         batch_axes: Which outputs of calls have a batch axis.
         layouts: Where the examples are, for the uses of each kind, in order; nothing where that differs.
-        verified: Kinds of uses that had a gradient when they were compared with autograd, and how many there were.
+        verified_counts: How many uses of a kind there were when they had a gradient and were compared with autograd.
         used: Parameters with recorded uses.
         blocks: All parameters, in blocks.
         runner: How the fallback differentiates.
-        unverified: Parameters of the fallback without a gradient so far.
+        unverified_fallback: Parameters of the fallback without a gradient so far.
         precision: The coarsest that occurs inside the model.
         notes: What a reader of diagnostics should know.
     """
@@ -310,11 +310,11 @@ class VerifiedUses:
     fallback: dict[str, str] = field(default_factory=dict)
     batch_axes: BatchAxes = field(default_factory=BatchAxes)
     layouts: dict[Key, tuple[Layout, ...]] = field(default_factory=dict)
-    verified: dict[Key, int] = field(default_factory=dict)
+    verified_counts: dict[Key, int] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     blocks: tuple[Block, ...] = ()
     runner: Runner | None = None
-    unverified: set[str] = field(default_factory=set)
+    unverified_fallback: set[str] = field(default_factory=set)
     precision: torch.dtype = torch.float64
     notes: list[str] = field(default_factory=list)
 
@@ -362,7 +362,7 @@ def verify_uses(
         runners = [verify_fallback(call, wanted, one, uses.notes) for one in references]
         uses.runner = max(runners, key=RUNNERS.index)
         grads = {name: [one.gradients[name] for one in references] for name in wanted}
-        uses.unverified = {
+        uses.unverified_fallback = {
             name for name, each in grads.items() if not any(g is not None and bool(g.any()) for g in each)
         }
     if uses.unused:
@@ -477,7 +477,7 @@ def _merge(batches: Sequence[RecordedBatch], uses: VerifiedUses) -> bool:
                 return False
             answers[key] = max(before, these, key=len)
     uses.batch_axes.answers = answers
-    uses.layouts, uses.verified = {}, {}
+    uses.layouts, uses.verified_counts = {}, {}
     for batch in batches:
         verified = {record.key for record, yes in zip(batch.records, batch.verified, strict=True) if yes}
         of_kind: dict[Key, list[Layout]] = {}
@@ -485,12 +485,12 @@ def _merge(batches: Sequence[RecordedBatch], uses: VerifiedUses) -> bool:
             of_kind.setdefault(record.key, []).append(layout)
         for key, each in of_kind.items():
             layouts = tuple(each) if len(set(each)) > 1 else (each[0],)
-            if key in uses.verified and key in verified and layouts != uses.layouts[key]:
+            if key in uses.verified_counts and key in verified and layouts != uses.layouts[key]:
                 layouts = ()
-            elif key in uses.verified:
+            elif key in uses.verified_counts:
                 layouts = uses.layouts[key]
             uses.layouts[key] = layouts
-        uses.verified |= {key: max(len(of_kind[key]), uses.verified.get(key, 0)) for key in verified}
+        uses.verified_counts |= {key: max(len(of_kind[key]), uses.verified_counts.get(key, 0)) for key in verified}
     return True
 
 

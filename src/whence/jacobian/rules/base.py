@@ -84,9 +84,16 @@ class Use(ABC):
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """Axes of the recorded output, of this shape, that may be the batch axis."""
 
-    @abstractmethod
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """Per-example gradients (n, c, *shape) in a role's tensor, from gradients (n, c, ...) in the output."""
+        """Per-example gradients (n, c, ...) in a role's tensor, in its order, from gradients (n, c, ...) in the output.
+
+        By default from the factors of a kronecker use: sums over t of g_t a_t^T for the weight, of g_t for the bias.
+        """
+        a, g = self.factors(layout, grads, ones=False)
+        if role == "bias":
+            return g.tensor().sum(3).flatten(2)
+        inputs, outputs = promoted(a.tensor(), g.tensor())
+        return torch.einsum("neti,nceto->nceio" if self.transposed else "neti,nceto->nceoi", inputs, outputs)
 
     def precomputed(self) -> Use:
         """The same use, with what `dense` needs for every cotangent computed once."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whence.jacobian.gradients import Factor, Kind, Layout, Whole
-from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, promoted
+from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -188,16 +188,6 @@ class ConvolutionUse(_WindowsUse):
         a = Unfolded(self.inputs, self.windows, layout, grads.shape[0], ones)
         return a, Whole(_grouped(grads, self.groups, self.windows.dims))
 
-    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """The bias gets the sum over positions."""
-        a, g = self.factors(layout, grads, ones=False)
-        if role == "bias":
-            return g.tensor().sum(3).flatten(2)
-        inputs, outputs = promoted(a.tensor(), g.tensor())
-        weight = torch.einsum("neti,nceto->nceoi", inputs, outputs)
-        channels = self.inputs.shape[1] // self.groups
-        return weight.reshape(*grads.shape[:2], -1, channels, *self.windows.kernel)
-
 
 @dataclass(frozen=True)
 class TransposedConvolutionUse(_WindowsUse):
@@ -218,14 +208,10 @@ class TransposedConvolutionUse(_WindowsUse):
         return a, Whole(unfolded.transpose(2, 3).flatten(3, 4))
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """The bias gets the sum over positions."""
-        dims = self.windows.dims
+        """The bias gets the sum over positions, not over windows."""
         if role == "bias":
-            return _grouped(grads, 1, dims).sum(3).flatten(2)
-        a, g = self.factors(layout, grads, ones=False)
-        inputs, outputs = promoted(a.tensor(), g.tensor())
-        weight = torch.einsum("neti,nceto->nceio", inputs, outputs)
-        return weight.reshape(*grads.shape[:2], self.inputs.shape[1], -1, *self.windows.kernel)
+            return _grouped(grads, 1, self.windows.dims).sum(3)
+        return super().dense(role, layout, grads)
 
 
 def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:

@@ -21,7 +21,6 @@ from whence.jacobian.rules.base import (
     bind,
     functions,
     positions,
-    promoted,
 )
 
 
@@ -46,24 +45,12 @@ class LinearUse(Use):
         last = len(shape) - 1
         return (axis for axis in range(len(shape)) if axis != last - self.left)
 
-    def _sides(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = layout.canonical(self.inputs, grads.shape[0])
+    def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
+        """Views, except where a folded layout needs a copy."""
+        inputs = layout.canonical(self.inputs, len(grads))
         if self.left:
             inputs, grads = inputs.transpose(-1, -2), grads.transpose(-1, -2)
-        return positions(inputs, 1), positions(grads, 1, lead=2)
-
-    def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
-        """Nothing is copied, but what a flattened layout asks for."""
-        a, g = self._sides(layout, grads)
-        return Whole(a.unsqueeze(1), ones), Whole(g.unsqueeze(2))
-
-    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """The bias gets the sum over positions."""
-        a, g = self._sides(layout, grads)
-        if role == "bias":
-            return g.sum(2)
-        a, g = promoted(a, g)
-        return torch.einsum("nti,ncto->ncio" if self.transposed else "nti,ncto->ncoi", a, g)
+        return Whole(positions(inputs, 1).unsqueeze(1), ones), Whole(positions(grads, 1, lead=2).unsqueeze(2))
 
 
 def linear(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
