@@ -178,7 +178,7 @@ def test_curvatures_without_an_inverse_are_told(monkeypatch: pytest.MonkeyPatch)
     """Where no ridge of the search gives a Cholesky factor, as for a network that is certain of all its examples."""
 
     def none(self: Linear, inner: torch.Tensor, ridge: float) -> torch.Tensor:
-        raise torch.linalg.LinAlgError("the leading minor is not positive-definite")
+        raise whence.SingularCurvatureError("expected a curvature with an inverse, got none.")
 
     monkeypatch.setattr(Linear, "_factor", none)
     x, y = torch.randn(12, 2, dtype=torch.float64), torch.arange(12) % 3

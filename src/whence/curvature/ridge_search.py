@@ -169,7 +169,7 @@ class Linear:
         """
         try:
             return self._left_out_loss(weights, ridge)
-        except torch.linalg.LinAlgError:
+        except SingularCurvatureError:
             return weights, math.inf
 
     def _left_out_loss(self, weights: Tensor, ridge: float) -> tuple[Tensor, float]:
@@ -219,7 +219,10 @@ class Linear:
     def _factor(self, inner: Tensor, ridge: float) -> Tensor:
         curvature = torch.einsum("nkp,nkq->pq", self.rows, inner @ self.rows)
         curvature.diagonal().add_(ridge)
-        factor: Tensor = torch.linalg.cholesky(curvature)
+        factor: Tensor
+        factor, info = torch.linalg.cholesky_ex(curvature)
+        if int(info):
+            raise SingularCurvatureError(f"expected a curvature with an inverse at ridge={ridge:.1e}, got none.")
         return factor
 
 
