@@ -25,8 +25,15 @@ from whence.errors import InputError, SingularCurvatureError
 from whence.influence.fitted import Fitted, alignments
 from whence.likelihoods import Likelihood
 
-STEPS = 50
-SMALLEST = 1e-6
+STEPS, CLOSE = 200, 1e-12
+"""Most Newton steps, and what is left of the equation after the last, over the size of g."""
+
+SMALLEST, DECREASE = 1e-12, 1e-4
+"""Smallest part of a Newton step, and by how much of a step's part what is left must shrink at least: losses that are
+flat on both sides of the solution, as those of large logits are, would otherwise be crossed to and fro for ever."""
+
+SETTLED = 1e-6
+"""What may be left of the equation where rounding ends Newton's method early."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +99,28 @@ def settle(
     push = torch.zeros_like(eye[0])
     moved, fresh, off = looks(push)
     for _ in range(STEPS):
-        if float(off.abs().max()) <= 1e-12 * max(1.0, float(push.abs().max())):
+        if _left(off, push) <= CLOSE:
             break
         step = torch.linalg.solve(eye + _blocks(often, roots_at(moved), before) @ within, off)
         size, best = 1.0, looks(push - step)
-        while float(best[2].norm()) > float(off.norm()) and size > SMALLEST:
+        while not float(best[2].norm()) <= (1 - DECREASE * size) * float(off.norm()) and size > SMALLEST:
             size /= 2
             best = looks(push - size * step)
+        if size <= SMALLEST:
+            break
         push, (moved, fresh, off) = push - size * step, best
+    if not _left(off, push) <= SETTLED:
+        raise SingularCurvatureError(
+            f"expected changed examples whose outputs settle, got {_left(off, push):.1e} of their residuals left after "
+            "Newton's method in what_if: the loss of examples with large logits is flat on both sides of the solution. "
+            "Raise `ridge`, change fewer examples at once, or fit with recenter=True."
+        )
     return Settled(push, roots_at(moved), fresh)
+
+
+def _left(off: Tensor, push: Tensor) -> float:
+    """What is left of the equation for g, over the size of g where that is above one."""
+    return float(off.abs().max()) / max(1.0, float(push.abs().max()))
 
 
 def _blocks(often: Tensor, after: Tensor, before: Tensor) -> Tensor:
@@ -209,8 +229,25 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     after = new - fitted.weighing.lost(slice(0, problem.n), moved)
     if settled is not None:
         after = after.index_copy(0, index, settled.residuals)
+        _check_resolved(settled.roots, leverage_blocks[index], within, counts[index])
     left_out = fitted.weighing.leave_out(after, leverage_blocks, roots)
     return Change(index, counts, push, bend, left_out.hec3)
+
+
+def _check_resolved(roots: Tensor, leverage_blocks: Tensor, within: Tensor, counts: Tensor) -> None:
+    """Raise where one minus a new leverage, by which HeC3 divides, is less than what rounding adds to it.
+
+    New leverages are differences of old ones, which may be larger by orders of magnitude where the old loss was flat.
+    """
+    h = torch.linalg.eigvalsh(roots.transpose(1, 2) @ leverage_blocks @ roots).amax(1)
+    rounding = torch.finfo(within.dtype).eps * within.abs().max() * roots.square().sum((1, 2))
+    lost = (counts > 0) & (1 - h < 100 * rounding) & (rounding > 1e-12)
+    if bool(lost.any()):
+        raise SingularCurvatureError(
+            "expected leverages after the change that can be told from one, got a changed example with large logits "
+            f"that decides its own prediction ({float((1 - h)[lost].min()):.1e} below one, with a rounding error of "
+            f"{float(rounding[lost].max()):.1e}). Raise `ridge`, change other examples, or fit with recenter=True."
+        )
 
 
 def _solved(matrix: Tensor, right: Tensor) -> Tensor:
