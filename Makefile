@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 # What a user may install beside the package itself.
 EXTRAS := report cli table integrations
 # Tests that need no more than that: not those of other peoples' curvatures, of the browser and of the documentation.
-LOWEST := tests/cli tests/integrations tests/plots tests/tabular tests/tracing/test_attribution.py tests/test_display.py \
+LOWEST := tests/cli tests/integrations tests/plots tests/tabular tests/influence/test_attribution.py tests/test_display.py \
   tests/io/test_forged.py tests/io/test_refusals.py \
   tests/io/test_round_trip.py tests/io/test_round_trip_models.py \
   tests/report/test_report.py tests/report/test_tables.py tests/test_results.py tests/test_sklearn.py

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.influence.verdicts import VERDICTS
+from whence.influence.explanation import VERDICTS
 from whence_paper.images import training
 
 from . import networks

@@ -86,7 +86,7 @@ def answers(tracer: whence.Tracer, test: Tensor) -> dict[str, Any]:
         said[f"shares of {name}"] = one.share.gather(1, one.index.argsort(dim=1))
     said["suspicion"] = torch.from_numpy(tracer.training_frame()["suspicion"].to_numpy().copy())
     said["leverage"] = tracer.leverage.sum(1)
-    if tracer.weighing.policy == "exact":
+    if tracer.loo.policy == "exact":
         changed = tracer.what_if(test, remove=[1, 17], repeat=[5])
         said |= {"change": changed.change, "new ho": changed.new_ho, "new hec3": changed.new_hec3}
     return {name: value.double().tolist() for name, value in said.items()}

@@ -185,7 +185,7 @@ def fitted(structure: whence.Structure, problem: Problem) -> whence.Tracer | Non
 @given(problem=problems())
 def test_variances_are_variances(structure: whence.Structure, problem: Problem) -> None:
     tracer = fitted(structure, problem)
-    if tracer is not None and tracer.weighing.policy == "exact":
+    if tracer is not None and tracer.loo.policy == "exact":
         assert float(tracer.leverage.max()) <= 1 + 1e-9
         assert tracer.degrees_of_freedom <= problem.x.shape[0] * tracer.problem.k + 1e-6
 

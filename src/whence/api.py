@@ -15,7 +15,7 @@ from whence.errors import InputError
 from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
-from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.output_choice import OutputVariances
 from whence.results import ChosenOutputs, Uncertainty
 from whence.runtime.execution import Execution, check_memory, checked_execution
@@ -68,7 +68,6 @@ def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, 
     raise InputError(f'expected loss "mse", "sum_of_squares", "cross_entropy" or "binary_cross_entropy", got {loss!r}.')
 
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
 STRUCTURES: dict[str, type[Structure]] = {
     kind.name: kind for kind in (Auto, Exact, EKFAC, Core, Sketch, KFAC, Diagonal)
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from whence.api import LIKELIHOODS, STRUCTURES
+from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import examples_bytes
@@ -21,7 +21,7 @@ from whence.display import count
 from whence.fitting import by_name, check_columns
 from whence.jacobian.linearization import Linearization, linearize
 from whence.jacobian.network import Choice, Network, select
-from whence.likelihoods import Likelihood
+from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.execution import Execution, checked_execution
 from whence.runtime.memory import Budget, readable
 from whence.runtime.model_state import check_model, preserved

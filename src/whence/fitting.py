@@ -18,7 +18,7 @@ from whence.curvature.ridge_search import fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import all_fingerprints, example_fingerprints
 from whence.errors import InputError, TooLargeError
-from whence.estimators import LeftOut, Policy, Weighing, assemble, hc1_factor
+from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, first_line, follow_own_loss, select, unwrap
@@ -305,7 +305,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     """The curvature, and all that follows from it."""
     _check_positions(problem, options.loo)
     structure, why = options.structure.resolve(problem, options.ridge)
-    weighing = Weighing(
+    loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
         options.policy,
@@ -314,29 +314,29 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         None if options.groups is None else Groups.of(options.groups, problem),
         problem.units if options.loo == "position" else None,
     )
-    problem = replace(problem, folds=weighing.folds)
+    problem = replace(problem, folds=loo.folds)
     tf32 = options.execution.tf32 and structure.tf32
     with rounded_products(True if tf32 else None):
         if options.ridge is None and problem.hessian_roots is not None:
-            bread = fit_at_best(structure, problem, weighing.columns)
+            bread = fit_at_best(structure, problem, loo.meat_roots)
         else:
-            bread = structure.fit(problem, options.ridge, weighing.columns)
+            bread = structure.fit(problem, options.ridge, loo.meat_roots)
         bread.tf32 = tf32
-        found = assemble(problem, bread, weighing, unbiased=options.noise == "unbiased")
-        groups = None if weighing.groups is None else found.meats.deletions
+        found = assemble(problem, bread, loo, unbiased=options.noise == "unbiased")
+        groups = None if loo.groups is None else found.meats.deletions
         chosen = Finding("structure", structure.name, why)
         return Tracer(
             problem=problem,
             bread=bread,
             sandwich=found.sandwich,
             meats=found.meats,
-            left_out=found.left_out,
+            adjusted=found.adjusted,
             step=found.step,
-            weighing=weighing,
+            loo=loo,
             sigma=found.noise.covariance,
             noise_scale=found.noise.scale,
             hc1_factor=hc1_factor(problem, bread, groups),
-            diagnostics=Diagnostics((chosen, *_diagnose(problem, bread, found.step, found.left_out, weighing))),
+            diagnostics=Diagnostics((chosen, *_diagnose(problem, bread, found.step, found.adjusted, loo))),
             fingerprints=fingerprints,
         )
 
@@ -373,14 +373,14 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
 
 
 def _diagnose(
-    problem: Linearization, bread: FittedCurvature, step: NewtonStep, left_out: LeftOut, weighing: Weighing
+    problem: Linearization, bread: FittedCurvature, step: NewtonStep, adjusted: AdjustedResiduals, loo: LeaveOneOut
 ) -> Diagnostics:
     numbers = problem.numbers
     scale = float(problem.residuals.square().mean().sqrt())
-    lost = weighing.lost(slice(0, problem.n), step.change)
+    lost = loo.hessian_times(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
-    chosen = f", by leave-one-out of {weighing.left_out_name}" if bread.path else ""
+    chosen = f", by leave-one-out of {loo.unit_name}" if bread.path else ""
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
         Finding("ridge", bread.ridge, f"lambda on the sum scale{chosen}"),
@@ -394,22 +394,22 @@ def _diagnose(
             "Newton step",
             step.relative,
             "size of the step to the optimum of the linearized model, over the size of the weights"
-            + ("; taken" if weighing.recenter else ""),
+            + ("; taken" if loo.recenter else ""),
         ),
         Finding(
             "Newton change",
             moved,
             "how far that step would move the training residuals, over their size (root mean squares)"
-            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not weighing.recenter)),
+            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not loo.recenter)),
         ),
-        Finding("leverage policy", weighing.policy, ""),
+        Finding("leverage policy", loo.policy, ""),
         Finding(
-            "largest leverage", float(left_out.leverage.max()), "one means: the example decides its own prediction"
+            "largest leverage", float(adjusted.leverage.max()), "one means: the example decides its own prediction"
         ),
         Finding(
             "guarded leverages",
-            left_out.guarded,
-            f"{weighing.left_out_name} at the guard, of {weighing.deletions(problem)}",
+            adjusted.guarded,
+            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}",
         ),
     ]
     findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.facts]]

@@ -13,25 +13,32 @@ import torch
 from torch import Tensor
 
 from whence import report as reports
-from whence.curvature import FittedCurvature, Meats, NewtonStep, RidgePath, Sandwich
+from whence.curvature import RidgePath
 from whence.data.batches import Inputs, check_finite
-from whence.display import Shown, Table, count
+from whence.display import Table, count
 from whence.errors import InputError, ShapeError
-from whence.estimators import LeftOut, Weighing, check_variances
-from whence.influence import Attribution, Calibration, Explanation, WhatIf, attribution, verdicts
-from whence.influence import split as splitting
-from whence.influence import what_if as changes
-from whence.influence.attribution import Positions, by_position
-from whence.influence.calibration import Leaning
-from whence.influence.fitted import InputCache, check_count, check_level, check_ungrouped, for_each_batch, using_model
-from whence.influence.split import Split, sources_of
-from whence.influence.suggest import Suggestion, check_first, label_first
-from whence.influence.training import doubts, influence, training_frame
+from whence.influence import Attribution, Calibration, Explanation, WhatIf
+from whence.influence.attribution import Positions, attribute, attribute_positions
+from whence.influence.explanation import SourceScore, explain
+from whence.influence.fitted import (
+    Fitted,
+    InputCache,
+    check_count,
+    check_level,
+    check_ungrouped,
+    check_variances,
+    for_each_batch,
+    join_batches,
+    using_model,
+)
+from whence.influence.split import Split, estimate_sources, split
+from whence.influence.suggest import Suggestion, label_first
+from whence.influence.training import label_suspicion, squared_influence, training_frame
+from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
-from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import OutputView
 from whence.output_choice import OutputChoice, OutputVariances
-from whence.results import MAX_OUTPUTS, Diagnostics, Uncertainty, findings_table
+from whence.results import MAX_OUTPUTS, Uncertainty, findings_table
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -39,31 +46,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Tracer(Shown):
+class Tracer(Fitted):
     """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.
 
     `predict` gives variances; the other methods trace them to training examples and say what to do.
-
-    Attributes:
-        sigma: (k, k) covariance of the residuals, as the likelihood has it.
-        noise_scale: what the inverse curvature is multiplied by in Laplace's reading: noise variance, or dispersion.
-        hc1_factor: HeC1 over HeC0.
-        diagnostics: what was approximated, guarded or repaired.
-        fingerprints: of the model's parameters and buffers when it was fitted.
     """
-
-    problem: Linearization
-    bread: FittedCurvature
-    sandwich: Sandwich
-    meats: Meats
-    left_out: LeftOut
-    step: NewtonStep
-    weighing: Weighing
-    sigma: Tensor
-    noise_scale: float
-    hc1_factor: float
-    diagnostics: Diagnostics
-    fingerprints: Mapping[str, int]
 
     @property
     def ridge(self) -> float:
@@ -74,30 +61,6 @@ class Tracer(Shown):
     def ridge_path(self) -> RidgePath | None:
         """The leave-one-out error over ridges, when the ridge was chosen by it."""
         return self.bread.path
-
-    @property
-    def degrees_of_freedom(self) -> float:
-        """Effective degrees of freedom, the trace of the hat matrix; at most n k for an exact structure."""
-        return self.bread.degrees_of_freedom
-
-    @property
-    def residuals(self) -> Tensor:
-        """(n, k) residuals of the training examples; of the recentered model if it was asked for.
-
-        Minus the gradient of the loss in the outputs: y - f(x) for squared error, y - p for classes. Sample weights are
-        not in them; an example of weight zero has none.
-        """
-        return self.problem.unweighted(self.weighing.residuals(slice(0, self.problem.n), self.step.change))
-
-    @property
-    def leverage(self) -> Tensor:
-        """(n, k) leverage of each output of each training example."""
-        return self.left_out.leverage
-
-    @property
-    def loo_residuals(self) -> Tensor:
-        """(n, k) residuals each training example would have, had it been left out."""
-        return self.problem.unweighted(self.left_out.hec3)
 
     def predict(
         self,
@@ -214,7 +177,7 @@ class Tracer(Shown):
         check_finite(outputs, "outputs of the model", where)
         if not problem.dense and problem.sketch is None and outputs.shape[1] != problem.k:
             raise ShapeError(f"expected {problem.k} outputs as in training, got {outputs.shape[1]} in {where}.")
-        if not self.weighing.recenter:
+        if not self.loo.recenter:
             return outputs
         assert self.step.direction is not None
         return outputs + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
@@ -275,10 +238,8 @@ class Tracer(Shown):
         check_count(top, "top")
         check_ungrouped(self)
         if positions is not None:
-            return by_position(self, x, top, matrix, positions)
-        return attribution.join(
-            for_each_batch(self, x, lambda inputs, where: attribution.attribute(self, inputs, top, matrix))
-        )
+            return attribute_positions(self, x, top, matrix, positions)
+        return join_batches(for_each_batch(self, x, lambda inputs, where: attribute(self, inputs, top, matrix)))
 
     def explain(self, x: Any, level: float = 0.95, top: int = 5) -> Explanation:
         """Tell for each prediction whether it is to be trusted, and if not, whether labels or data are the cause.
@@ -303,18 +264,16 @@ class Tracer(Shown):
         check_level(level)
         check_count(top, "top")
         check_ungrouped(self)
-        calibration, leaning = self._calibration
-        return verdicts.join(
-            for_each_batch(
-                self, x, lambda inputs, where: verdicts.explain(self, inputs, calibration, float(level), top, leaning)
-            )
+        calibration, score = self._calibration
+        return join_batches(
+            for_each_batch(self, x, lambda inputs, where: explain(self, inputs, calibration, float(level), top, score))
         )
 
     @cached_property
-    def _calibration(self) -> tuple[Calibration, Leaning | None]:
-        """What is usual around training examples; it takes a pass and predictions for some of them, once."""
+    def _calibration(self) -> tuple[Calibration, SourceScore | None]:
+        """What predictions are compared with; it takes a pass and predictions for some training examples, once."""
         with using_model(self):
-            return Calibration.of(self), Leaning.of(self)
+            return Calibration.of(self), SourceScore.of(self)
 
     def split(self, x: Any, neighbours: int | None = None, anchors: int = 1000) -> Split:
         """HeC3 in a part that new labels would change (noise) and one that new inputs would change (design).
@@ -341,8 +300,8 @@ class Tracer(Shown):
         check_count(anchors, "anchors")
         check_ungrouped(self)
         with using_model(self):
-            sources = sources_of(self, neighbours, anchors)
-        return splitting.join(for_each_batch(self, x, lambda inputs, where: splitting.split(self, inputs, sources)))
+            sources = estimate_sources(self, neighbours, anchors)
+        return join_batches(for_each_batch(self, x, lambda inputs, where: split(self, inputs, sources)))
 
     def what_if(
         self,
@@ -372,10 +331,10 @@ class Tracer(Shown):
             torch.Size([3, 1])
         """
         check_ungrouped(self)
-        counts, shift, targets = changes.read_change(self, remove, repeat, relabel or {})
+        counts, shift, targets = read_change(self, remove, repeat, relabel or {})
         with using_model(self):
-            change = changes.prepare(self, counts, shift, targets)
-        return changes.join(for_each_batch(self, x, lambda inputs, where: changes.apply(self, inputs, change)))
+            change = prepare(self, counts, shift, targets)
+        return join_batches(for_each_batch(self, x, lambda inputs, where: apply(self, inputs, change)))
 
     def suggest(self, budget: int = 100, pool: Any = None, test: Any = None) -> Suggestion:
         """What to do next: labels to check first, or inputs to label first.
@@ -398,8 +357,9 @@ class Tracer(Shown):
         check_count(budget, "budget")
         if pool is None:
             check_ungrouped(self)
-            found = doubts(self)
-            return check_first(found.score, found.order, budget)
+            found = label_suspicion(self)
+            index = found.order[:budget]
+            return Suggestion(index, found.score[index], found.score.new_zeros(0), "labels to check")
         batches = for_each_batch(self, pool, lambda inputs, where: inputs)
         aims = None if test is None else for_each_batch(self, test, lambda inputs, where: inputs)
         with using_model(self):
@@ -457,7 +417,7 @@ class Tracer(Shown):
         moved = None
         if test is not None:
             totals, counts = zip(
-                *for_each_batch(self, test, lambda inputs, where: influence(self, inputs)), strict=True
+                *for_each_batch(self, test, lambda inputs, where: squared_influence(self, inputs)), strict=True
             )
             moved = torch.stack(totals).sum(0), sum(counts)
         return training_frame(self, moved)

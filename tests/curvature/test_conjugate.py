@@ -118,7 +118,7 @@ def test_another_ridge_is_another_fit(structure: str, likelihood: str) -> None:
         else problem.fit(structure=AGAIN[structure], ridge=ridge)
         for ridge in (RIDGE, OTHER)
     )
-    moved = one.bread.at(OTHER, one.weighing.columns)
+    moved = one.bread.at(OTHER, one.loo.meat_roots)
     torch.testing.assert_close(moved.leverage_blocks, other.bread.leverage_blocks, rtol=1e-9, atol=1e-11)
     assert moved.degrees_of_freedom == pytest.approx(other.degrees_of_freedom, rel=1e-9)
     test = case.test_inputs if likelihood == "gaussian" else problem.x[:4]

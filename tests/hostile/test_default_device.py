@@ -65,7 +65,7 @@ def test_everything_under_another_default_device(name: str, tmp_path: Path, else
     make, given = FITS[name]
     with torch.device("cpu"):
         plain = make(*given)
-        remove = plain.tracer.weighing.policy == "exact"
+        remove = plain.tracer.loo.policy == "exact"
         wanted = everything(plain.tracer, plain.test, remove)
     options = {"ridge": plain.tracer.ridge, "progress": False, "structure": STRUCTURES[given[0]]}
     if name.startswith("mixtures"):

@@ -24,10 +24,10 @@ from fits_to_save import (
     reload,
     tokens,
 )
-from whence.api import LIKELIHOODS
 from whence.api import STRUCTURES as KNOWN
 from whence.curvature import Auto
 from whence.io.fit import KINDS
+from whence.likelihoods import LIKELIHOODS
 
 dataless = pytest.mark.parametrize("structure", [name for name in STRUCTURES if name not in READS_DATA])
 
@@ -72,12 +72,12 @@ def test_differences_are_seen(tmp_path: Path) -> None:
     fit = regression("core")
     again = reload(fit, tmp_path)
     object.__setattr__(again.bread.features, "orthonormal", False)  # type: ignore[attr-defined]
-    again.left_out.hec3[0, 0] += 1
+    again.adjusted.hec3[0, 0] += 1
     assert differences(fit.tracer, again) == [
         "tracer.bread.features.orthonormal",
         "tracer.meats.roots['hec3']",
         "tracer.meats.total",
-        "tracer.left_out.hec3",
+        "tracer.adjusted.hec3",
     ]
 
 

@@ -42,7 +42,7 @@ def test_questions_about_training_examples(structure: str, tmp_path: Path) -> No
     assert torch.equal(ours.hec3.share, theirs.hec3.share)
     assert torch.equal(ours.ho.index, theirs.ho.index)
     assert again.explain(fit.test).verdicts == fit.tracer.explain(fit.test).verdicts
-    if fit.tracer.weighing.policy == "exact":
+    if fit.tracer.loo.policy == "exact":
         change: dict[str, Any] = {"remove": [1], "relabel": {2: [0.5, 0.5]}}
         assert torch.equal(again.what_if(fit.test, **change).change, fit.tracer.what_if(fit.test, **change).change)
     assert again.training_frame(fit.test).equals(fit.tracer.training_frame(fit.test))

@@ -52,7 +52,7 @@ def test_all_columns_are_all_outputs(structure: Any, kind: str) -> None:
     for name in ESTIMATORS:
         one, other = (tracer.predict(TEST, outputs=[0, 1, 2]).covariance(name) for tracer in (found, every))
         assert_close(one, other, name, rtol=1e-6)
-    if found.weighing.policy == "exact":  # q / (1 + q) of single coordinates depends on the coordinates
+    if found.loo.policy == "exact":  # q / (1 + q) of single coordinates depends on the coordinates
         assert_close(found.leverage.sum(1), every.leverage.sum(1))
     assert_close(found.loo_residuals.norm(dim=1), every.loo_residuals.norm(dim=1), rtol=1e-6)
     assert_close(found.residuals.norm(dim=1), every.residuals.norm(dim=1))

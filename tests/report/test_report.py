@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import whence
 from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts
-from whence.influence.verdicts import VERDICTS
+from whence.influence.explanation import VERDICTS
 from whence.report import Facts, Row, Section, Table, Words
 from whence.results import Finding
 

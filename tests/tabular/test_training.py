@@ -168,7 +168,7 @@ def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("whence.tabular.network.LAST_ROUNDS", 1)
     fitted = fit_table(prepared(80, 6))
     assert fitted.recentered
-    assert fitted.tracer.weighing.recenter
+    assert fitted.tracer.loo.recenter
 
 
 def test_columns_named_like_results_get_another_name() -> None:

@@ -102,7 +102,7 @@ def _print_fit(
     output.notes(notes)
     if trust is not None:
         output.head("How far to trust it")
-        output.rows([[check.level, check.name, check.told] for check in trust])
+        output.rows([[check.level, check.name, check.text] for check in trust])
     for name, path in files.items():
         if path is not None:
             output.file(name.capitalize(), path)

@@ -139,7 +139,7 @@ class Linear:
 
     def residuals(self, change: Tensor) -> Tensor:
         """(n, k) residuals where outputs moved by `change`, position by position where there are several."""
-        return self.problem.moved(change)
+        return self.problem.residuals_after(change)
 
     def curvatures(self, weights: Tensor) -> Tensor:
         """(n, k, k) Hessian of the loss in the outputs: minus the slope of the residuals."""

@@ -370,7 +370,7 @@ def describe(inputs: Inputs) -> str:
     return ", ".join(f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}" for leaf in tensors_of(inputs))
 
 
-def take(inputs: Inputs, rows: slice) -> Inputs:
+def take(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     """The same inputs for fewer examples."""
     return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, inputs)
 

@@ -1,11 +1,10 @@
-"""Tracing: which training examples, which source of doubt, what to do about it."""
+"""Influence of training examples: attribution, explanation, what-if, suggestions, and HeC3 split into its sources."""
 
 from __future__ import annotations
 
 from whence.influence.attribution import Attribution, GroupShares, Shares
-from whence.influence.calibration import Calibration
+from whence.influence.explanation import Calibration, Explanation
 from whence.influence.suggest import Suggestion
-from whence.influence.verdicts import Explanation
 from whence.influence.what_if import WhatIf
 
 __all__ = [

@@ -1,119 +1,95 @@
-"""Variances, example by example: the terms that Ho and HeC3 are sums of."""
+"""Attribution: which training examples carry the variance of a prediction.
+
+Ho and HeC3 are sums over training examples, so that each term is that example's share; see `variance_terms`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs, batch_size, take
+from whence.data.batches import Inputs, batch_size
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, ShapeError
-from whence.estimators import check_variances
-from whence.influence.fitted import Fitted, for_each_batch, frame, predicted_outputs
+from whence.influence.fitted import (
+    Fitted,
+    Terms,
+    combine,
+    divide,
+    effective_number,
+    for_each_batch,
+    frame,
+    join_batches,
+    predicted_outputs,
+    variance_terms,
+)
 from whence.jacobian.network import SelectedOutputs
 from whence.linalg import largest, largest_first
 
 if TYPE_CHECKING:
     import pandas
 
+ESTIMATORS = ("hec3", "ho")
 
-HELD = 2**18
-"""Numbers that are squared in one go on a CPU."""
+Positions = Literal["each"] | Sequence[int] | Tensor
+"""Every position; or some, counted from 0, or from the end with negative numbers."""
+
+POSITIONS_AT_ONCE = 64
+"""Positions of an input that are looked at together, each with a backward pass."""
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What every training example adds to the variance of each prediction.
-
-    With alignments a_i = J F_lam^-1 J_i^T, noise covariance Sigma and leave-one-out residuals u_i:
+class Shares:
+    """The training examples with the largest shares of one estimator's variance, largest first.
 
     Attributes:
-        ho: (m, n) trace of a_i Sigma a_i^T.
-        hec3: (m, n) |a_i u_i|^2.
-        size: (m, n) Frobenius norm of a_i.
-        pull: (m, n, k) a_i u_i, which is f(x) - f_(-i)(x): how far the example holds the prediction from where it
-            would be without it.
+        variance: (m,) trace of the estimator's covariance, as `Tracer.predict` gives it.
+        total: (m,) sum over all training examples. It is the variance itself for exact structures, the core and the
+            sketch; EKFAC, KFAC and the diagonal approximate the meat too, and `gap` tells by how much.
+        index: (m, t) position of the example in the training set.
+        share: (m, t) of the total.
+        alignment: (m, t) Frobenius norm of a_i = J F_lam^-1 J_i^T.
+        pull: (m, t, k) f(x) - f_(-i)(x), how far the example holds the prediction from where it would be without it.
+        effective: (m,) effective number of examples, 1 / sum of squared shares of all examples.
+        matrix: (m, n) shares of all examples, if asked for.
+
+    Examples:
+        >>> one = torch.ones(1)
+        >>> listed = {"index": torch.tensor([[4, 2]]), "share": torch.tensor([[0.5, 0.25]])}
+        >>> rest = {"alignment": torch.ones(1, 2), "pull": torch.ones(1, 2, 1), "effective": 3 * one, "matrix": None}
+        >>> found = Shares(variance=one, total=2 * one, **listed, **rest)
+        >>> found.explained.tolist(), found.gap.tolist()
+        ([0.75], [1.0])
     """
 
-    ho: Tensor
-    hec3: Tensor
-    size: Tensor
+    variance: Tensor
+    total: Tensor
+    index: Tensor
+    share: Tensor
+    alignment: Tensor
     pull: Tensor
+    effective: Tensor
+    matrix: Tensor | None
 
-    def __len__(self) -> int:
-        """Number of predictions."""
-        return len(self.ho)
+    def rows(self, which: Tensor) -> Shares:
+        """Those of some predictions."""
+        return combine([self], lambda values: values[0][which])
 
+    @property
+    def explained(self) -> Tensor:
+        """(m,) share of the total that the listed examples carry together."""
+        return self.share.sum(1)
 
-def terms_of(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tuple[slice, Terms]]:
-    """Yield (which predictions, their terms) for as many inputs of a batch as memory allows at once.
-
-    Args:
-        fitted: what was fitted.
-        inputs: a batch, or a view of its outputs.
-        apart: each output that is seen is a prediction of its own, one input's after the other's; else those of an
-            input are one prediction.
-    """
-    problem = fitted.problem
-    k = problem.output_count(inputs)
-    each = k if apart else 1
-    row = 8 * problem.n * (k + 3 * each)
-    most = max(1, int(0.1 * problem.budget.limit) // row)
-    size = batch_size(inputs, "this batch")
-    for low in range(0, size, most):
-        some = take(inputs, slice(low, min(low + most, size)))
-        for where, chunks in fitted.bread.alignments(some):
-            m = (where.stop - where.start) * each
-            first = (low + where.start) * each
-            found = ((at, _apart(aligned) if apart else aligned) for at, aligned in chunks)
-            yield slice(first, first + m), _gather(fitted, found, m, k // each)
-
-
-def _apart(aligned: Tensor) -> Tensor:
-    """(m, c, n, k) to (m c, 1, n, k)."""
-    return aligned.flatten(0, 1).unsqueeze(1)
-
-
-def _gather(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: int) -> Terms:
-    problem = fitted.problem
-    n = problem.n
-    ho, hec3, size = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
-    pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
-    noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
-    for where, aligned in chunks:  # (m, k, n, k), in the precision it was computed in: squares and sums are too
-        noise, left_out = noise.to(aligned.dtype), left_out.to(aligned.dtype)
-        size[:, where] = _squares(_moved(aligned, None)).sqrt().T
-        ho[:, where] = _squares(_moved(aligned, noise if len(noise) == 1 else noise[where])).T
-        moved = _moved(aligned, left_out[where])
-        hec3[:, where] = _squares(moved).T
-        pull[:, where] = moved.sum(1).transpose(0, 1)
-    check_variances(problem, {"ho": ho.sum(1, keepdim=True), "hec3": hec3.sum(1, keepdim=True)}, "a batch")
-    return Terms(ho, hec3, size, pull)
-
-
-def _squares(values: Tensor) -> Tensor:
-    """(n, q, m, k) to (n, m): sums of squares, by as many examples at a time as stay in a processor's cache."""
-    n, q, m, k = values.shape
-    few = max(1, HELD // (q * m * k)) if values.device.type == "cpu" else max(1, n)
-    return torch.cat([part.square().sum(1).sum(-1) for part in values.split(few)])
-
-
-def _moved(aligned: Tensor, roots: Tensor | None) -> Tensor:
-    """a_i W_i: (m, k, n, c) with (n or 1, c, q) to (n, q, m, k), by products that leave the numbers where they lie."""
-    m, k, n, _ = aligned.shape
-    lying = aligned.permute(2, 3, 0, 1)
-    if roots is None:
-        return lying
-    if lying.is_contiguous():
-        return (roots.transpose(1, 2) @ lying.flatten(2)).reshape(n, -1, m, k)
-    if len(roots) == 1:
-        return (aligned.reshape(m * k * n, -1) @ roots[0]).reshape(m, k, n, -1).permute(2, 3, 0, 1)
-    return torch.einsum("mkni,niq->nqmk", aligned, roots)
+    @property
+    def gap(self) -> Tensor:
+        """(m,) total / variance - 1: what the structure's quadratic form and the sum over examples disagree by."""
+        return divide(self.total, self.variance, 1.0) - 1.0
 
 
 @dataclass(frozen=True)
@@ -162,7 +138,7 @@ class GroupShares:
         return f"GroupShares({len(self)} predictions, {len(self.names)} groups; mean shares {listed}{more})"
 
 
-def by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> GroupShares:
+def sum_by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> GroupShares:
     """Sum shares over groups.
 
     Args:
@@ -170,7 +146,7 @@ def by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> GroupShar
         groups: n names, in the order of the training set.
 
     Examples:
-        >>> found = by_group(torch.tensor([[0.5, 0.2, 0.3]]), ["cat", "dog", "cat"])
+        >>> found = sum_by_group(torch.tensor([[0.5, 0.2, 0.3]]), ["cat", "dog", "cat"])
         >>> found.names, found.share.tolist()
         (('cat', 'dog'), [[0.800..., 0.200...]])
     """
@@ -179,84 +155,20 @@ def by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> GroupShar
             "expected the shares of all training examples to sum over groups, got the largest ones only. "
             "Ask for them: tracer.attribute(x, matrix=True)."
         )
-    listed = _listed(groups)
+    listed = groups.tolist() if hasattr(groups, "tolist") else list(groups)  # tensors, arrays, columns of tables
+    if not isinstance(listed, list) or (hasattr(groups, "tolist") and any(isinstance(one, list) for one in listed)):
+        raise ShapeError("expected groups in one dimension, one for each training example.")
     if len(listed) != shares.shape[1]:
         raise ShapeError(
             f"expected a group for each of the {shares.shape[1]} training examples, in their order, got {len(listed)}."
         )
-    names = _sorted(dict.fromkeys(listed))
+    names = list(dict.fromkeys(listed))
+    with suppress(TypeError):  # names of several kinds have no order: as they came
+        names = sorted(names)
     place = {name: at for at, name in enumerate(names)}
     index = torch.tensor([place[name] for name in listed], device=shares.device)
     summed = shares.new_zeros(len(shares), len(names)).index_add_(1, index, shares)
     return GroupShares(tuple(names), summed, torch.bincount(index, minlength=len(names)))
-
-
-def _listed(groups: Sequence[Any] | Tensor) -> list[Any]:
-    if hasattr(groups, "tolist"):  # tensors, arrays, columns of tables
-        found = groups.tolist()
-        if not isinstance(found, list) or any(isinstance(one, list) for one in found):
-            raise ShapeError("expected groups in one dimension, one for each training example.")
-        return found
-    return list(groups)
-
-
-def _sorted(names: dict[Any, None]) -> list[Any]:
-    try:
-        return sorted(names)
-    except TypeError:  # names of several kinds have no order: as they came
-        return list(names)
-
-
-ESTIMATORS = ("hec3", "ho")
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The training examples with the largest shares of one estimator's variance, largest first.
-
-    Attributes:
-        variance: (m,) trace of the estimator's covariance, as `Tracer.predict` gives it.
-        total: (m,) sum over all training examples. It is the variance itself for exact structures, the core and the
-            sketch; EKFAC, KFAC and the diagonal approximate the meat too, and `gap` tells by how much.
-        index: (m, t) position of the example in the training set.
-        share: (m, t) of the total.
-        alignment: (m, t) Frobenius norm of a_i = J F_lam^-1 J_i^T.
-        pull: (m, t, k) f(x) - f_(-i)(x), how far the example holds the prediction from where it would be without it.
-        effective: (m,) effective number of examples, 1 / sum of squared shares of all examples.
-        matrix: (m, n) shares of all examples, if asked for.
-
-    Examples:
-        >>> one = torch.ones(1)
-        >>> listed = {"index": torch.tensor([[4, 2]]), "share": torch.tensor([[0.5, 0.25]])}
-        >>> rest = {"alignment": torch.ones(1, 2), "pull": torch.ones(1, 2, 1), "effective": 3 * one, "matrix": None}
-        >>> found = Shares(variance=one, total=2 * one, **listed, **rest)
-        >>> found.explained.tolist(), found.gap.tolist()
-        ([0.75], [1.0])
-    """
-
-    variance: Tensor
-    total: Tensor
-    index: Tensor
-    share: Tensor
-    alignment: Tensor
-    pull: Tensor
-    effective: Tensor
-    matrix: Tensor | None
-
-    def rows(self, which: Tensor) -> Shares:
-        """Those of some predictions."""
-        parts = {name: value[which] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **parts)
-
-    @property
-    def explained(self) -> Tensor:
-        """(m,) share of the total that the listed examples carry together."""
-        return self.share.sum(1)
-
-    @property
-    def gap(self) -> Tensor:
-        """(m,) total / variance - 1: what the structure's quadratic form and the sum over examples disagree by."""
-        return torch.where(self.variance > 0, self.total / self.variance.clamp_min(_tiny(self.variance)) - 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -281,6 +193,8 @@ class Attribution(Shown):
         >>> sorted(found.hec3.index[0].tolist()), len(found)
         ([0, 39], 1)
     """
+
+    of_training: ClassVar = ("residuals", "loo_residuals", "leverage")
 
     hec3: Shares
     ho: Shares
@@ -307,12 +221,11 @@ class Attribution(Shown):
             groups: n labels, sources, batches or the like, in the order of the training set.
             estimator: "hec3" for the groups whose labels move the prediction, "ho" for those it rests on.
         """
-        return by_group(self.shares(estimator).matrix, groups)
+        return sum_by_group(self.shares(estimator).matrix, groups)
 
     def rows(self, which: Tensor) -> Attribution:
         """Some of the predictions."""
-        where, sizes = (None if one is None else one[which] for one in (self.where, self.alignments))
-        return replace(self, hec3=self.hec3.rows(which), ho=self.ho.rows(which), where=where, alignments=sizes)
+        return combine([self], lambda values: values[0][which])
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each prediction, estimator and listed example; residuals and leverages as norms and traces."""
@@ -321,11 +234,10 @@ class Attribution(Shown):
             shares = self.shares(name)
             m, t = shares.index.shape
             at = shares.index.reshape(-1)
-            device = at.device
             rows: dict[str, Tensor | list[str]] = {
-                "prediction": torch.arange(m, device=device).repeat_interleave(t),
+                "prediction": torch.arange(m, device=at.device).repeat_interleave(t),
                 "estimator": [name] * (m * t),
-                "rank": torch.arange(1, t + 1, device=device).repeat(m),
+                "rank": torch.arange(1, t + 1, device=at.device).repeat(m),
                 "index": at,
                 "share": shares.share.reshape(-1),
                 "alignment": shares.alignment.reshape(-1),
@@ -361,13 +273,18 @@ class Attribution(Shown):
             Column("HeC3", numbers(self.hec3.total[:rows].tolist())),
             Column("effective", numbers(effective)),
             Column("listed", tuple(f"{share:.0%}" for share in explained), bars=tuple(explained)),
-            Column("largest shares of HeC3 (training example: share)", _largest_shares(self.hec3, rows), left=True),
+            Column("largest shares of HeC3 (training example: share)", _listing(self.hec3, rows), left=True),
         )
         title = f"{count(m, 'prediction')}, the {t} largest shares of {count(len(self.residuals), 'training example')}"
         gap = float(self.hec3.gap.abs().max()) if m else 0.0
         off = f" The shares add up to the variance within {number(gap)}." if gap > 1e-3 else ""
         note = f"effective: number of examples that carry HeC3; listed: what the {t} carry.{off}\n{more}"
         return Table(title, columns, note.strip())
+
+
+def _listing(shares: Shares, rows: int, most: int = 4) -> tuple[str, ...]:
+    pairs = zip(shares.index[:rows, :most].tolist(), shares.share[:rows, :most].tolist(), strict=True)
+    return tuple(", ".join(f"{at}: {share:.0%}" for at, share in zip(*row, strict=True)) for row in pairs)
 
 
 def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: bool = False) -> Attribution:
@@ -381,113 +298,59 @@ def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: boo
         apart: each output that is seen is a prediction of its own, one input's after the other's.
     """
     covariances = fitted.sandwich.predict(inputs).covariances
-    single = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}
-    variances = {name: value.reshape(-1) if apart else value.sum(1) for name, value in single.items()}
-    parts: dict[str, list[Shares]] = {name: [] for name in ESTIMATORS}
-    sizes: list[Tensor] = []
-    for where, terms in terms_of(fitted, inputs, apart):
-        for name in ESTIMATORS:
-            parts[name].append(_largest(terms, name, variances[name][where], top, matrix))
-        sizes += [terms.size] if matrix else []
-    joined = {name: _join(parts[name]) for name in ESTIMATORS}
+    diagonals = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}
+    variances = {name: one.reshape(-1) if apart else one.sum(1) for name, one in diagonals.items()}
     known = fitted.residuals, fitted.loo_residuals, fitted.leverage
-    return Attribution(joined["hec3"], joined["ho"], *known, alignments=torch.cat(sizes) if sizes else None)
+    found = []
+    for which, terms in variance_terms(fitted, inputs, apart):
+        hec3, ho = (_largest_shares(terms, name, variances[name][which], top, matrix) for name in ESTIMATORS)
+        found.append(Attribution(hec3, ho, *known, alignments=terms.alignment if matrix else None))
+    return join_batches(found)
 
 
-def join(parts: Sequence[Attribution]) -> Attribution:
-    """Several batches as one."""
-    first = parts[0]
-    hec3, ho = _join([part.hec3 for part in parts]), _join([part.ho for part in parts])
-    places = [part.where for part in parts if part.where is not None]
-    sizes = [part.alignments for part in parts if part.alignments is not None]
-    where, joined = (torch.cat(some) if some else None for some in (places, sizes))
-    return replace(first, hec3=hec3, ho=ho, where=where, alignments=joined)
-
-
-def _largest(terms: Terms, name: str, variance: Tensor, top: int, matrix: bool) -> Shares:
+def _largest_shares(terms: Terms, name: str, variance: Tensor, top: int, matrix: bool) -> Shares:
     values: Tensor = getattr(terms, name)
     total = values.sum(1)
-    shares = values / total.clamp_min(_tiny(total)).unsqueeze(1)
+    shares = divide(values, total.unsqueeze(1), 0.0)
     share, index = largest(shares, min(top, shares.shape[1]))
-    squares = shares.square().sum(1)
     return Shares(
         variance=variance,
         total=total,
         index=index,
         share=share,
-        alignment=terms.size.gather(1, index),
+        alignment=terms.alignment.gather(1, index),
         pull=terms.pull.gather(1, index.unsqueeze(2).expand(-1, -1, terms.pull.shape[2])),
-        effective=torch.where(squares > 0, 1.0 / squares.clamp_min(_tiny(squares)), 0.0),
+        effective=effective_number(shares, 0.0),
         matrix=shares if matrix else None,
     )
 
 
-def _largest_shares(shares: Shares, rows: int, most: int = 4) -> tuple[str, ...]:
-    pairs = zip(shares.index[:rows, :most].tolist(), shares.share[:rows, :most].tolist(), strict=True)
-    return tuple(", ".join(f"{at}: {share:.0%}" for at, share in zip(*row, strict=True)) for row in pairs)
-
-
-def _join(parts: Sequence[Shares]) -> Shares:
-    if len(parts) == 1:
-        return parts[0]
-
-    def cat(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in parts])
-
-    names = ("variance", "total", "index", "share", "alignment", "pull", "effective")
-    joined = {name: cat(name) for name in names}
-    return Shares(**joined, matrix=None if parts[0].matrix is None else cat("matrix"))
-
-
-def _tiny(values: Tensor) -> float:
-    return torch.finfo(values.dtype).tiny
-
-
-AT_ONCE = 64
-"""Positions of an input that are looked at together, each with a backward pass."""
-
-Positions = Literal["each"] | Sequence[int] | Tensor
-"""Every position; or some, counted from 0, or from the end with negative numbers."""
-
-
-def by_position(fitted: Fitted, x: Any, top: int, matrix: bool, positions: Positions) -> Attribution:
+def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, positions: Positions) -> Attribution:
     """Attribute the variances of predicted classes position by position; see `Tracer.attribute`."""
-    parts, start = [], 0
-    for found, size in for_each_batch(
-        fitted, x, lambda inputs, _: (_batch(fitted, inputs, top, matrix, positions), size_of(inputs)), plain=True
-    ):
-        assert found.where is not None
-        parts.append(replace(found, where=found.where + found.where.new_tensor([start, 0])))
+
+    def of_batch(inputs: Inputs, _: str) -> tuple[Attribution, int]:
+        """An input's positions in the order in which they were asked for, without padding."""
+        m = batch_size(inputs, "this batch")
+        found = []
+        for view, some in _predicted_views(fitted, inputs, positions):
+            rows = torch.arange(m, device=some.device).repeat_interleave(len(some))
+            places = torch.stack([rows, some.repeat(m)], 1)
+            found.append(replace(attribute(fitted, view, top, matrix, apart=True), where=places))
+        joined = join_batches(found)
+        assert joined.where is not None
+        order = joined.where[:, 0].argsort(stable=True)
+        return joined.rows(order[_unpadded(inputs, joined.where[order])]), m
+
+    found, start = [], 0
+    for one, size in for_each_batch(fitted, x, of_batch, plain=True):
+        assert one.where is not None
+        found.append(replace(one, where=one.where + one.where.new_tensor([start, 0])))
         start += size
-    return join(parts)
+    return join_batches(found)
 
 
-def size_of(inputs: Inputs) -> int:
-    """Number of inputs of a batch."""
-    return batch_size(inputs, "this batch")
-
-
-def _batch(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, positions: Positions) -> Attribution:
-    """One batch: an input's positions in the order in which they were asked for, without padding."""
-    m, parts = size_of(inputs), []
-    for view, some in views(fitted, inputs, positions):
-        found = attribute(fitted, view, top, matrix, apart=True)
-        rows = torch.arange(m, device=some.device).repeat_interleave(len(some))
-        parts.append(replace(found, where=torch.stack([rows, some.repeat(m)], 1)))
-    joined = join(parts)
-    assert joined.where is not None
-    order = joined.where[:, 0].argsort(stable=True)
-    return joined.rows(order[shown(inputs, joined.where[order])])
-
-
-def views(fitted: Fitted, inputs: Inputs, positions: Positions) -> Iterator[tuple[SelectedOutputs, Tensor]]:
-    """Yield views of the predicted class at some positions of each input, and which positions (c,) they are.
-
-    Args:
-        fitted: whose network is asked.
-        inputs: a batch of m.
-        positions: which; all by "each".
-    """
+def _predicted_views(fitted: Fitted, inputs: Inputs, positions: Positions) -> Iterator[tuple[SelectedOutputs, Tensor]]:
+    """Yield views of the predicted class at some positions of each input, and which positions (c,) they are."""
     if not fitted.problem.dense:
         raise InputError(
             "expected a network that answers at several positions, (n, positions, k), for positions=..., got one row "
@@ -501,16 +364,16 @@ def views(fitted: Fitted, inputs: Inputs, positions: Positions) -> Iterator[tupl
             "expected a network that predicts one class at each position for positions=..., got "
             f"likelihood {fitted.problem.likelihood.name!r}. Leave positions out."
         )
-    wanted = read(positions, places.shape[1]).to(places.device)
-    for some in wanted.split(AT_ONCE):
+    wanted = read_positions(positions, places.shape[1]).to(places.device)
+    for some in wanted.split(POSITIONS_AT_ONCE):
         yield SelectedOutputs(inputs, places[:, some]), some
 
 
-def read(positions: Any, count: int) -> Tensor:
+def read_positions(positions: Any, count: int) -> Tensor:
     """(c,) positions among `count`, as numbers from 0.
 
     Examples:
-        >>> read("each", 3), read([0, -1], 3)
+        >>> read_positions("each", 3), read_positions([0, -1], 3)
         (tensor([0, 1, 2]), tensor([0, 2]))
     """
     if isinstance(positions, str) and positions == "each":
@@ -527,7 +390,7 @@ def read(positions: Any, count: int) -> Tensor:
     return torch.tensor([int(one) % count for one in listed], device="cpu")
 
 
-def shown(inputs: Inputs, where: Tensor) -> Tensor:
+def _unpadded(inputs: Inputs, where: Tensor) -> Tensor:
     """(rows,) which of the rows (input, position) are no padding, as far as an "attention_mask" tells."""
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if not isinstance(mask, Tensor) or mask.ndim != 2:

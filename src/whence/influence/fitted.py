@@ -1,11 +1,18 @@
-"""What tracing needs to know of a fit."""
+"""A fitted network, and what its methods share: batches of inputs, alignments, and the terms of a variance.
+
+Every method of a tracer goes over batches of inputs with the model as it was fitted (`for_each_batch`), asks the
+curvature for the alignments of these inputs with the training examples (`alignments`, `variance_terms`), and joins the
+results of the batches (`join_batches`).
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 import torch
@@ -16,76 +23,127 @@ from torch.utils.data import Dataset
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
 from whence.curvature.base import Alignments
 from whence.data.batches import Inputs, batch_size, check_finite, length, take, tensors_of, to_device, without_targets
+from whence.display import Shown
 from whence.errors import InputError, LoaderError, StaleModelError
-from whence.estimators import LeftOut, Weighing
+from whence.estimators import AdjustedResiduals, LeaveOneOut, out_of_range
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network, SelectedOutputs
+from whence.results import Diagnostics, Uncertainty
 from whence.runtime.execution import Chunks
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import check_evaluation_mode, checksum, fingerprint, locked, preserved, rounded_products
 
 if TYPE_CHECKING:
     import pandas
+    from _typeshed import DataclassInstance
 
 
-class Fitted(Protocol):
-    """A fitted network as `Tracer` offers it; tracing sits below the tracer, which offers it as methods."""
+@dataclass(frozen=True, repr=False)
+class Fitted(Shown):
+    """A trained network with its curvature and the weights of its training examples; `Tracer` adds the questions.
+
+    Attributes:
+        problem: the linearized training problem.
+        bread: the inverse curvature.
+        sandwich: covariances of predictions.
+        meats: weights of the training examples in each estimator.
+        adjusted: leave-one-out residuals and leverages.
+        step: the Newton step to the optimum of the linearized model.
+        loo: what is left out, one after the other.
+        sigma: (k, k) covariance of the residuals, as the likelihood has it.
+        noise_scale: what the inverse curvature is multiplied by in Laplace's reading: noise variance, or dispersion.
+        hc1_factor: HeC1 over HeC0.
+        diagnostics: what was approximated, guarded or repaired.
+        fingerprints: of the model's parameters and buffers when it was fitted.
+    """
+
+    problem: Linearization
+    bread: FittedCurvature
+    sandwich: Sandwich
+    meats: Meats
+    adjusted: AdjustedResiduals
+    step: NewtonStep
+    loo: LeaveOneOut
+    sigma: Tensor
+    noise_scale: float
+    hc1_factor: float
+    diagnostics: Diagnostics
+    fingerprints: Mapping[str, int]
 
     @property
-    def problem(self) -> Linearization:
-        """The linearized training problem."""
-
-    @property
-    def bread(self) -> FittedCurvature:
-        """The inverse curvature."""
-
-    @property
-    def sandwich(self) -> Sandwich:
-        """Variances of predictions."""
-
-    @property
-    def meats(self) -> Meats:
-        """Weights of the training examples in each estimator."""
-
-    @property
-    def step(self) -> NewtonStep:
-        """The way to the optimum of the linearized model."""
-
-    @property
-    def left_out(self) -> LeftOut:
-        """Leave-one-out residuals and leverages."""
-
-    @property
-    def weighing(self) -> Weighing:
-        """How leave-one-out residuals came from leverages."""
+    def degrees_of_freedom(self) -> float:
+        """Effective degrees of freedom, the trace of the hat matrix; at most n k for an exact structure."""
+        return self.bread.degrees_of_freedom
 
     @property
     def residuals(self) -> Tensor:
-        """(n, k) residuals of the training examples."""
+        """(n, k) residuals of the training examples; of the recentered model if it was asked for.
+
+        Minus the gradient of the loss in the outputs: y - f(x) for squared error, y - p for classes. Sample weights are
+        not in them; an example of weight zero has none.
+        """
+        return self.problem.unweighted(self.weighted_residuals)
+
+    @property
+    def weighted_residuals(self) -> Tensor:
+        """(n, k) residuals with the sample weights multiplied in: what leave-one-out residuals are computed from."""
+        return self.meats.roots["hec0"].sum(2)
 
     @property
     def loo_residuals(self) -> Tensor:
-        """(n, k) the same after leaving each out."""
+        """(n, k) residuals each training example would have, had it been left out."""
+        return self.problem.unweighted(self.adjusted.hec3)
 
     @property
     def leverage(self) -> Tensor:
-        """(n, k) leverages of the training examples."""
+        """(n, k) leverage of each output of each training example."""
+        return self.adjusted.leverage
 
     @property
-    def sigma(self) -> Tensor:
-        """(k, k) noise covariance."""
+    def noise_variance(self) -> Tensor:
+        """(n,) trace of the noise covariance of each training example."""
+        return self.meats.roots["ho"].square().sum((1, 2)).expand(self.problem.n)
 
     @property
-    def fingerprints(self) -> Mapping[str, int]:
-        """Of the model's parameters and buffers when it was fitted."""
+    def counted(self) -> Tensor:
+        """(n,) which training examples count in the loss: those with a sample weight above zero."""
+        weights = self.problem.sample_weights
+        if weights is None:
+            return torch.ones(self.problem.n, dtype=torch.bool, device=self.problem.device)
+        return weights > 0
 
     @property
-    def noise_scale(self) -> float:
-        """Noise variance, or dispersion."""
+    def all_outputs(self) -> bool:
+        """Whether the network answers once an example, and the fit looked at all outputs."""
+        return not self.problem.dense and self.problem.sketch is None
 
-    @property
-    def hc1_factor(self) -> float:
-        """HeC1 over HeC0."""
+    @abstractmethod
+    def predict(self, x: Any, *, covariance: bool | None = None) -> Uncertainty:
+        """Predictions with variances."""
+
+
+def leave_one_out_leverage(fitted: Fitted) -> Tensor:
+    """(n, k, k) leverage J_i F_(-i)^-1 J_i^T = (I - Q_i L_i)^-1 Q_i of each training example in the fit without it.
+
+    An approximate curvature behaves as if it did not contain the example, so that its blocks Q_i serve as they are.
+    """
+    blocks = fitted.bread.leverage_blocks
+    if fitted.loo.policy != "exact":
+        return blocks
+    found: Tensor = torch.linalg.solve(identity_minus_hat(fitted), blocks)
+    return found
+
+
+def identity_minus_hat(fitted: Fitted, index: Tensor | slice = slice(None)) -> Tensor:
+    """(s, k, k) I - Q_i L_i of some training examples, by which leaving one out divides.
+
+    Its diagonal is kept above rounding: an example that decides its own prediction leaves nothing behind.
+    """
+    blocks, roots = fitted.bread.leverage_blocks[index], fitted.problem.hessian_roots
+    hat = blocks if roots is None else blocks @ roots[index] @ roots[index].mT
+    left = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device) - hat
+    left.diagonal(dim1=1, dim2=2).clamp_min_(torch.finfo(blocks.dtype).eps)
+    return left
 
 
 def check_count(given: Any, name: str) -> None:
@@ -102,10 +160,69 @@ def check_level(given: Any) -> None:
 
 def check_ungrouped(fitted: Fitted) -> None:
     """Raise where examples were left out in groups: their leave-one-out residuals are not their own."""
-    if fitted.weighing.groups is not None:
+    if fitted.loo.groups is not None:
         raise InputError(
             "expected a fit without groups to attribute variances to single examples, got one with groups, whose "
             "members count together. Fit again without groups."
+        )
+
+
+def check_variances(
+    problem: Linearization, found: Mapping[str, Tensor], where: str, inputs: Inputs | None = None
+) -> None:
+    """Raise where variances of predictions overflow; HeC1 may be infinite by its definition.
+
+    Args:
+        problem: the linearized training problem.
+        found: (m, ...) variances by name.
+        where: the predictions are, for messages.
+        inputs: of the predictions. One whose own gradient is not finite, as that of a square root at zero, may have
+            variances that are not numbers: that is no fault of the scale.
+    """
+    for name, values in found.items():
+        if name == "hec1" or bool(torch.isfinite(values).all()):
+            continue
+        bad = ~torch.isfinite(values).flatten(1).all(1)
+        if inputs is not None:
+            bad &= _finite_gradients(problem, inputs)
+        if bool(bad.any()):
+            count = f"{int(bad.sum())} of {len(values)}"
+            raise out_of_range(problem, f"{name} of {count} predictions in {where} infinite or NaN")
+
+
+def _finite_gradients(problem: Linearization, inputs: Inputs) -> Tensor:
+    """(m,) which inputs have finite gradients of their outputs."""
+    rows = problem.jacobian().rows(inputs, problem.k)
+    return torch.cat([torch.isfinite(some).flatten(1).all(1) for _, some in rows])
+
+
+@contextmanager
+def using_model(fitted: Fitted) -> Iterator[None]:
+    """Use the model as it was fitted, and leave it as found."""
+    model = fitted.problem.network.model
+    with locked(model):
+        _check_unchanged(fitted)
+        with preserved(model), rounded_products(True if fitted.bread.tf32 else None):
+            yield
+
+
+def _check_unchanged(fitted: Fitted) -> None:
+    model = fitted.problem.network.model
+    check_evaluation_mode(model)
+    here = Network(model).device
+    if here != fitted.problem.device:
+        raise StaleModelError(
+            f"expected the model on {fitted.problem.device}, where it was fitted, got it on {here}. "
+            "Move it back, or call whence.fit again."
+        )
+    now = fingerprint(model)
+    before = fitted.fingerprints
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if changed:
+        shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
+        raise StaleModelError(
+            f"expected the weights and buffers that were fitted, got changes in {shown}. "
+            "Call whence.fit again, or load the weights of that time."
         )
 
 
@@ -130,17 +247,16 @@ def for_each_batch(
         cache: takes down the inputs.
     """
     notes: list[str] = []
-    pieces = Chunks(notes, "predictions")
+    chunks = Chunks(notes, "predictions")
 
-    def parts(inputs: Inputs, where: str) -> Iterator[T]:
+    def in_chunks(inputs: Inputs, where: str) -> Iterator[T]:
         size = batch_size(inputs, where)
-        for _, found in pieces.of(
-            size, size, lambda rows: work(inputs if rows == slice(0, size) else take(inputs, rows), where)
-        ):
-            yield found
+        whole = slice(0, size)
+        found = chunks.of(size, size, lambda rows: work(inputs if rows == whole else take(inputs, rows), where))
+        return (one for _, one in found)
 
     with using_model(fitted):
-        done = [part for inputs, where in inputs_of(fitted, x, plain, cache) for part in parts(inputs, where)]
+        done = [one for inputs, where in inputs_of(fitted, x, plain, cache) for one in in_chunks(inputs, where)]
     for note in notes:
         fitted.problem.progress.say(f"whence: {note}")
     return done
@@ -149,9 +265,9 @@ def for_each_batch(
 def inputs_of(
     fitted: Fitted, x: Any, plain: bool = False, cache: InputCache | None = None
 ) -> Iterator[tuple[Inputs, str]]:
-    """Yield every batch, checked and on the model's device, and words that name it; the model is borrowed already."""
+    """Yield every batch, checked and on the model's device, and words that name it; within `using_model`."""
     number = -1
-    for number, inputs in enumerate(_inputs(fitted, x)):
+    for number, inputs in enumerate(_batches(fitted, x)):
         where = f"batch {number} of the inputs to predict"
         moved = to_device(inputs, fitted.problem.device)
         if batch_size(moved, where) == 0:
@@ -159,18 +275,31 @@ def inputs_of(
         check_finite(moved, "inputs", where)
         if cache is not None:
             cache.add(inputs)
-        yield moved if plain else _viewed(fitted, moved), where
+        yield moved if plain or fitted.all_outputs else _predicted_view(fitted, moved), where
     if number < 0:
         raise InputError("expected at least one batch to predict, got an empty loader.")
 
 
-def _viewed(fitted: Fitted, inputs: Inputs) -> Inputs:
-    """Inputs through which the outputs are looked at that predictions are told of by default, at all positions."""
-    problem = fitted.problem
-    if not problem.dense and problem.sketch is None:
-        return inputs
+def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
+    positional = fitted.problem.batches.positional
+    if isinstance(x, InputCache):
+        yield from x.read(lambda given: _batches(fitted, given))
+    elif isinstance(x, (Tensor, Mapping, tuple)):
+        yield without_targets(x, positional)
+    elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
+        track = fitted.problem.progress.track
+        yield from (without_targets(raw, positional) for raw in track(x, "predictions, batch", length(x)))
+    else:
+        raise InputError(
+            f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "
+            "Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
+        )
+
+
+def _predicted_view(fitted: Fitted, inputs: Inputs) -> Inputs:
+    """A view of the predicted class at all positions; of all outputs where there are no classes."""
     with torch.no_grad():
-        outputs = problem.network.shaped(inputs)
+        outputs = fitted.problem.network.shaped(inputs)
     best = predicted_outputs(fitted, outputs)
     every = torch.arange(outputs[0].numel(), device=outputs.device).expand(len(outputs), -1)
     return SelectedOutputs(inputs, every if best is None else best)
@@ -188,56 +317,181 @@ def predicted_outputs(fitted: Fitted, outputs: Tensor) -> Tensor | None:
     return best + k * torch.arange(best.shape[1], device=outputs.device)
 
 
-@contextmanager
-def using_model(fitted: Fitted) -> Iterator[None]:
-    """Use the model as it was fitted, and leave it as found."""
-    model = fitted.problem.network.model
-    with locked(model):
-        _check_fresh(fitted)
-        with preserved(model), rounded_products(True if fitted.bread.tf32 else None):
-            yield
+def alignments(fitted: Fitted, inputs: Inputs) -> Alignments:
+    """As `FittedCurvature.alignments` yields them, in the precision of the problem."""
+    dtype = fitted.problem.dtype
+    for which, chunks in fitted.bread.alignments(inputs):
+        yield which, ((rows, aligned.to(dtype)) for rows, aligned in chunks)
 
 
-def _inputs(fitted: Fitted, x: Any) -> Iterator[Inputs]:
-    positional = fitted.problem.batches.positional
-    if isinstance(x, InputCache):
-        yield from x.read(lambda given: _inputs(fitted, given))
-    elif isinstance(x, (Tensor, Mapping, tuple)):
-        yield without_targets(x, positional)
-    elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
-        track = fitted.problem.progress.track
-        yield from (without_targets(raw, positional) for raw in track(x, "predictions, batch", length(x)))
-    else:
-        raise InputError(
-            f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "
-            "Convert arrays with torch.as_tensor, and wrap a data set in a DataLoader."
-        )
+def whole_alignments(fitted: Fitted, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
+    """Yield (which inputs, their alignments (m, k, n, k) with all training examples)."""
+    for which, chunks in alignments(fitted, inputs):
+        yield which, torch.cat([aligned for _, aligned in chunks], dim=2)
 
 
-def _check_fresh(fitted: Fitted) -> None:
-    model = fitted.problem.network.model
-    check_evaluation_mode(model)
-    here = Network(model).device
-    if here != fitted.problem.device:
-        raise StaleModelError(
-            f"expected the model on {fitted.problem.device}, where it was fitted, got it on {here}. "
-            "Move it back, or call whence.fit again."
-        )
-    now = fingerprint(model)
-    before = fitted.fingerprints
-    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    if changed:
-        shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
-        raise StaleModelError(
-            f"expected the weights and buffers that were fitted, got changes in {shown}. "
-            "Call whence.fit again, or load the weights of that time."
-        )
+@dataclass(frozen=True)
+class Terms:
+    """What every training example adds to the variance of each prediction.
+
+    With alignments a_i = J F_lam^-1 J_i^T, noise covariance Sigma and leave-one-out residuals u_i:
+
+    Attributes:
+        ho: (m, n) trace of a_i Sigma a_i^T.
+        hec3: (m, n) |a_i u_i|^2.
+        alignment: (m, n) Frobenius norm of a_i.
+        pull: (m, n, k) a_i u_i, which is f(x) - f_(-i)(x): how far the example holds the prediction from where it
+            would be without it.
+    """
+
+    ho: Tensor
+    hec3: Tensor
+    alignment: Tensor
+    pull: Tensor
+
+    def __len__(self) -> int:
+        """Number of predictions."""
+        return len(self.ho)
+
+
+def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tuple[slice, Terms]]:
+    """Yield (which predictions, their terms) for as many inputs of a batch as memory allows at once.
+
+    Args:
+        fitted: what was fitted.
+        inputs: a batch, or a view of its outputs.
+        apart: each output that is seen is a prediction of its own, one input's after the other's; else those of an
+            input are one prediction.
+    """
+    problem = fitted.problem
+    k = problem.output_count(inputs)
+    each = k if apart else 1
+    for low, some in within_memory(fitted, inputs, 8 * problem.n * (k + 3 * each)):
+        for which, chunks in fitted.bread.alignments(some):
+            m = (which.stop - which.start) * each
+            first = (low + which.start) * each
+            if apart:  # (m, c, n, k) to (m c, 1, n, k)
+                chunks = ((rows, aligned.flatten(0, 1).unsqueeze(1)) for rows, aligned in chunks)
+            yield slice(first, first + m), _terms(fitted, chunks, m, k // each)
+
+
+def within_memory(fitted: Fitted, inputs: Inputs, row_bytes: int) -> Iterator[tuple[int, Inputs]]:
+    """Yield (the first row, some inputs of a batch), as many as a tenth of the memory budget holds."""
+    most = max(1, int(0.1 * fitted.problem.budget.limit) // row_bytes)
+    size = batch_size(inputs, "this batch")
+    for low in range(0, size, most):
+        yield low, take(inputs, slice(low, min(low + most, size)))
+
+
+def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: int) -> Terms:
+    problem = fitted.problem
+    n = problem.n
+    ho, hec3, alignment = (torch.empty(m, n, dtype=problem.dtype, device=problem.device) for _ in range(3))
+    pull = torch.empty(m, n, k, dtype=problem.dtype, device=problem.device)
+    noise, loo = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
+    for rows, aligned in chunks:  # (m, k, n, k), in the precision it was computed in: squares and sums are too
+        noise, loo = noise.to(aligned.dtype), loo.to(aligned.dtype)
+        alignment[:, rows] = _squares(aligned.permute(2, 3, 0, 1)).sqrt().T
+        ho[:, rows] = _squares(_times_roots(aligned, noise if len(noise) == 1 else noise[rows])).T
+        pulls = _times_roots(aligned, loo[rows])
+        hec3[:, rows] = _squares(pulls).T
+        pull[:, rows] = pulls.sum(1).transpose(0, 1)
+    check_variances(problem, {"ho": ho.sum(1, keepdim=True), "hec3": hec3.sum(1, keepdim=True)}, "a batch")
+    return Terms(ho, hec3, alignment, pull)
+
+
+SQUARED_AT_ONCE = 2**18
+"""Numbers that are squared in one go on a CPU, so that they stay in its cache."""
+
+
+def _squares(values: Tensor) -> Tensor:
+    """(n, q, m, k) to (n, m): sums of squares."""
+    n, q, m, k = values.shape
+    few = max(1, SQUARED_AT_ONCE // (q * m * k)) if values.device.type == "cpu" else max(1, n)
+    return torch.cat([some.square().sum(1).sum(-1) for some in values.split(few)])
+
+
+def _times_roots(aligned: Tensor, roots: Tensor) -> Tensor:
+    """a_i W_i: (m, k, n, c) with (n or 1, c, q) to (n, q, m, k), without a copy of the alignments."""
+    m, k, n, _ = aligned.shape
+    by_example = aligned.permute(2, 3, 0, 1)
+    if by_example.is_contiguous():
+        return (roots.mT @ by_example.flatten(2)).reshape(n, -1, m, k)
+    if len(roots) == 1:
+        return (aligned.reshape(m * k * n, -1) @ roots[0]).reshape(m, k, n, -1).permute(2, 3, 0, 1)
+    return torch.einsum("mkni,niq->nqmk", aligned, roots)
+
+
+def training_examples(
+    fitted: Fitted, index: Tensor, label: str | None = None
+) -> Iterator[tuple[Tensor, Inputs, Tensor]]:
+    """Yield (which of some training examples, their inputs, their targets), batch by batch.
+
+    Args:
+        fitted: the fit.
+        index: (s,) the examples.
+        label: of the progress bar; without one nothing is shown.
+    """
+    problem = fitted.problem
+    for batch in problem.batches.read(None) if label is None else problem.read(label):
+        here = index[(index >= batch.start) & (index < batch.start + batch.size)]
+        if len(here):
+            rows = here - batch.start
+            yield here, take(batch.inputs, rows), batch.targets[rows]
+
+
+def evenly_spaced(index: Tensor, most: int) -> Tensor:
+    """At most so many of some examples, evenly spaced.
+
+    Examples:
+        >>> evenly_spaced(torch.arange(10), 4)
+        tensor([0, 3, 6, 9])
+    """
+    if len(index) <= most:
+        return index
+    return index[torch.linspace(0, len(index) - 1, most, device=index.device).round().long()]
+
+
+def divide(numerator: Tensor, denominator: Tensor, otherwise: float) -> Tensor:
+    """A ratio where the denominator is above zero, and `otherwise` elsewhere."""
+    ratio = numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
+    return torch.where(denominator > 0, ratio, otherwise)
+
+
+def effective_number(shares: Tensor, otherwise: float) -> Tensor:
+    """(m,) effective number of examples, 1 / sum of squared shares (m, n); `otherwise` where all are zero."""
+    squares = shares.square().sum(1)
+    return divide(torch.ones_like(squares), squares, otherwise)
+
+
+R = TypeVar("R", bound="DataclassInstance")
+
+
+def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
+    """One result of several: `how` combines each tensor that has a row for each prediction.
+
+    Fields that a class names in `of_training` belong to the training set: they are those of the first result.
+    """
+    first = results[0]
+    kept = getattr(type(first), "of_training", ())
+    found: dict[str, Any] = {}
+    for name in (field.name for field in fields(first) if field.name not in kept):
+        values = [getattr(one, name) for one in results]
+        if isinstance(values[0], Tensor):
+            found[name] = how(values)
+        elif is_dataclass(values[0]):
+            found[name] = combine(values, how)
+    return replace(first, **found)
+
+
+def join_batches(results: Sequence[R]) -> R:
+    """Results of several batches as one."""
+    return combine(results, torch.cat)
 
 
 MOST = 256 * 2**20
-"""Inputs of one call are kept up to so many bytes, and up to a share of the memory that a fit may take."""
-
 SHARE = 0.05
+"""Inputs of one call are kept up to `MOST` bytes, and up to this share of the memory that a fit may take."""
 
 Fingerprint = tuple[tuple[tuple[int, ...], torch.dtype, int], ...]
 """Shape, dtype and bits of every tensor of a batch."""
@@ -317,16 +571,6 @@ def inputs_fingerprint(inputs: Inputs) -> Fingerprint:
 def _copied(leaf: Any) -> Any:
     """A copy in the memory of the CPU, which devices have less of."""
     return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
-
-
-def alignments(fitted: Fitted, inputs: Inputs) -> Alignments:
-    """As `Bread.alignments` yields them, which is in the precision they were computed in."""
-    for where, chunks in fitted.bread.alignments(inputs):
-        yield where, _precise(fitted, chunks)
-
-
-def _precise(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]]) -> Iterator[tuple[slice, Tensor]]:
-    return ((there, aligned.to(fitted.problem.dtype)) for there, aligned in chunks)
 
 
 def frame(columns: Mapping[str, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:

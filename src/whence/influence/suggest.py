@@ -1,4 +1,4 @@
-"""What to do next with a budget: labels to check, inputs to label."""
+"""Suggestion: what to do next with a budget, labels to check or inputs to label."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch import Tensor
 
 from whence.data.batches import Inputs, batch_size
 from whence.display import Column, Shown, Table, numbers, rows_shown
-from whence.estimators import check_variances
-from whence.influence.fitted import Fitted, frame
-from whence.influence.what_if import expected_targets
+from whence.influence.fitted import Fitted, check_variances, frame
 
 if TYPE_CHECKING:
     import pandas
@@ -73,17 +71,16 @@ class Suggestion(Shown):
 
 
 def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] | None, budget: int) -> Suggestion:
-    """Inputs of a pool whose labels take away most of the total variance, one after the other.
+    """Inputs of a pool whose labels reduce the total variance most, one after the other.
 
     The variance is that of the Bayesian reading, V = s^2 J F_lam^-1 J^T, which a label can only lower; Ho may rise
-    with a label where the ridge kept it low. Adding an input z with tangents J_z changes products of any two inputs by
+    with a label where the ridge kept it low. Adding an input z with Jacobian J_z changes products of any two inputs by
 
         V(x, x') -= V(x, z) (1 / s^2) (I + V(z, z) / s^2)^-1 V(z, x')
 
     without training, since its label does not enter. Choosing greedily with these updates, two copies of one input are
     not both chosen while anything else would help more. For losses with a Hessian L = R R^T in the outputs, R^T V R
-    takes the place of V: a label tells L as much, and tr L V, summed over inputs, is twice the loss that the doubt
-    about the weights costs.
+    takes the place of V: a label is worth L, and tr L V, summed over inputs, is twice the expected excess loss.
 
     Args:
         fitted: the fit.
@@ -95,37 +92,41 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
     p = sum(batch_size(batch, "the pool") for batch in pool)
     need = 4.0 * (p * problem.k) ** 2 * problem.outputs.element_size()
     problem.budget.require(need, f"the products of {p} inputs of the pool", "Pass a smaller pool.")
-    roots = _roots(fitted, pool)
-    matrix = _products(fitted, pool, pool, roots, roots)  # (p q, p q)
+    roots = _hessian_roots(fitted, pool)
+    matrix = _products(fitted, pool, pool, roots, roots)  # V(pool, pool) / s^2, (p q, p q)
     check_variances(problem, {"the Laplace variance": matrix}, "the pool")
     q = len(matrix) // p
-    aims, total = matrix, float(matrix.diagonal().sum())
+    targets, total = matrix, float(matrix.diagonal().sum())
     if test is not None:
-        tested = _roots(fitted, test)
-        aims = _products(fitted, test, pool, tested, roots)
+        test_roots = _hessian_roots(fitted, test)
+        targets = _products(fitted, test, pool, test_roots, roots)
         total = sum(
             float(_products(fitted, [batch], [batch], some, some).diagonal().sum())
-            for batch, some in zip(test, _cut(tested, test), strict=True)
+            for batch, some in zip(test, _by_batch(test_roots, test), strict=True)
         )
     eye = torch.eye(q, dtype=matrix.dtype, device=matrix.device)
-    open_ = torch.ones(p, dtype=torch.bool, device=matrix.device)
+    available = torch.ones(p, dtype=torch.bool, device=matrix.device)
     index, score, left = [], [], []
     for _ in range(min(budget, p)):
-        drops = _drops(matrix, aims, p, q, eye)
-        check_variances(problem, {"the drop of variance": drops[open_].unsqueeze(1)}, "the pool")
-        best = int(torch.where(open_, drops, -torch.inf).argmax())
-        drop = float(drops[best])
-        total -= drop
-        open_[best] = False
+        reductions = _reductions(matrix, targets, p, eye)
+        check_variances(problem, {"the drop of variance": reductions[available].unsqueeze(1)}, "the pool")
+        best = int(torch.where(available, reductions, -torch.inf).argmax())
+        reduction = float(reductions[best])
+        total -= reduction
+        available[best] = False
         index.append(best)
-        score.append(drop * fitted.noise_scale)
+        score.append(reduction * fitted.noise_scale)
         left.append(max(total, 0.0) * fitted.noise_scale)
-        matrix, aims = _updated(matrix, aims, slice(best * q, (best + 1) * q), eye, same=test is None)
+        at = slice(best * q, (best + 1) * q)
+        gain = torch.linalg.solve(matrix[at, at] + eye, matrix[at])  # (q, p q)
+        updated = matrix - matrix[:, at] @ gain
+        targets = updated if test is None else targets - targets[:, at] @ gain
+        matrix = updated
     scores, totals = (torch.tensor(values, dtype=matrix.dtype, device="cpu") for values in (score, left))
     return Suggestion(torch.tensor(index, device="cpu"), scores, totals, "inputs to label")
 
 
-def _roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:
+def _hessian_roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:
     """(p, k, q) roots of the loss's Hessian for labels as the network expects them; `None` for the identity."""
     problem = fitted.problem
     likelihood = problem.likelihood
@@ -133,7 +134,10 @@ def _roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:
     for batch in batches:
         with torch.no_grad():
             outputs = problem.network(batch).to(problem.dtype)
-        root = likelihood.hessian_root(outputs, expected_targets(likelihood, outputs, "the pool"))
+        expected = outputs
+        if likelihood.has_classes:
+            expected = likelihood.check_targets(likelihood.probabilities(outputs), outputs, "the pool")
+        root = likelihood.hessian_root(outputs, expected)
         if root is None:
             return None
         found.append(root)
@@ -144,40 +148,28 @@ def _products(
     fitted: Fitted, some: Sequence[Inputs], others: Sequence[Inputs], left: Tensor | None, right: Tensor | None
 ) -> Tensor:
     """R^T J F_lam^-1 J'^T R' of some inputs with others, (m q, p q)."""
-    parts = []
-    for batch, roots in zip(some, _cut(left, some), strict=True):
+    rows = []
+    for batch, roots in zip(some, _by_batch(left, some), strict=True):
         found = fitted.bread.products(batch, others)  # (m, k, p, k)
         if roots is not None and right is not None:
             found = torch.einsum("mkq,mkpj,pjr->mqpr", roots, found, right)
-        parts.append(found.flatten(0, 1).flatten(1))
-    return torch.cat(parts)
+        rows.append(found.flatten(0, 1).flatten(1))
+    return torch.cat(rows)
 
 
-def _cut(roots: Tensor | None, batches: Sequence[Inputs]) -> Sequence[Tensor | None]:
+def _by_batch(roots: Tensor | None, batches: Sequence[Inputs]) -> Sequence[Tensor | None]:
     if roots is None:
         return [None] * len(batches)
-    parts: tuple[Tensor, ...] = roots.split([batch_size(batch, "the pool") for batch in batches])
-    return parts
+    split: tuple[Tensor, ...] = roots.split([batch_size(batch, "the pool") for batch in batches])
+    return split
 
 
-def check_first(score: Tensor, order: Tensor, budget: int) -> Suggestion:
-    """Training examples with the most doubtful labels: scores (n,) of all, and their order (n,)."""
-    index = order[:budget]
-    return Suggestion(index, score[index], score.new_zeros(0), "labels to check")
-
-
-def _drops(matrix: Tensor, aims: Tensor, p: int, k: int, eye: Tensor) -> Tensor:
+def _reductions(matrix: Tensor, targets: Tensor, p: int, eye: Tensor) -> Tensor:
     """(p,) trace of V(T, z) (I + V(z, z))^-1 V(z, T) for every z, in units of the noise variance."""
-    columns = aims.reshape(-1, p, k)
+    q = len(eye)
+    columns = targets.reshape(-1, p, q)
     grams = torch.einsum("tpi,tpj->pij", columns, columns)
     at = torch.arange(p, device=matrix.device)
-    own = matrix.reshape(p, k, p, k)[at, :, at]  # (p, k, k)
+    own = matrix.reshape(p, q, p, q)[at, :, at]  # (p, q, q)
     solved = torch.linalg.solve(own + eye, grams)
     return torch.diagonal(solved, dim1=1, dim2=2).sum(1)
-
-
-def _updated(matrix: Tensor, aims: Tensor, at: slice, eye: Tensor, same: bool) -> tuple[Tensor, Tensor]:
-    """Products after the label at `at` is known."""
-    gain = torch.linalg.solve(matrix[at, at] + eye, matrix[at])  # (k, p k)
-    fresh = matrix - matrix[:, at] @ gain
-    return fresh, fresh if same else aims - aims[:, at] @ gain

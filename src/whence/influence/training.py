@@ -1,4 +1,4 @@
-"""What every training example does to the fit: one row each."""
+"""What every training example does to the fit, one row each: Cook's distance, and how doubtful its label is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Inputs
-from whence.influence.attribution import terms_of
-from whence.influence.calibration import leave_one_out_leverage
-from whence.influence.fitted import Fitted, frame
+from whence.influence.fitted import Fitted, frame, leave_one_out_leverage, variance_terms
 from whence.likelihoods import Likelihood
 from whence.linalg import largest_first
 from whence.runtime.memory import few_at_once
@@ -27,38 +25,31 @@ def cooks_distance(fitted: Fitted) -> Tensor:
     and the leave-one-out residual u_i, dof the effective degrees of freedom and s^2 the noise variance (or dispersion).
     It is Cook's where there is no ridge and the noise is the unbiased one.
     """
-    left_out = fitted.left_out.hec3
-    moved = _moved(fitted)
-    scale = fitted.bread.degrees_of_freedom * fitted.noise_scale
-    found = (left_out * moved).sum(1).clamp_min(0.0)
+    found = (fitted.adjusted.hec3 * _own_change(fitted)).sum(1).clamp_min(0.0)
+    scale = fitted.degrees_of_freedom * fitted.noise_scale
     return found / scale if scale > 0 else torch.zeros_like(found)
 
 
-def _moved(fitted: Fitted) -> Tensor:
+def _own_change(fitted: Fitted) -> Tensor:
     """(n, k) how far the outputs of each example move when it leaves: Q_i u_i, whatever the policy made of Q_i.
 
-    Leave-one-out residuals are u_i = r_i + L_i Q_i u_i under true leverages, and r_i + L_i Q_i r_i under "one_plus_q".
+    Leave-one-out residuals are u_i = e_i + L_i Q_i u_i under true leverages, and e_i + L_i Q_i e_i under "one_plus_q".
     Only "clip" takes the way back through the inverse of L_i, which is nearly singular where probabilities are certain.
     """
-    residuals, left_out, weighing = _residuals(fitted), fitted.left_out.hec3, fitted.weighing
-    if weighing.policy == "clip":
-        roots, moved = fitted.problem.hessian_roots, left_out - residuals
+    residuals, adjusted, loo = fitted.weighted_residuals, fitted.adjusted.hec3, fitted.loo
+    if loo.policy == "clip":
+        roots, change = fitted.problem.hessian_roots, adjusted - residuals
         if roots is None:
-            return moved
-        pieces = few_at_once(roots @ roots.transpose(1, 2))
-        curved = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in pieces])
-        return (curved @ moved.unsqueeze(2)).squeeze(2)
-    vectors = left_out if weighing.policy == "exact" else residuals
-    if weighing.by_output:  # each alone
-        return torch.diagonal(fitted.bread.leverage_blocks, dim1=1, dim2=2) * vectors
-    if weighing.units is None:
-        return (fitted.bread.leverage_blocks @ vectors.unsqueeze(2)).squeeze(2)
-    apart = weighing.units.split(fitted.bread.leverage_blocks) @ vectors.reshape(-1, weighing.units.width, 1)
-    return apart.reshape(vectors.shape)
+            return change
+        chunks = few_at_once(roots @ roots.mT)
+        inverse = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in chunks])
+        return (inverse @ change.unsqueeze(2)).squeeze(2)
+    vectors = adjusted if loo.policy == "exact" else residuals
+    return (loo.within_units(fitted.bread.leverage_blocks) @ vectors.unsqueeze(2)).squeeze(2)
 
 
 @dataclass(frozen=True)
-class Doubts:
+class Suspicion:
     """How little each label fits what the other examples say.
 
     Attributes:
@@ -71,7 +62,7 @@ class Doubts:
     order: Tensor
 
 
-def doubts(fitted: Fitted) -> Doubts:
+def label_suspicion(fitted: Fitted) -> Suspicion:
     """How little each label fits what the other examples say.
 
     For squared error the size of the studentized residual, (e_i^T u_i / s^2)^1/2, times the root of the example's
@@ -82,79 +73,62 @@ def doubts(fitted: Fitted) -> Doubts:
     For other losses the largest entry of the residual at the prediction without the example, f - q e with its
     leave-one-out leverage q: for classes 1 - p of the label there. It is bounded, where u, to first order, is not.
     Examples are ordered by its logarithm, and by log-odds where that is zero: a label that the network is certain of
-    has a 1 - p below the smallest number there is.
-    Where mixtures of the outputs are looked at, single outputs are not known, and its length is taken.
+    has a 1 - p below the smallest float. For sketched fits, which do not know single outputs, its norm is taken.
     """
-    if fitted.problem.sketch is not None:
-        lengths = fitted.problem.unweighted(residuals_without(fitted)).norm(dim=1)
-        return Doubts(lengths, largest_first(lengths))
-    squared = type(fitted.problem.likelihood).hessian_root is Likelihood.hessian_root  # weights make roots of their own
-    if fitted.problem.hessian_roots is not None and not squared:
-        logs, ties = fitted.problem.doubt(change_without(fitted))
-        return Doubts(logs.exp(), largest_first(logs, ties))
+    problem = fitted.problem
+    if problem.sketch is not None:
+        norms = problem.unweighted(residuals_without(fitted)).norm(dim=1)
+        return Suspicion(norms, largest_first(norms))
+    squared_error = type(problem.likelihood).hessian_root is Likelihood.hessian_root  # roots may be sample weights
+    if problem.hessian_roots is not None and not squared_error:
+        logs, ties = problem.log_residuals_after(change_without(fitted))
+        return Suspicion(logs.exp(), largest_first(logs, ties))
     scale = fitted.noise_scale**0.5
-    product = (fitted.residuals / scale * (fitted.left_out.hec3 / scale)).sum(1).clamp_min(0.0)
-    found = product.sqrt() if scale > 0 else torch.zeros_like(product)
-    return Doubts(found, largest_first(found))
-
-
-def suspicion(fitted: Fitted) -> Tensor:
-    """(n,) how little each label fits what the other examples say: the scores of `doubts`."""
-    return doubts(fitted).score
+    product = (fitted.residuals / scale * (fitted.adjusted.hec3 / scale)).sum(1).clamp_min(0.0)
+    score = product.sqrt() if scale > 0 else torch.zeros_like(product)
+    return Suspicion(score, largest_first(score))
 
 
 def change_without(fitted: Fitted) -> Tensor:
     """(n, k) from the network's outputs to each example's prediction in the fit without it."""
-    change = -(leave_one_out_leverage(fitted) @ _residuals(fitted).unsqueeze(2)).squeeze(2)
-    return fitted.step.change + change if fitted.weighing.recenter else change
+    change = -(leave_one_out_leverage(fitted) @ fitted.weighted_residuals.unsqueeze(2)).squeeze(2)
+    return fitted.step.change + change if fitted.loo.recenter else change
 
 
 def residuals_without(fitted: Fitted) -> Tensor:
     """(n, k) residuals of each example at its prediction in the fit without it, sample weights multiplied in."""
-    return fitted.problem.moved(change_without(fitted))
+    return fitted.problem.residuals_after(change_without(fitted))
 
 
-def influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
+def squared_influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
     """(n,) sum over a batch of |f(x) - f_(-i)(x)|^2, the terms of HeC3, and the size of the batch."""
     total, count = torch.zeros(fitted.problem.n, dtype=fitted.problem.dtype, device=fitted.problem.device), 0
-    for _, terms in terms_of(fitted, inputs):
+    for _, terms in variance_terms(fitted, inputs):
         total += terms.hec3.sum(0)
         count += len(terms)
     return total, count
 
 
-def training_frame(fitted: Fitted, moved: tuple[Tensor, int] | None) -> pandas.DataFrame:
-    """One row a training example; see `Tracer.training_frame`."""
-    suspect = doubts(fitted)
+def training_frame(fitted: Fitted, test: tuple[Tensor, int] | None) -> pandas.DataFrame:
+    """One row a training example; see `Tracer.training_frame`.
+
+    Args:
+        fitted: the fit.
+        test: `squared_influence` on test inputs.
+    """
+    suspicion = label_suspicion(fitted)
     columns = {
         "leverage": fitted.leverage.sum(1),
         "residual": fitted.residuals.norm(dim=1),
         "loo_residual": fitted.loo_residuals.norm(dim=1),
         "cook": cooks_distance(fitted),
     }
-    if moved is not None:
-        total, count = moved
+    if test is not None:
+        total, count = test
         columns["test_influence"] = (total / count).sqrt()
         columns["test_share"] = total / total.sum().clamp_min(torch.finfo(total.dtype).tiny)
-    columns["suspicion"] = suspect.score
-    columns["suspect_rank"] = places(suspect.order)
+    columns["suspicion"] = suspicion.score
+    columns["suspect_rank"] = suspicion.order.argsort() + 1
     table = frame({name: [column] for name, column in columns.items()})
     table.index.name = "example"
     return table
-
-
-def places(order: Tensor) -> Tensor:
-    """Place of each example in an order, 1 for the first.
-
-    Examples:
-        >>> places(torch.tensor([1, 2, 0])).tolist()
-        [3, 1, 2]
-    """
-    found = torch.empty_like(order)
-    found[order] = torch.arange(1, len(order) + 1, device=order.device)
-    return found
-
-
-def _residuals(fitted: Fitted) -> Tensor:
-    """(n, k) residuals with their sample weights, as the leave-one-out residuals have them."""
-    return fitted.meats.roots["hec0"].sum(2)

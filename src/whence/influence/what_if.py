@@ -1,13 +1,19 @@
-"""Where the outputs of changed examples settle, when their loss is not a parabola.
+"""What if: predictions and variances after a change of the training set, without training again.
 
-A label that is turned round moves its own output far: one Newton step, with the Hessian of before, goes much too far
-where that Hessian was small, as it is for a label that was certain. So the loss of the changed examples is taken as it
-is, and that of all others by its parabola. With F dw = J_S^T g the outputs of the set move by Q g, and at the new
-optimum
+With F the curvature, e and L residuals and Hessians of the examples S that are changed, C how often each counts beyond
+once, d the change of its residual and Q = J_S F^-1 J_S^T, one Newton step changes the weights by F^-1 J_S^T g with
 
-    g = n v(Q g) - e + L Q g
+    g = (I + C L Q)^-1 (C e + (I + C) d)
 
-with n how often each example counts, v its new residual at its new output, e and L residual and Hessian of before.
+and takes (I + C L Q)^-1 C L J_S F^-1 off every alignment with S. For squared error and recentered fits this is exact.
+
+Elsewhere a changed label moves its own output far, and one Newton step goes much too far where the Hessian was small,
+as it is for a label that was certain. So the loss of the changed examples is taken as it is, and that of all others by
+its quadratic approximation. The outputs of S change by Q g, and at the new optimum
+
+    g = c v(Q g) - e + L Q g
+
+with c how often each example counts and v its new residual at its new output.
 """
 
 from __future__ import annotations
@@ -19,115 +25,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs, take
+from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
 from whence.errors import InputError, SingularCurvatureError
-from whence.influence.fitted import Fitted, alignments
-from whence.likelihoods import Likelihood
+from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 
-STEPS, CLOSE = 200, 1e-12
-"""Most Newton steps, and what is left of the equation after the last, over the size of g."""
+NEWTON_STEPS, CONVERGED = 200, 1e-12
+"""Most Newton steps, and what may be left of the equation after the last, over the size of g."""
 
-SMALLEST, DECREASE = 1e-12, 1e-4
-"""Smallest part of a Newton step, and by how much of a step's part what is left must shrink at least: losses that are
-flat on both sides of the solution, as those of large logits are, would otherwise be crossed to and fro for ever."""
+SMALLEST_STEP, DECREASE = 1e-12, 1e-4
+"""Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on both
+sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
 
-SETTLED = 1e-6
+ACCEPTED = 1e-6
 """What may be left of the equation where rounding ends Newton's method early."""
-
-
-@dataclass(frozen=True)
-class Settled:
-    """The changed examples after the change.
-
-    Attributes:
-        push: (s k,) g.
-        roots: (s, k, q) roots of the Hessians at the new outputs, sample weights included.
-        residuals: (s, k) at the new outputs, the same.
-    """
-
-    push: Tensor
-    roots: Tensor
-    residuals: Tensor
-
-
-def expected_targets(likelihood: Likelihood, outputs: Tensor, where: str) -> Tensor:
-    """Targets as the network expects them, where there are none."""
-    if likelihood.has_classes:
-        return likelihood.check_targets(likelihood.probabilities(outputs), outputs, where)
-    return outputs
-
-
-def settle(
-    fitted: Fitted, index: Tensor, counts: Tensor, within: Tensor, given: Tensor, targets: Tensor
-) -> Settled | None:
-    """Newton's method on g; `None` for squared error and recentered fits, whose losses are parabolas.
-
-    For networks that answer once an example, of which all outputs are looked at.
-
-    Args:
-        fitted: the fit.
-        index: (s,) the changed examples.
-        counts: (s,) how often each is to count.
-        within: (s k, s k) Q.
-        given: (s, k) residuals with the new labels at the old outputs, sample weights included.
-        targets: (s, ...) targets, as the likelihood encodes them.
-    """
-    problem = fitted.problem
-    likelihood, outputs = problem.likelihood, problem.outputs[index]
-    if problem.hessian_roots is None or fitted.weighing.recenter or not len(index):
-        return None
-    if likelihood.hessian_root(outputs, targets) is None:
-        return None
-    before, old = problem.hessian_roots[index], fitted.meats.roots["hec0"].sum(2)[index]
-    weights = torch.ones_like(counts) if problem.sample_weights is None else problem.sample_weights[index]
-    often, share = counts.reshape(-1, 1), weights.to(outputs.dtype).reshape(-1, 1)
-    start = likelihood.residuals(outputs, targets)
-    eye = torch.eye(within.shape[0], dtype=within.dtype, device=within.device)
-
-    def looks(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        moved = (within @ g).reshape(outputs.shape)
-        fresh = given + share * (likelihood.residuals(outputs + moved, targets) - start)
-        lost = (before @ (before.transpose(1, 2) @ moved.unsqueeze(2))).squeeze(2)
-        return moved, fresh, g - (often * fresh - old + lost).reshape(-1)
-
-    def roots_at(moved: Tensor) -> Tensor:
-        found = likelihood.hessian_root(outputs + moved, targets)
-        assert found is not None
-        return share.sqrt().unsqueeze(2) * found
-
-    push = torch.zeros_like(eye[0])
-    moved, fresh, off = looks(push)
-    for _ in range(STEPS):
-        if _left(off, push) <= CLOSE:
-            break
-        step = torch.linalg.solve(eye + _blocks(often, roots_at(moved), before) @ within, off)
-        size, best = 1.0, looks(push - step)
-        while not float(best[2].norm()) <= (1 - DECREASE * size) * float(off.norm()) and size > SMALLEST:
-            size /= 2
-            best = looks(push - size * step)
-        if size <= SMALLEST:
-            break
-        push, (moved, fresh, off) = push - size * step, best
-    if not _left(off, push) <= SETTLED:
-        raise SingularCurvatureError(
-            f"expected changed examples whose outputs settle, got {_left(off, push):.1e} of their residuals left after "
-            "Newton's method in what_if: the loss of examples with large logits is flat on both sides of the solution. "
-            "Raise `ridge`, change fewer examples at once, or fit with recenter=True."
-        )
-    return Settled(push, roots_at(moved), fresh)
-
-
-def _left(off: Tensor, push: Tensor) -> float:
-    """What is left of the equation for g, over the size of g where that is above one."""
-    return float(off.abs().max()) / max(1.0, float(push.abs().max()))
-
-
-def _blocks(often: Tensor, after: Tensor, before: Tensor) -> Tensor:
-    """The block-diagonal matrix of n L' - L, (s k, s k)."""
-    each = often.unsqueeze(2) * (after @ after.transpose(1, 2)) - before @ before.transpose(1, 2)
-    found: Tensor = torch.block_diag(*each)
-    return found
 
 
 @dataclass(frozen=True)
@@ -173,6 +84,49 @@ class WhatIf(Shown):
         return Table(f"{count(m, 'prediction')} after a change of the training set", tuple(columns), more)
 
 
+def read_change(
+    fitted: Fitted, remove: Sequence[int], repeat: Sequence[int], relabel: Mapping[int, Any]
+) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    """Counts (n,), changes of residuals (n, k) and targets as the likelihood encodes them, from a user's arguments."""
+    problem = fitted.problem
+    if fitted.loo.policy != "exact":
+        raise InputError(
+            "expected a structure with true leverages to take examples out of a fit, got an approximate one. "
+            'Fit with structure="exact", "core" or "sketch".'
+        )
+    counts = torch.ones(problem.n, dtype=problem.dtype, device=problem.device)
+    for chosen, by in ((remove, -1.0), (repeat, 1.0)):
+        for example in chosen:
+            counts[_position(example, problem.n)] += by
+    if bool((counts < 0).any()):
+        raise InputError("expected every example to be removed once at most, got one that is named twice in `remove`.")
+    if relabel and not fitted.all_outputs:
+        raise InputError(
+            "expected a fit that looks at all outputs of a network that answers once an example for new labels, got "
+            "one with several positions, or of some mixtures of outputs. Change the labels in the data and fit again."
+        )
+    shift = torch.zeros_like(problem.residuals)
+    targets: dict[int, Tensor] = {}
+    for example, target in relabel.items():
+        at = _position(example, problem.n)
+        given = torch.as_tensor(target, device=problem.device)
+        if given.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
+            given = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)
+        outputs = problem.outputs[at : at + 1]
+        checked = problem.likelihood.check_targets(given.unsqueeze(0), outputs, f"the new label of example {example}")
+        targets[at] = checked[0]
+        weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
+        shift[at] = weight * problem.likelihood.residuals(outputs, checked)[0] - problem.residuals[at]
+    return counts, shift, targets
+
+
+def _position(example: Any, n: int) -> int:
+    at = int(example)
+    if at != example or not 0 <= at < n:
+        raise InputError(f"expected training examples by their positions 0 to {n - 1}, got {example!r}.")
+    return at
+
+
 @dataclass(frozen=True)
 class Change:
     """A change of the training set, ready to be applied to predictions.
@@ -180,16 +134,16 @@ class Change:
     Attributes:
         index: (s,) the examples concerned.
         counts: (n,) how often each example counts afterwards.
-        push: (s k,) M (C e + (I + C) d), or where the changed examples settle.
-        bend: (s k, n k) M C L H_S, by which alignments with all examples lose; with new Hessians where they settle.
-        left_out: (n, k) leave-one-out residuals afterwards.
+        step: (s k,) g.
+        downdate: (s k, n k) (I + C L Q)^-1 C L J_S F^-1 J^T, by which alignments with all examples shrink.
+        loo_residuals: (n, k) leave-one-out residuals afterwards.
     """
 
     index: Tensor
     counts: Tensor
-    push: Tensor
-    bend: Tensor
-    left_out: Tensor
+    step: Tensor
+    downdate: Tensor
+    loo_residuals: Tensor
 
 
 def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int, Tensor]) -> Change:
@@ -201,181 +155,194 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
         shift: (n, k) by how much residuals change, sample weights included.
         relabel: new targets, as the likelihood encodes them.
     """
-    problem = fitted.problem
-    k, roots = problem.k, problem.hessian_roots
+    problem, roots = fitted.problem, fitted.problem.hessian_roots
+    k, n = problem.k, problem.n
     index = ((counts != 1) | (shift != 0).any(1)).nonzero().squeeze(1)
-    rows, said = _rows_of(fitted, index)  # H_S: (s, k, n, k)
+    aligned, targets = _changed_examples(fitted, index, relabel)  # (s, k, n, k)
     s = len(index)
     extra = (counts - 1)[index].reshape(s, 1)
-    residuals = fitted.meats.roots["hec0"].sum(2)
-    new = residuals + shift
-    within = rows[:, :, index].reshape(s * k, s * k)
-    eye = torch.eye(k, dtype=rows.dtype, device=rows.device)
-    blocks = extra.reshape(s, 1, 1) * (eye if roots is None else roots[index] @ roots[index].transpose(1, 2))
-    settled = None
-    if not (problem.dense or problem.sketch is not None):
-        settled = settle(fitted, index, counts[index], within, new[index], _targets(fitted, index, said, relabel))
-    if settled is not None and roots is not None:
-        old = roots[index] @ roots[index].transpose(1, 2)
-        blocks = counts[index].reshape(s, 1, 1) * (settled.roots @ settled.roots.transpose(1, 2)) - old
-        roots = roots.index_copy(0, index, settled.roots)
-    inner = torch.eye(s * k, dtype=rows.dtype, device=rows.device) + _times(blocks, within)
-    bend = _solved(inner, _times(blocks, rows.reshape(s * k, problem.n * k)))
+    residuals = fitted.weighted_residuals
+    relabelled = residuals + shift
+    own = aligned[:, :, index].reshape(s * k, s * k)  # Q
+    eye = torch.eye(k, dtype=aligned.dtype, device=aligned.device)
+    blocks = extra.reshape(s, 1, 1) * (eye if roots is None else roots[index] @ roots[index].mT)  # C L
+    nonlinear = _solve_nonlinear(fitted, index, counts[index], own, relabelled[index], targets)
+    if nonlinear is not None and roots is not None:
+        blocks = _hessian_change(counts[index], nonlinear.hessian_roots, roots[index])
+        roots = roots.index_copy(0, index, nonlinear.hessian_roots)
+    matrix = torch.eye(s * k, dtype=aligned.dtype, device=aligned.device) + _times_blocks(blocks, own)
+    downdate = _solve(matrix, _times_blocks(blocks, aligned.reshape(s * k, n * k)))
     score = extra * residuals[index] + (1 + extra) * shift[index]
-    push = _solved(inner, score.reshape(-1)) if settled is None else settled.push
-    flat = rows.reshape(s * k, problem.n, k)
-    moved = torch.einsum("anj,a->nj", flat, push)  # how far the outputs move
-    leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", flat, bend.reshape(flat.shape))
-    after = new - fitted.weighing.lost(slice(0, problem.n), moved)
-    if settled is not None:
-        after = after.index_copy(0, index, settled.residuals)
-        _check_resolved(settled.roots, leverage_blocks[index], within, counts[index])
-    left_out = fitted.weighing.leave_out(after, leverage_blocks, roots)
-    return Change(index, counts, push, bend, left_out.hec3)
+    step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if nonlinear is None else nonlinear.step
+    rows = aligned.reshape(s * k, n, k)
+    output_change = torch.einsum("anj,a->nj", rows, step)
+    leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
+    after = relabelled - fitted.loo.hessian_times(slice(0, n), output_change)
+    if nonlinear is not None:
+        after = after.index_copy(0, index, nonlinear.residuals)
+        _check_leverages(nonlinear.hessian_roots, leverage_blocks[index], own, counts[index])
+    return Change(index, counts, step, downdate, fitted.loo.adjust(after, leverage_blocks, roots).hec3)
 
 
-def _check_resolved(roots: Tensor, leverage_blocks: Tensor, within: Tensor, counts: Tensor) -> None:
+def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Alignments of the changed examples with all (s, k, n, k), and their targets as the likelihood encodes them."""
+    problem = fitted.problem
+    outputs = problem.outputs[index]
+    need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
+    problem.budget.require(4.0 * need, f"a change of {len(index)} training examples", "Change fewer at once.")
+    found, given = [], []
+    for _, inputs, targets in training_examples(fitted, index, "examples to change"):
+        given.append(targets)
+        found += [aligned for _, aligned in whole_alignments(fitted, inputs)]
+    if not found:
+        return outputs.new_zeros(0, problem.k, problem.n, problem.k), None
+    if not fitted.all_outputs:
+        return torch.cat(found), None
+    encoded = problem.likelihood.check_targets(torch.cat(given), outputs, "the examples to change").clone()
+    for place, at in enumerate(index.tolist()):
+        if at in relabel:
+            encoded[place] = relabel[at]
+    return torch.cat(found), encoded
+
+
+@dataclass(frozen=True)
+class _Nonlinear:
+    """The changed examples at the new optimum.
+
+    Attributes:
+        step: (s k,) g.
+        hessian_roots: (s, k, q) roots of the Hessians at the new outputs, sample weights included.
+        residuals: (s, k) at the new outputs, the same.
+    """
+
+    step: Tensor
+    hessian_roots: Tensor
+    residuals: Tensor
+
+
+def _solve_nonlinear(
+    fitted: Fitted, index: Tensor, counts: Tensor, own: Tensor, relabelled: Tensor, targets: Tensor | None
+) -> _Nonlinear | None:
+    """Newton's method on g; `None` for squared error and recentered fits, whose losses are quadratic.
+
+    Args:
+        fitted: the fit.
+        index: (s,) the changed examples.
+        counts: (s,) how often each is to count.
+        own: (s k, s k) Q.
+        relabelled: (s, k) residuals with the new labels at the old outputs, sample weights included.
+        targets: (s, ...) targets, as the likelihood encodes them; `None` where not all outputs are looked at.
+    """
+    problem = fitted.problem
+    likelihood, outputs = problem.likelihood, problem.outputs[index]
+    if targets is None or problem.hessian_roots is None or fitted.loo.recenter:
+        return None
+    if likelihood.hessian_root(outputs, targets) is None:
+        return None
+    old_roots, old_residuals = problem.hessian_roots[index], fitted.weighted_residuals[index]
+    weights = torch.ones_like(counts) if problem.sample_weights is None else problem.sample_weights[index]
+    weight = weights.to(outputs.dtype).reshape(-1, 1)
+    start = likelihood.residuals(outputs, targets)
+    eye = torch.eye(len(own), dtype=own.dtype, device=own.device)
+
+    def evaluate(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The change of the outputs, the new residuals, and g minus the right-hand side."""
+        change = (own @ g).reshape(outputs.shape)
+        new = relabelled + weight * (likelihood.residuals(outputs + change, targets) - start)
+        linear = (old_roots @ (old_roots.mT @ change.unsqueeze(2))).squeeze(2)
+        return change, new, g - (counts.reshape(-1, 1) * new - old_residuals + linear).reshape(-1)
+
+    def roots_at(change: Tensor) -> Tensor:
+        found = likelihood.hessian_root(outputs + change, targets)
+        assert found is not None
+        return weight.sqrt().unsqueeze(2) * found
+
+    g = torch.zeros_like(own[0])
+    change, new, gap = evaluate(g)
+    for _ in range(NEWTON_STEPS):
+        if _relative_gap(gap, g) <= CONVERGED:
+            break
+        jacobian = eye + torch.block_diag(*_hessian_change(counts, roots_at(change), old_roots)) @ own
+        direction = torch.linalg.solve(jacobian, gap)
+        size, trial = 1.0, evaluate(g - direction)
+        while not float(trial[2].norm()) <= (1 - DECREASE * size) * float(gap.norm()) and size > SMALLEST_STEP:
+            size /= 2
+            trial = evaluate(g - size * direction)
+        if size <= SMALLEST_STEP:
+            break
+        g, (change, new, gap) = g - size * direction, trial
+    if not _relative_gap(gap, g) <= ACCEPTED:
+        raise SingularCurvatureError(
+            f"expected changed examples whose outputs settle, got {_relative_gap(gap, g):.1e} of their residuals left "
+            "after Newton's method in what_if: the loss of examples with large logits is flat on both sides of the "
+            "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
+        )
+    return _Nonlinear(g, roots_at(change), new)
+
+
+def _relative_gap(gap: Tensor, g: Tensor) -> float:
+    """What is left of the equation for g, over the size of g where that is above one."""
+    return float(gap.abs().max()) / max(1.0, float(g.abs().max()))
+
+
+def _check_leverages(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> None:
     """Raise where one minus a new leverage, by which HeC3 divides, is less than what rounding adds to it.
 
     New leverages are differences of old ones, which may be larger by orders of magnitude where the old loss was flat.
     """
-    h = torch.linalg.eigvalsh(roots.transpose(1, 2) @ leverage_blocks @ roots).amax(1)
-    rounding = torch.finfo(within.dtype).eps * within.abs().max() * roots.square().sum((1, 2))
+    h = torch.linalg.eigvalsh(roots.mT @ leverage_blocks @ roots).amax(1)
+    rounding = torch.finfo(own.dtype).eps * own.abs().max() * roots.square().sum((1, 2))
     lost = (counts > 0) & (1 - h < 100 * rounding) & (rounding > 1e-12)
     if bool(lost.any()):
         raise SingularCurvatureError(
-            "expected leverages after the change that can be told from one, got a changed example with large logits "
-            f"that decides its own prediction ({float((1 - h)[lost].min()):.1e} below one, with a rounding error of "
+            "expected leverages below one after the change, got a changed example with large logits that decides its "
+            f"own prediction ({float((1 - h)[lost].min()):.1e} below one, with a rounding error of "
             f"{float(rounding[lost].max()):.1e}). Raise `ridge`, change other examples, or fit with recenter=True."
         )
 
 
-def _solved(matrix: Tensor, right: Tensor) -> Tensor:
-    """M^-1 times something, or an error where what is left of the training set tells nothing."""
-    solved = torch.linalg.solve_ex(matrix, right.unsqueeze(1) if right.ndim == 1 else right)
+def _hessian_change(counts: Tensor, new_roots: Tensor, old_roots: Tensor) -> Tensor:
+    """C L' - L, (s, k, k)."""
+    return counts.reshape(-1, 1, 1) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT
+
+
+def _times_blocks(blocks: Tensor, values: Tensor) -> Tensor:
+    """A block-diagonal matrix (s, k, k) times (s k, q)."""
+    s, k = blocks.shape[:2]
+    return (blocks @ values.reshape(s, k, values.shape[1])).reshape(values.shape)
+
+
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """The inverse of a matrix times something, or an error where the examples that leave make it singular."""
+    solved = torch.linalg.solve_ex(matrix, right)
     found: Tensor = solved.result
     if bool(solved.info.any()) or not bool(torch.isfinite(found).all()):
         raise SingularCurvatureError(
             "expected a curvature that keeps its inverse after the change, got one without: the examples that leave "
             "decide their own predictions (leverage one to the last digit). Raise `ridge`, or change other examples."
         )
-    return found.squeeze(1) if right.ndim == 1 else found
-
-
-def _times(blocks: Tensor, values: Tensor) -> Tensor:
-    """A block-diagonal matrix (s, k, k) times (s k, q)."""
-    s, k = blocks.shape[:2]
-    return (blocks @ values.reshape(s, k, values.shape[1])).reshape(values.shape)
-
-
-def _targets(fitted: Fitted, index: Tensor, said: Sequence[Tensor], relabel: Mapping[int, Tensor]) -> Tensor:
-    """(s, ...) targets of the changed examples, as the likelihood encodes them: those of the data, or new ones.
-
-    Args:
-        fitted: the fit.
-        index: (s,) the changed examples.
-        said: their targets, as the loader gives them, batch by batch.
-        relabel: new targets, encoded.
-    """
-    outputs = fitted.problem.outputs[index]
-    if not len(index):
-        return outputs
-    where = "the examples to change"
-    found = fitted.problem.likelihood.check_targets(torch.cat([*said]), outputs, where).clone()
-    for place, at in enumerate(index.tolist()):
-        if at in relabel:
-            found[place] = relabel[at]
     return found
 
 
 def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
     """Predictions of one batch after a change."""
-    problem = fitted.problem
-    noise, left_out = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
-    after = fitted.weighing.column(change.left_out)
-    kept = change.counts.clamp_min(0.0).sqrt().reshape(problem.n, 1, 1)
-    parts: list[list[Tensor]] = [[] for _ in range(5)]
-    for _, chunks in alignments(fitted, inputs):
-        aligned = torch.cat([part for _, part in chunks], dim=2)  # (m, k, n, k)
-        ours = aligned[:, :, change.index].flatten(2)
-        bent = aligned - (ours @ change.bend).reshape(aligned.shape)
-        values = (
-            ours @ change.push,
-            _variance(aligned, noise),
-            _variance(aligned, left_out),
-            _variance(bent, kept * noise),
-            _variance(bent, kept * after),
+    noise, loo = fitted.meats.roots["ho"], fitted.meats.roots["hec3"]
+    new_loo = fitted.loo.as_root(change.loo_residuals)
+    root_counts = change.counts.clamp_min(0.0).sqrt().reshape(-1, 1, 1)
+    found = []
+    for _, aligned in whole_alignments(fitted, inputs):  # (m, k, n, k)
+        changed = aligned[:, :, change.index].flatten(2)
+        after = aligned - (changed @ change.downdate).reshape(aligned.shape)
+        found.append(
+            WhatIf(
+                change=changed @ change.step,
+                ho=_variance(aligned, noise),
+                hec3=_variance(aligned, loo),
+                new_ho=_variance(after, root_counts * noise),
+                new_hec3=_variance(after, root_counts * new_loo),
+            )
         )
-        for column, value in zip(parts, values, strict=True):
-            column.append(value)
-    return WhatIf(*(torch.cat(column) for column in parts))
-
-
-def join(parts: Sequence[WhatIf]) -> WhatIf:
-    """Several batches as one."""
-    names = WhatIf.__dataclass_fields__
-    return WhatIf(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
-
-
-def read_change(
-    fitted: Fitted, remove: Sequence[int], repeat: Sequence[int], relabel: Mapping[int, Any]
-) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-    """Counts (n,), shifts of residuals (n, k) and targets as the likelihood encodes them, from what a user says."""
-    problem = fitted.problem
-    if fitted.weighing.policy != "exact":
-        raise InputError(
-            "expected a structure with true leverages to take examples out of a fit, got an approximate one. "
-            'Fit with structure="exact", "core" or "sketch".'
-        )
-    counts = torch.ones(problem.n, dtype=problem.dtype, device=problem.device)
-    for chosen, by in ((remove, -1.0), (repeat, 1.0)):
-        for example in chosen:
-            counts[_position(example, problem.n)] += by
-    if bool((counts < 0).any()):
-        raise InputError("expected every example to be removed once at most, got one that is named twice in `remove`.")
-    shift = torch.zeros_like(problem.residuals)
-    if relabel and (problem.dense or problem.sketch is not None):
-        raise InputError(
-            "expected a fit that looks at all outputs of a network that answers once an example for new labels, got "
-            "one with several positions, or of some mixtures of outputs. Change the labels in the data and fit again."
-        )
-    targets: dict[int, Tensor] = {}
-    for example, target in relabel.items():
-        at = _position(example, problem.n)
-        said = torch.as_tensor(target, device=problem.device)
-        if said.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
-            said = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)
-        outputs = problem.outputs[at : at + 1]
-        checked = problem.likelihood.check_targets(said.unsqueeze(0), outputs, f"the new label of example {example}")
-        fresh = problem.likelihood.residuals(outputs, checked)
-        targets[at] = checked[0]
-        weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
-        shift[at] = weight * fresh[0] - problem.residuals[at]
-    return counts, shift, targets
-
-
-def _position(example: Any, n: int) -> int:
-    at = int(example)
-    if at != example or not 0 <= at < n:
-        raise InputError(f"expected training examples by their positions 0 to {n - 1}, got {example!r}.")
-    return at
-
-
-def _rows_of(fitted: Fitted, index: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Alignments of some training examples with all of them, (s, k, n, k), and targets as the loader gives them."""
-    problem = fitted.problem
-    need = len(index) * problem.k * problem.n * problem.k * problem.outputs.element_size()
-    problem.budget.require(4.0 * need, f"a change of {len(index)} training examples", "Change fewer at once.")
-    found, targets = [], []
-    for batch in problem.read("examples to change"):
-        here = index[(index >= batch.start) & (index < batch.start + batch.size)] - batch.start
-        if len(here):
-            some = take(batch.inputs, here)  # type: ignore[arg-type]  # tensors take positions as they take slices
-            targets.append(batch.targets[here])
-            for _, chunks in alignments(fitted, some):
-                found.append(torch.cat([part for _, part in chunks], dim=2))
-    none = problem.outputs.new_zeros(0, problem.k, problem.n, problem.k)
-    return torch.cat(found) if found else none, targets
+    return join_batches(found)
 
 
 def _variance(aligned: Tensor, roots: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from whence.curvature.spectral import FittedSpectral
 from whence.curvature.stream import working_precision
 from whence.curvature.two_bases import FittedTwoBases
 from whence.errors import InputError, StaleModelError
-from whence.estimators import LeftOut, Weighing
+from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
 from whence.io.curvature import (
     read_dual,
@@ -83,7 +83,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     draft = Draft()
     with using_model(fitted):
         write_model(draft.part("model"), fitted.problem.network.model)
-    problem, weighing = fitted.problem, fitted.weighing
+    problem, loo = fitted.problem, fitted.loo
     draft.note(
         whence=__version__,
         torch=torch.__version__,
@@ -91,24 +91,24 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
         structure=name,
         algebra=_precision_name(problem.dtype),
         working=_precision_name(working_precision(problem)),
-        policy=weighing.policy,
-        recenter=weighing.recenter,
-        by_output=weighing.by_output,
-        by_position=weighing.units is not None,
-        guarded=fitted.left_out.guarded,
+        policy=loo.policy,
+        recenter=loo.recenter,
+        by_output=loo.by_output,
+        by_position=loo.units is not None,
+        guarded=fitted.adjusted.guarded,
         noise_scale=fitted.noise_scale,
         hc1_factor=fitted.hc1_factor,
         relative=step.relative,
         diagnostics=[[one.name, plain(one.value), one.words] for one in diagnostics],
     )
     write_problem(draft.part("problem"), problem)
-    write_groups(draft.part("groups"), weighing.groups)
+    write_groups(draft.part("groups"), loo.groups)
     draft.put("sigma", fitted.sigma)
     draft.put("noise_roots", fitted.meats.roots["ho"])
     draft.put("change", step.change)
     draft.put("direction", step.direction)
     for each in ("hec2", "hec3", "leverage"):
-        draft.put(each, getattr(fitted.left_out, each))
+        draft.put(each, getattr(fitted.adjusted, each))
     KINDS[name][1](draft.part("bread"), fitted.bread, fitted.sandwich)
     write(path, {**draft.fields, "orders": draft.orders}, draft.tensors)
 
@@ -155,9 +155,9 @@ def _build(saved: Saved, given: Given, notes: list[str], build: Callable[..., T]
     policy: Any = saved.text("policy", "exact", "one_plus_q", "clip")
     recenter, by_output = saved.flag("recenter"), saved.flag("by_output")
     units = problem.units if saved.flag("by_position") else None
-    weighing = Weighing(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups, units)
-    problem = replace(problem, folds=weighing.folds)
-    left_out = LeftOut(
+    loo = LeaveOneOut(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups, units)
+    problem = replace(problem, folds=loo.folds)
+    adjusted = AdjustedResiduals(
         saved.algebra("hec2", n, k),
         saved.algebra("hec3", n, k),
         saved.algebra("leverage", n, k),
@@ -169,10 +169,10 @@ def _build(saved: Saved, given: Given, notes: list[str], build: Callable[..., T]
     if examples not in (1, n):
         raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
     roots = {"ho": saved.algebra("noise_roots", examples, k, q)}
-    residuals = weighing.residuals(slice(0, n), step.change)
-    roots.update(weighing.roots_of(residuals, left_out))
-    deletions = 1 if saved.target.empty else weighing.deletions(problem)  # stand-ins have no weights to count
-    meats = Meats(roots, left_out.hec3, deletions, groups)
+    residuals = loo.residuals(slice(0, n), step.change)
+    roots.update(loo.roots_from(residuals, adjusted))
+    deletions = 1 if saved.target.empty else loo.deletions(problem)  # stand-ins have no weights to count
+    meats = Meats(roots, adjusted.hec3, deletions, groups)
     each = problem.width if problem.sketch is None else 1
     name = saved.text("structure", *KINDS)
     bread, sandwich = KINDS[name][2](saved.part("bread"), problem, meats, given)
@@ -183,9 +183,9 @@ def _build(saved: Saved, given: Given, notes: list[str], build: Callable[..., T]
         bread=bread,
         sandwich=sandwich,
         meats=meats,
-        left_out=left_out,
+        adjusted=adjusted,
         step=step,
-        weighing=weighing,
+        loo=loo,
         sigma=saved.algebra("sigma", each, each),
         noise_scale=saved.number("noise_scale", 0.0),
         hc1_factor=saved.number("hc1_factor", 0.0),

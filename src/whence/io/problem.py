@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -19,24 +19,22 @@ from whence.io.files import Draft, Saved
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.jacobian.sketches import OutputSketch, SketchedBatches
-from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.runtime.memory import Budget
 from whence.runtime.progress import Progress
-
-KNOWN = (Gaussian, Categorical, Bernoulli)
 
 
 def write_likelihood(draft: Draft, likelihood: Likelihood) -> None:
     """Write its name and options."""
-    kind = type(likelihood)
-    draft.note(name=likelihood.name, own=_own_class(likelihood))
-    if kind is Categorical or kind is Bernoulli:
-        draft.note(**asdict(likelihood))  # type: ignore[call-overload]  # options differ by likelihood
+    own = _own_class(likelihood)
+    draft.note(name=likelihood.name, own=own)
+    if not own:
+        draft.note(**{name: getattr(likelihood, name) for name in _option_names(type(likelihood))})
 
 
 def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
     """The likelihood of the fit: made again, or the one given, where a user wrote it."""
-    own, name = saved.text("own"), saved.text("name")
+    own = saved.text("own")
     if own:
         if given is None or _own_class(given) != own:
             got = "none" if given is None else f"a {type(given).__name__}"
@@ -45,10 +43,12 @@ def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
                 "it is not in the file: whence.load(path, model, likelihood=...)."
             )
         return given
-    kinds: dict[str, Any] = {kind.name: kind for kind in KNOWN}
-    kind = kinds[saved.text("name", *kinds)]
-    found: Likelihood = kind() if kind is Gaussian else kind(**_options(saved, name))
-    if given is not None and (type(given) is not type(found) or given != found) and kind is not Gaussian:
+    kind = LIKELIHOODS[saved.text("name", *LIKELIHOODS)]
+    try:
+        found = kind(**{name: saved.fields[name] for name in _option_names(kind)})
+    except (InputError, KeyError, TypeError) as error:
+        raise saved.wrong("options", f"those of the {kind.name} likelihood ({error})") from error
+    if given is not None and given != found:
         raise InputError(f"expected the likelihood that was fitted with, {found!r}, got {given!r}. Leave it out.")
     return found
 
@@ -56,26 +56,12 @@ def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
 def _own_class(likelihood: Likelihood) -> str:
     """Where a user's own class lives; empty for those of whence."""
     kind = type(likelihood)
-    return "" if kind in KNOWN else f"{kind.__module__}.{kind.__qualname__}"
+    return "" if kind in LIKELIHOODS.values() else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _options(saved: Saved, name: str) -> dict[str, Any]:
-    dispersion = saved.text("dispersion", "fixed", "pearson")
-    if name == "bernoulli":
-        return {"pos_weight": _weights(saved, "pos_weight"), "dispersion": dispersion}
-    return {
-        "weight": _weights(saved, "weight"),
-        "ignore_index": saved.whole("ignore_index", -(2**63), 2**63),
-        "label_smoothing": saved.number("label_smoothing", 0.0, 1.0),
-        "dispersion": dispersion,
-    }
-
-
-def _weights(saved: Saved, name: str) -> list[float] | None:
-    found = saved.fields.get(name)
-    if found is not None and not (isinstance(found, list) and all(type(one) in (int, float) for one in found)):
-        raise saved.wrong(name, "a list of numbers")
-    return found
+def _option_names(kind: type[Likelihood]) -> list[str]:
+    """The options of a likelihood of whence: the fields of its dataclass."""
+    return [field.name for field in fields(kind)]  # type: ignore[arg-type]  # those of whence are dataclasses
 
 
 def write_outputs(draft: Draft, problem: Linearization) -> None:

@@ -198,25 +198,25 @@ class Linearization:
         inverse = torch.where(weights > 0, 1.0 / weights, 0.0)
         return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
 
-    def moved(self, change: Tensor) -> Tensor:
+    def residuals_after(self, change: Tensor) -> Tensor:
         """(n, k) residuals after the outputs moved by `change`, sample weights multiplied in."""
         shape = self.residuals.shape
         if self.sketch is not None:  # to first order: the other outputs are not known
-            return Likelihood.moved(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
+            return Likelihood.residuals_after(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
         residuals, outputs, roots, weights = self._by_position()
-        found = self.likelihood.moved(residuals, outputs, roots, change.reshape(outputs.shape))
+        found = self.likelihood.residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
         return (found if weights is None else weights.unsqueeze(1) * found).reshape(shape)
 
-    def doubt(self, change: Tensor) -> tuple[Tensor, Tensor]:
-        """`Likelihood.doubt` of each example (n,) where the outputs moved by `change`: of its most doubtful position.
+    def log_residuals_after(self, change: Tensor) -> tuple[Tensor, Tensor]:
+        """`Likelihood.log_residuals_after` of each example (n,), of the position where it is largest.
 
         Minus infinity for examples that do not count.
         """
         if self.sketch is not None:
-            found = self.unweighted(self.moved(change)).abs().amax(1).log()
+            found = self.unweighted(self.residuals_after(change)).abs().amax(1).log()
             return found, torch.zeros_like(found)
         residuals, outputs, roots, weights = self._by_position()
-        pair = self.likelihood.doubt(residuals, outputs, roots, change.reshape(outputs.shape))
+        pair = self.likelihood.log_residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
         first, second = (part.reshape(self.n, -1) for part in pair)
         if weights is not None:
             first = torch.where(weights.reshape(self.n, -1) > 0, first, -torch.inf)

@@ -1,8 +1,14 @@
-"""Losses as `whence` sees them."""
+"""Losses as `whence` sees them: residuals, Hessians in the outputs, and noise.
+
+A new likelihood is a module here, its tests, and its place in `LIKELIHOODS`.
+"""
 
 from whence.likelihoods.base import Likelihood, Noise
 from whence.likelihoods.bernoulli import Bernoulli
 from whence.likelihoods.categorical import Categorical
 from whence.likelihoods.gaussian import Gaussian, one_hot
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "Likelihood", "Noise", "one_hot"]
+LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussian, Categorical, Bernoulli)}
+"""The names that `fit(likelihood=...)` knows, and what a saved fit may hold. Options are dataclass fields."""
+
+__all__ = ["LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Noise", "one_hot"]

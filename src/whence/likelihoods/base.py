@@ -1,4 +1,4 @@
-"""What a likelihood must tell: residuals, the curvature of the loss in the outputs, and the noise."""
+"""What a likelihood defines: residuals, the Hessian of the loss in the outputs, and the noise."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Likelihood(ABC):
         """A root R (n, k, q) of the loss's Hessian in the outputs, L = R R^T; `None` means the identity."""
         return None
 
-    def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """Residuals (n, k) after the outputs moved by `change`: to first order, where a likelihood knows no better.
+    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
+        """Residuals (n, k) after a change of the outputs: to first order, unless a likelihood has a better formula.
 
         Args:
             residuals: (n, k), without sample weights.
@@ -83,13 +83,15 @@ class Likelihood(ABC):
             return residuals - change
         return residuals - torch.einsum("nkq,njq,nj->nk", roots, roots, change)
 
-    def doubt(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithms (n,) of the largest residual after the outputs moved by `change`, and what orders equal ones (n,).
+    def log_residuals_after(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logarithms (n,) of the largest residual after a change of the outputs, and what orders equal ones (n,).
 
-        In logarithms, since a label that the outputs are certain of has a residual below the smallest number there is;
-        the second part tells labels apart whose residuals are one to the last digit. Arguments are those of `moved`.
+        In logarithms, since a label that the outputs are certain of has a residual below the smallest float;
+        the second part tells labels apart whose residuals are one to the last digit. Arguments as of `residuals_after`.
         """
-        found = self.moved(residuals, outputs, roots, change).abs().amax(1).log()
+        found = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
         return found, torch.zeros_like(found)
 
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -126,7 +128,7 @@ class Likelihood(ABC):
         return Noise((roots @ roots.transpose(1, 2)).mean(0), roots)
 
     def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
-        """How many times L_i the covariance of the residuals is, where not all outputs are looked at.
+        """How many times L_i the covariance of the residuals is, in a sketched fit.
 
         Args:
             squares: sum of squares of all residuals.
@@ -169,7 +171,7 @@ def check_dispersion(given: str) -> None:
 
 
 def check_unsketched(given: str) -> None:
-    """Raise where Pearson's estimate is asked for and not all outputs are looked at."""
+    """Raise where Pearson's estimate is asked for in a sketched fit."""
     if given == "pearson":
         raise InputError(
             "expected dispersion='fixed' where not all outputs are looked at, got 'pearson', which sums over the "
@@ -177,10 +179,21 @@ def check_unsketched(given: str) -> None:
         )
 
 
+def residual_degrees(numbers: int, degrees_of_freedom: float | None) -> float:
+    """Residual degrees of freedom: the numbers there are to fit, less those that the fit used up."""
+    left = numbers - (degrees_of_freedom or 0.0)
+    if left <= 1e-9 * numbers:
+        raise InputError(
+            f"expected more numbers ({numbers}) than effective degrees of freedom ({degrees_of_freedom:.1f}) for "
+            "noise='unbiased'. Raise the ridge, or use noise='mle'."
+        )
+    return left
+
+
 def dispersed(
     kind: Dispersion, roots: Tensor, statistic: Tensor, numbers: int, degrees_of_freedom: float | None
 ) -> Noise:
-    """The noise phi L_i, with phi one or Pearson's statistic over what is left of the numbers.
+    """The noise phi L_i, with phi one or Pearson's statistic over the residual degrees of freedom.
 
     Args:
         kind: "fixed" or "pearson".
@@ -191,13 +204,7 @@ def dispersed(
     """
     scale = 1.0
     if kind == "pearson":
-        left = numbers - (degrees_of_freedom or 0.0)
-        if left <= 1e-9 * numbers:
-            raise InputError(
-                f"expected more numbers ({numbers}) than effective degrees of freedom ({degrees_of_freedom:.1f}) for "
-                "Pearson's dispersion with noise='unbiased'. Raise the ridge, use noise='mle', or dispersion='fixed'."
-            )
-        scale = float(statistic) / left
+        scale = float(statistic) / residual_degrees(numbers, degrees_of_freedom)
         if not torch.isfinite(statistic):
             raise InputError(
                 "expected a finite Pearson statistic, got a training example whose observed class has probability "

@@ -92,13 +92,15 @@ class Bernoulli(Likelihood):
         """A number for each output."""
         return self.root_sizes(outputs, targets).sqrt().unsqueeze(2) * vectors
 
-    def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
+    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """R + s (p - p') with s = c y + 1 - y and the probabilities p' of the new outputs."""
         targets = self._targets(residuals, outputs)
         size = self._positive(outputs) * targets + 1.0 - targets
         return residuals + size * (outputs.sigmoid() - (outputs + change).sigmoid())
 
-    def doubt(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> tuple[Tensor, Tensor]:
+    def log_residuals_after(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """For targets 0 and 1 c (1 - p'), or p', from the log-odds against them: they order equal ones."""
         targets, after = self._targets(residuals, outputs), outputs + change
         odds = torch.where(targets == 1.0, -after, after)

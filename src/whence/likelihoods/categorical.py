@@ -52,6 +52,10 @@ class Categorical(Likelihood):
     def __post_init__(self) -> None:
         """Refuse options that no data could use; weights become plain numbers."""
         check_dispersion(self.dispersion)
+        if not isinstance(self.ignore_index, int):
+            raise InputError(f"expected ignore_index to be a whole number, got {self.ignore_index!r}.")
+        if not -(2**63) <= self.ignore_index < 2**63:
+            raise InputError(f"expected ignore_index to be a number of 64 bits, got {self.ignore_index}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise InputError(f"expected label_smoothing at least 0 and below 1, got {self.label_smoothing}.")
         if self.weight is not None:
@@ -95,12 +99,14 @@ class Categorical(Likelihood):
         roots = p.sqrt()
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
-    def moved(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
+    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """R + s (p - p') with the probabilities p' of the new outputs."""
         p = outputs.softmax(1)
         return residuals + self._sizes(residuals, p).unsqueeze(1) * (p - (outputs + change).softmax(1))
 
-    def doubt(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> tuple[Tensor, Tensor]:
+    def log_residuals_after(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """For a single label c (1 - p'), from the log-odds z of all other classes against it: they order equal ones."""
         p, after = outputs.softmax(1), outputs + change
         label, hard = self._labels(residuals, p)
@@ -209,7 +215,7 @@ def class_weights(given: float | Sequence[float] | Tensor, name: str, alone: boo
     """Weights as plain numbers, checked; a single number counts where it may stand alone."""
     try:
         weights = torch.as_tensor(given, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         weights = torch.tensor(float("nan"), device="cpu")
     if alone and weights.ndim == 0:
         weights = weights.reshape(1)
@@ -242,7 +248,7 @@ def _check_indices(targets: Tensor, counts: Tensor, outputs: Tensor, where: str)
         raise TargetError(
             f"expected class indices between 0 and {k - 1}, as the model has {k} outputs, got {int(targets[at])} in "
             f"{where} (example {at} of the batch). Count classes from 0; examples to leave out carry "
-            "Categorical(ignore_index=...), -100 if not told."
+            "Categorical(ignore_index=...), -100 by default."
         )
 
 

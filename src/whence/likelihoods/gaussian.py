@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Likelihood, Noise
+from whence.errors import ShapeError, TargetError
+from whence.likelihoods.base import Likelihood, Noise, residual_degrees
 
 
+@dataclass(frozen=True)
 class Gaussian(Likelihood):
     """Squared error, sum over outputs, with noise of one covariance Sigma = E^T E / n for all examples.
 
@@ -57,25 +59,14 @@ class Gaussian(Likelihood):
         The scale is the mean variance: with a prior of precision lambda / sigma^2 the posterior is sigma^2 F_lam^-1.
         """
         n, k = residuals.shape
-        sigma = residuals.T @ residuals / (_left(n * k, degrees_of_freedom) / k)
+        sigma = residuals.T @ residuals / (residual_degrees(n * k, degrees_of_freedom) / k)
         values, vectors = torch.linalg.eigh(sigma)
         root = vectors * values.clamp_min(0.0).sqrt()
         return Noise(sigma, root.unsqueeze(0), float(sigma.diagonal().mean()))
 
     def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
         """One variance for all outputs."""
-        return squares / _left(numbers, degrees_of_freedom)
-
-
-def _left(numbers: int, degrees_of_freedom: float | None) -> float:
-    """What is left of the numbers when the fit has used up its degrees of freedom."""
-    left = numbers - (degrees_of_freedom or 0.0)
-    if left <= 1e-9 * numbers:
-        raise InputError(
-            f"expected more numbers (n k = {numbers}) than effective degrees of freedom "
-            f"({degrees_of_freedom:.1f}) for noise='unbiased'. Raise the ridge, or use noise='mle'."
-        )
-    return left
+        return squares / residual_degrees(numbers, degrees_of_freedom)
 
 
 def one_hot(labels: Tensor, classes: int, *, on: float = 1.0, off: float = -1.0) -> Tensor:

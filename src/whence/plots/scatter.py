@@ -13,9 +13,9 @@ from torch import Tensor
 from whence.display import number
 from whence.errors import InputError
 from whence.influence import Explanation
+from whence.influence.explanation import BOTH, CONFIDENT, NOISY, SCARCE
 from whence.influence.fitted import check_ungrouped
-from whence.influence.training import cooks_distance, suspicion
-from whence.influence.verdicts import BOTH, CONFIDENT, NOISY, SCARCE
+from whence.influence.training import cooks_distance, label_suspicion
 from whence.plots.style import (
     BLUE,
     GREY,
@@ -191,7 +191,7 @@ def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None 
     check_ungrouped(tracer)
     n, k = tracer.problem.n, tracer.problem.k
     check_count(names, n, "names", "training example")
-    leverage, residual = tracer.leverage.sum(1).cpu().numpy(), suspicion(tracer).cpu().numpy()
+    leverage, residual = tracer.leverage.sum(1).cpu().numpy(), label_suspicion(tracer).score.cpu().numpy()
     if k == 1:
         residual = residual * np.sign(tracer.residuals[:, 0].cpu().numpy())
     ax = axes(ax)

@@ -3,8 +3,7 @@
 `Tracer.report` writes it. Sections of your own are made of the plain data in here: words, tables, facts.
 """
 
-from whence.report.data import Reportable
 from whence.report.page import write
 from whence.report.sections import Facts, Group, Row, Section, Table, Tone, Words
 
-__all__ = ["Facts", "Group", "Reportable", "Row", "Section", "Table", "Tone", "Words", "write"]
+__all__ = ["Facts", "Group", "Row", "Section", "Table", "Tone", "Words", "write"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from whence.display import count
-from whence.report.data import Reportable
+from whence.influence.fitted import Fitted
 from whence.report.text import number, percent
 from whence.report.traced import Traced
 from whence.results import Diagnostics, Finding
@@ -26,7 +26,7 @@ def value_text(finding: Finding) -> str:
     return finding.value if isinstance(finding.value, str) else number(finding.value, 4)
 
 
-def checks(fitted: Reportable, traced: Traced, trust: Trust | Diagnostics | None) -> Iterator[Check]:
+def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) -> Iterator[Check]:
     """What `Tracer.trust` or other diagnostics found, then what the fit itself tells."""
     if trust is None:
         yield Check(
@@ -39,7 +39,7 @@ def checks(fitted: Reportable, traced: Traced, trust: Trust | Diagnostics | None
         yield from (Check("note", f"{one.name}: {value_text(one)}", one.words) for one in trust)
     else:
         for one in trust:
-            yield Check("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.told)
+            yield Check("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.text)
     yield _optimum(fitted)
     yield _degrees_of_freedom(fitted)
     yield _leverage(fitted)
@@ -49,10 +49,10 @@ def checks(fitted: Reportable, traced: Traced, trust: Trust | Diagnostics | None
     yield from (Check("note", "Note", str(one.value)) for one in fitted.diagnostics if one.name == "note")
 
 
-def _optimum(fitted: Reportable) -> Check:
+def _optimum(fitted: Fitted) -> Check:
     change = float(fitted.diagnostics["Newton change"])
     text = f"One more step to the optimum would change the training residuals by {percent(change)} of their size."
-    if fitted.weighing.recenter:
+    if fitted.loo.recenter:
         return Check("fine", "The step to the optimum was taken", f"{text} It was taken, as asked for (recenter=True).")
     if change <= 0.1:
         return Check("fine", "The network is near its optimum", f"{text} The method assumes that this is small.")
@@ -60,7 +60,7 @@ def _optimum(fitted: Reportable) -> Check:
     return Check("careful", "The network is not at its optimum", f"{text} {advice}")
 
 
-def _degrees_of_freedom(fitted: Reportable) -> Check:
+def _degrees_of_freedom(fitted: Fitted) -> Check:
     freedom, numbers = fitted.degrees_of_freedom, fitted.problem.numbers
     text = f"The network uses {number(freedom, 4)} effective degrees of freedom for {numbers:,} training targets"
     if freedom > numbers:
@@ -71,7 +71,7 @@ def _degrees_of_freedom(fitted: Reportable) -> Check:
     return Check("fine", "Enough data is left to estimate the noise", f"{text}.")
 
 
-def _leverage(fitted: Reportable) -> Check:
+def _leverage(fitted: Fitted) -> Check:
     largest, guarded = float(fitted.leverage.max()), int(float(fitted.diagnostics["guarded leverages"]))
     text = f"The largest leverage of an output is {number(largest)}; at one an example decides its own prediction."
     if guarded:

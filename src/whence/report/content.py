@@ -12,11 +12,11 @@ from torch import Tensor
 
 from whence.errors import InputError, ShapeError
 from whence.estimators import observation_noise
-from whence.influence.fitted import check_count, check_level, check_ungrouped
+from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts
 from whence.report.checks import Check, checks
-from whence.report.data import DataSource, Reportable, training_targets
+from whence.report.data import DataSource, training_targets
 from whence.report.inputs import InputView, ShownInputs
 from whence.report.sections import Section
 from whence.report.task import Predictions, TrainingLabels
@@ -26,7 +26,7 @@ from whence.trust import Trust
 
 TITLE = "How uncertain are these predictions, and why?"
 TONES = ("plain", "noise", "scarcity", "both")
-"""Of the verdicts, in the order of `whence.influence.verdicts.VERDICTS`."""
+"""Of the verdicts, in the order of `whence.influence.explanation.VERDICTS`."""
 SUSPECTS = 24
 """Training examples whose labels are shown as doubtful."""
 GALLERY = 24
@@ -37,7 +37,7 @@ GALLERY = 24
 class Report:
     """A whole report."""
 
-    fitted: Reportable
+    fitted: Fitted
     title: str
     about: tuple[str, ...]  # paragraphs below the title
     sections: tuple[Section, ...]  # of whoever asked for the report
@@ -55,7 +55,7 @@ class Report:
     @classmethod
     def of(
         cls,
-        fitted: Reportable,
+        fitted: Fitted,
         test: Any,
         train: Any,
         names: Sequence[str] | None,
@@ -179,7 +179,7 @@ class Report:
         return sorted(rows, key=lambda row: row[1][0] / sum(row[1]))
 
 
-def _check_outputs(fitted: Reportable) -> None:
+def _check_outputs(fitted: Fitted) -> None:
     """Raise where an example has no single answer, or not all of its outputs are known."""
     problem = fitted.problem
     if problem.dense:
@@ -200,7 +200,7 @@ def _as_ids(ids: Sequence[Any] | None, total: int, what: str) -> tuple[str, ...]
     return None if ids is None else tuple(map(str, ids))
 
 
-def _predict(fitted: Reportable, source: DataSource, training: TrainingLabels) -> tuple[Predictions, Any]:
+def _predict(fitted: Fitted, source: DataSource, training: TrainingLabels) -> tuple[Predictions, Any]:
     """All predictions, with the targets that came along, and the first batch of inputs."""
     targets: list[Tensor | None] = []
     first: list[Any] = []

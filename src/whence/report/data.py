@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 import torch
@@ -14,26 +14,9 @@ from torch.utils.data import Dataset
 
 from whence.data.batches import TARGET_KEYS, Inputs, batch_size, in_order, take, without_targets
 from whence.errors import InputError, ShapeError
-from whence.influence.fitted import Fitted
-from whence.results import Diagnostics, Uncertainty
 
 CHUNK = 512
 """Rows of one large batch that are read together."""
-
-
-class Reportable(Fitted, Protocol):
-    """A fitted network as `Tracer` offers it; reports sit below the tracer, which offers them as a method."""
-
-    @property
-    def diagnostics(self) -> Diagnostics:
-        """What was approximated, guarded or repaired."""
-
-    @property
-    def degrees_of_freedom(self) -> float:
-        """The trace of the hat matrix."""
-
-    def predict(self, x: Any, *, covariance: bool | None = None) -> Uncertainty:
-        """Predictions with variances."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from whence._version import __version__
 from whence.errors import InputError
+from whence.influence.fitted import Fitted
 from whence.report.charts import ticks
 from whence.report.checks import value_text
 from whence.report.content import TONES, Report
-from whence.report.data import Reportable
 from whence.report.task import UNKNOWN
 from whence.report.text import number, percent
 from whence.report.traced import LargestShares
@@ -30,7 +30,7 @@ MOST_OUTPUTS = 8
 """Numbers of one prediction that are shown."""
 
 
-def write(fitted: Reportable, path: str | Path, *args: Any, **options: Any) -> Path:
+def write(fitted: Fitted, path: str | Path, *args: Any, **options: Any) -> Path:
     """Write a report of a fit and return where it is; see `Report.of` for the other arguments."""
     environment = jinja_environment()
     target = Path(path)

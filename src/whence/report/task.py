@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from whence.errors import ShapeError
-from whence.influence.training import doubts, residuals_without
+from whence.influence.fitted import Fitted
+from whence.influence.training import label_suspicion, residuals_without
 from whence.likelihoods import Likelihood
-from whence.report.data import Reportable
 from whence.report.text import first_few, number, percent
 from whence.results import Uncertainty
 
@@ -125,7 +125,7 @@ class TrainingLabels:
     order: Tensor  # (n,) examples, the most doubtful label first
 
     @classmethod
-    def of(cls, fitted: Reportable, targets: Tensor, names: Sequence[str] | None) -> TrainingLabels:
+    def of(cls, fitted: Fitted, targets: Tensor, names: Sequence[str] | None) -> TrainingLabels:
         """From a fit and its training targets."""
         problem = fitted.problem
         task = Task.of(problem.likelihood, problem.k, targets, names)
@@ -136,8 +136,8 @@ class TrainingLabels:
         elif problem.likelihood.name == "gaussian":
             others = observed - fitted.loo_residuals
         # Residuals of other losses are not on the scale of the targets: the prediction with the example has to do.
-        doubted = doubts(fitted)
-        return cls(task, task.read_targets(targets), others.cpu(), doubted.score.cpu(), doubted.order.cpu())
+        suspicion = label_suspicion(fitted)
+        return cls(task, task.read_targets(targets), others.cpu(), suspicion.score.cpu(), suspicion.order.cpu())
 
     def __len__(self) -> int:
         """Number of examples."""

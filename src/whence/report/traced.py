@@ -12,12 +12,10 @@ from torch import Tensor
 
 from whence.errors import LoaderError
 from whence.influence import Calibration, Explanation
-from whence.influence.attribution import Terms, terms_of
-from whence.influence.fitted import for_each_batch, using_model
+from whence.influence.fitted import Fitted, Terms, divide, effective_number, for_each_batch, using_model, variance_terms
 from whence.influence.suggest import label_first
-from whence.influence.verdicts import judge
 from whence.linalg import largest, largest_first
-from whence.report.data import DataSource, Reportable
+from whence.report.data import DataSource
 from whence.results import Uncertainty
 
 MOST_OUTPUTS = 50
@@ -74,13 +72,15 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
     return chosen
 
 
-def trace(fitted: Reportable, source: DataSource, uncertainty: Uncertainty, level: float, count: int) -> Traced:
+def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: float, count: int) -> Traced:
     """Trace at most `count` predictions, and give a verdict on all of them."""
-    usual = Calibration.of(fitted)
+    calibration = Calibration.of(fitted)
     chosen = choose(uncertainty, count)
     inputs = source.select(chosen.tolist())
     batches = for_each_batch(
-        fitted, inputs.batches, lambda batch, _: [_sums(terms, usual.mean) for _, terms in terms_of(fitted, batch)]
+        fitted,
+        inputs.batches,
+        lambda batch, _: [_sums(terms, calibration.mean) for _, terms in variance_terms(fitted, batch)],
     )
     check, near, hec3, effective, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
     again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
@@ -90,10 +90,10 @@ def trace(fitted: Reportable, source: DataSource, uncertainty: Uncertainty, leve
     leverage = uncertainty.laplace.sum(1).cpu() / (scale if scale > 0 else 1.0)
     exact = torch.cat(effective).cpu()
     estimate = _interpolated(leverage[chosen], exact, leverage)
-    explanation = _verdicts(usual, level, leverage, uncertainty, estimate.index_copy(0, chosen, exact))
+    explanation = _verdicts(calibration, level, leverage, uncertainty, estimate.index_copy(0, chosen, exact))
     agreement = None
     if len(chosen) < len(uncertainty):
-        estimated = _verdicts(usual, level, leverage, uncertainty, estimate)
+        estimated = _verdicts(calibration, level, leverage, uncertainty, estimate)
         agreement = float((estimated.noisy == explanation.noisy)[chosen].double().mean())
 
     total = again.hec3.sum(1).cpu()
@@ -116,27 +116,25 @@ def _joined(parts: Sequence[LargestShares]) -> LargestShares:
     return LargestShares(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _sums(terms: Terms, usual: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor, Tensor]:
+def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor, Tensor]:
     """Of each prediction: largest shares of HeC3 and Ho, HeC3, effective number. Of each training example: excess."""
-    tiny = torch.finfo(terms.ho.dtype).tiny
     most = min(EXAMPLES, terms.ho.shape[1])
-    hec3, ho = (values / values.sum(1, keepdim=True).clamp_min(tiny) for values in (terms.hec3, terms.ho))
+    hec3, ho = (divide(values, values.sum(1, keepdim=True), 0.0) for values in (terms.hec3, terms.ho))
     check, near = (LargestShares(*(part.cpu() for part in largest(shares, most))) for shares in (hec3, ho))
-    squares = ho.square().sum(1)
-    effective = torch.where(squares > 0, 1.0 / squares.clamp_min(tiny), 1.0)
-    return check, near, terms.hec3.sum(1), effective, terms.hec3.sum(0) - usual * terms.ho.sum(0)
+    excess = terms.hec3.sum(0) - mean_noise * terms.ho.sum(0)
+    return check, near, terms.hec3.sum(1), effective_number(ho, 1.0), excess
 
 
 def _verdicts(
-    usual: Calibration, level: float, leverage: Tensor, uncertainty: Uncertainty, effective: Tensor
+    calibration: Calibration, level: float, leverage: Tensor, uncertainty: Uncertainty, effective: Tensor
 ) -> Explanation:
     """Verdicts on all predictions, from the effective number of examples of each."""
     variances = uncertainty.ho.sum(1).cpu(), uncertainty.hec3.sum(1).cpu(), uncertainty.ratio.cpu()
     not_listed = torch.empty(
         len(uncertainty), 0, dtype=torch.long, device="cpu"
     )  # the examples behind each are in `Traced`
-    calibration = replace(usual, leverages=usual.leverages.cpu())
-    return judge(calibration, level, leverage, variances, effective, (not_listed, not_listed))
+    calibration = replace(calibration, leverages=calibration.leverages.cpu())
+    return Explanation.of(calibration, level, leverage, variances, effective, (not_listed, not_listed))
 
 
 def _interpolated(known: Tensor, values: Tensor, wanted: Tensor, window: int = 15) -> Tensor:
@@ -168,7 +166,7 @@ class Action:
     among: int = 0  # for a region, of how many
 
 
-def actions(fitted: Reportable, traced: Traced, contradicted: Tensor) -> list[Action]:
+def actions(fitted: Fitted, traced: Traced, contradicted: Tensor) -> list[Action]:
     """The best of both kinds, by benefit."""
     labels, regions = labels_to_check(traced, contradicted, ACTIONS), regions_to_collect(fitted, traced, ACTIONS)
     kept = labels[:LEAST_ACTIONS] + regions[:LEAST_ACTIONS]
@@ -185,7 +183,7 @@ def labels_to_check(traced: Traced, contradicted: Tensor, most: int) -> list[Act
     return [Action("label", at, float(excess[at]) / traced.total) for at in best if excess[at] > 0]
 
 
-def regions_to_collect(fitted: Reportable, traced: Traced, most: int) -> list[Action]:
+def regions_to_collect(fitted: Fitted, traced: Traced, most: int) -> list[Action]:
     """Scarce predictions whose labels would take away most of the variance, one after the other."""
     scarce = traced.chosen[traced.explanation.scarce[traced.chosen]]
     if not len(scarce):

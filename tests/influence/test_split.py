@@ -14,7 +14,7 @@ import networks
 import oracles
 import whence
 from doubles import fit
-from whence.influence.split import krige, nearest
+from whence.influence.split import gaussian_process_weights, nearest_neighbour_weights
 
 RIDGE = 0.5
 STRUCTURES = {
@@ -61,13 +61,13 @@ def test_classes(likelihood: str, road: str, generator: torch.Generator) -> None
     assert bool(torch.isfinite(found.design).all())
 
 
-def test_kriging_is_what_fits_without_the_example_predict(generator: torch.Generator) -> None:
+def test_gaussian_process_regression_is_what_fits_without_the_example_predict(generator: torch.Generator) -> None:
     """Anchors as if left out, by solving without them; other examples from all anchors."""
     points = torch.randn(14, 2, generator=generator, dtype=torch.float64)
     values = torch.stack([points[:, 0].sin() + 0.1 * points[:, 1], torch.randn(14, generator=generator).double()], 1)
     anchors = torch.arange(0, 14, 2)
     distances = torch.cdist(points[anchors], points).square()
-    found = krige(distances, anchors, values)
+    found = gaussian_process_weights(distances, anchors, values)
     seen = values[anchors].numpy()
     within = distances[:, anchors].numpy()
     unit = float(np.sort(within[within > 0])[(np.count_nonzero(within) - 1) // 2])
@@ -92,7 +92,9 @@ def test_kriging_is_what_fits_without_the_example_predict(generator: torch.Gener
             np.testing.assert_allclose(predicted[example], solved @ seen[kept, output], rtol=1e-6, atol=1e-9)
             unknown, size = 1 - solved @ cross, sizes[example] ** 2
             most = size * (seen[:, output] ** 2).mean() / (unknown + nugget * size)
-            np.testing.assert_allclose(found.doubt[example, output], min(scale, most) * unknown, rtol=1e-5, atol=1e-9)
+            np.testing.assert_allclose(
+                found.variance[example, output], min(scale, most) * unknown, rtol=1e-5, atol=1e-9
+            )
     assert found.nuggets[0] < 1  # the first output is smooth
 
 
@@ -100,7 +102,7 @@ def test_nearest_neighbours_are_the_nearest(generator: torch.Generator) -> None:
     points = torch.randn(9, 2, generator=generator, dtype=torch.float64)
     values = torch.randn(9, 1, generator=generator, dtype=torch.float64)
     distances = torch.cdist(points, points).square()
-    found = nearest(distances, torch.arange(9), values, 3)
+    found = nearest_neighbour_weights(distances, torch.arange(9), values, 3)
     for example in range(9):
         order = np.argsort(distances[example].numpy())[1:4]
         np.testing.assert_allclose(found.weights[0, example] @ values[:, 0], values[order, 0].mean())

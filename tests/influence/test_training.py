@@ -152,9 +152,9 @@ def test_suspicion_of_another_loss_is_to_first_order(generator: torch.Generator)
     residuals, change = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
     roots = torch.randn(5, 3, 2, generator=generator, dtype=torch.float64)
     plain = Counts()
-    torch.testing.assert_close(plain.moved(residuals, residuals, None, change), residuals - change)
+    torch.testing.assert_close(plain.residuals_after(residuals, residuals, None, change), residuals - change)
     wanted = residuals - (roots @ roots.transpose(1, 2) @ change.unsqueeze(2)).squeeze(2)
-    torch.testing.assert_close(plain.moved(residuals, residuals, roots, change), wanted)
+    torch.testing.assert_close(plain.residuals_after(residuals, residuals, roots, change), wanted)
 
 
 class Counts(whence.Likelihood):

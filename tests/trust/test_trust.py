@@ -9,7 +9,7 @@ from torch import nn
 import networks
 from doubles import fit
 from trusted_fits import CHECKS, RIDGE, TEST, look, sine, told_at_once, trained
-from whence.trust import checks as rules
+from whence.trust import checks
 
 
 def test_nothing_is_found_where_there_is_nothing(converged: nn.Sequential) -> None:
@@ -56,16 +56,16 @@ def test_a_network_that_was_stopped_early(converged: nn.Sequential, stopped: nn.
     assert "recenter=True" in found.words
     assert "stationarity" in told_at_once(tracer)
     there = fit(converged, [sine()], ridge=RIDGE)
-    assert look(there)["stationarity"].numbers["moves"] < 1e-3
+    assert look(there)["stationarity"].numbers["standard errors"] < 1e-3
     assert there.diagnostics["trust"] == "fine"
 
 
 def test_a_step_that_was_taken_is_not_held_against_the_network(stopped: nn.Sequential) -> None:
     exact = look(fit(stopped, [sine()], ridge=RIDGE, recenter=True))["stationarity"]
     assert exact.level == "fine"
-    assert exact.numbers["moves"] < 1e-3
+    assert exact.numbers["standard errors"] < 1e-3
     rough = look(fit(stopped, [sine()], ridge=RIDGE, recenter=True, structure="diagonal"))["stationarity"]
-    assert rough.numbers["moves"] > 0.25
+    assert rough.numbers["standard errors"] > 0.25
     assert "approximate step" in rough.words
 
 
@@ -119,7 +119,7 @@ def test_outputs_that_bend(converged: nn.Sequential) -> None:
 
 @pytest.mark.parametrize(("taken", "level"), [(False, "careful"), (True, "do not trust")])
 def test_a_step_that_bends_matters_where_it_was_taken(taken: bool, level: str) -> None:
-    found = rules.linearization(0.1, 0.1, 5.0, taken, 0.0, 0.0)
+    found = checks.linearization(0.1, 0.1, 5.0, taken, 0.0, 0.0)
     assert found.level == level
     assert "recenter=True" in found.words
 

@@ -16,10 +16,11 @@ import oracles
 import whence
 from classification import PROBLEMS, Problem
 from doubles import fit
-from whence.trust.assessment import Deletion, Effort, Points, Truth, most_influential, signs
+from whence.trust.exact import Deletion, ExactSolver, most_influential, random_signs
 
 RIDGE = 0.5
-EFFORT = Effort(tolerance=1e-13, iterations=2000, until=float("inf"))
+PRECISE = (1e-13, 2000, float("inf"))
+"""Tolerance, most iterations, deadline."""
 STRUCTURES = {
     "primal": whence.Exact(road="primal"),
     "dual": whence.Exact(road="dual"),
@@ -63,8 +64,9 @@ def test_variances_are_those_of_dense_matrices(structure: str, loss: str, genera
     problem = problem_of(loss)
     tracer = problem.fit(ridge=RIDGE, structure=STRUCTURES[structure])
     test = inputs_like(problem)
-    mixtures = signs((len(test), tracer.problem.k), tracer.problem.outputs, generator)
-    found = Truth(tracer, EFFORT).variances(Points([test[:3], test[3:]], [3, 1]), [mixtures[:3], mixtures[3:]])
+    mixtures = random_signs((len(test), tracer.problem.k), tracer.problem.outputs, generator)
+    solver = ExactSolver(tracer, *PRECISE)
+    found = solver.variances([test[:3], test[3:]], [mixtures[:3], mixtures[3:]])
     tangents, _, _, damped = dense(problem)
     _, rows, _ = oracles.tangents_of(problem.model, test)
     solved = np.stack([np.linalg.solve(damped, v @ row) for v, row in zip(mixtures.numpy(), rows, strict=True)])
@@ -75,8 +77,8 @@ def test_variances_are_those_of_dense_matrices(structure: str, loss: str, genera
         weighted = np.einsum("mnc,ncq->mnq", pulls, np.broadcast_to(root, (len(tangents), *root.shape[1:])))
         wanted[name] = (weighted**2).sum((1, 2))
     for name, values in wanted.items():
-        np.testing.assert_allclose(found.values[name], values, rtol=1e-8, err_msg=name)
-    assert found.reached <= 1e-12
+        np.testing.assert_allclose(found[name], values, rtol=1e-8, err_msg=name)
+    assert solver.residual <= 1e-12
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -87,9 +89,9 @@ def test_steps_are_those_of_dense_matrices(structure: str, loss: str, generator:
     tangents, residuals, hessians, damped = dense(problem)
     roots = tracer.problem.hessian_roots
     n, k, q = len(residuals), residuals.shape[1], residuals.shape[1] if roots is None else roots.shape[2]
-    flips = signs((2, n, q), tracer.problem.outputs, generator)
+    flips = random_signs((2, n, q), tracer.problem.outputs, generator)
     gone = [Deletion(torch.tensor([i])) for i in (2, 7)]
-    found = Truth(tracer, EFFORT).steps(gone, flips)
+    found = ExactSolver(tracer, *PRECISE).steps(gone, flips)
     _, _, weights = oracles.tangents_of(problem.model, problem.x[:1])
     newton = loss_oracles.step(tangents, residuals, hessians, weights, RIDGE)
     np.testing.assert_allclose(found.newton, newton, rtol=1e-8, atol=1e-10)
@@ -98,12 +100,12 @@ def test_steps_are_those_of_dense_matrices(structure: str, loss: str, generator:
         step = -np.linalg.solve(without, tangents[i].T @ residuals[i])
         np.testing.assert_allclose(found.deletions[number], step, rtol=1e-8, atol=1e-10)
         left = residuals[i] - hessians[i] @ tangents[i] @ step
-        np.testing.assert_allclose(found.left_out[number][0], left, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(found.loo_residuals[number][0], left, rtol=1e-8, atol=1e-10)
     each = np.stack([np.eye(k)] * n) if roots is None else roots.numpy()
     features = np.einsum("nkq,nkp->nqp", each, tangents).reshape(-1, len(damped))
     hat = features @ np.linalg.solve(damped, features.T)
     wanted = [v @ hat @ v for v in flips.reshape(2, -1).numpy()]
-    np.testing.assert_allclose(found.freedom, wanted, rtol=1e-8)
+    np.testing.assert_allclose(found.degrees_of_freedom, wanted, rtol=1e-8)
 
 
 @pytest.mark.parametrize("recenter", [False, True])
@@ -123,13 +125,13 @@ def test_what_is_left_out_is_what_an_exact_fit_leaves_out(how: str, loss: str, r
         counts = torch.linspace(0.0, 2.0, n, dtype=torch.float64)
         loader = [(x, y, w) for (x, y), w in zip(loader, counts.split(4), strict=True)]
     tracer = fit(problem.model, loader, likelihood=problem.likelihood, ridge=RIDGE, **options)
-    gone = most_influential(tracer, Points([inputs_like(problem)], [4]), 3)
+    gone = most_influential(tracer, [inputs_like(problem)], 3)
     assert len(gone) == 3
     assert all(one.outputs.stop - one.outputs.start == (1 if how == "output" else tracer.problem.k) for one in gone)
     assert all((len(one.members) > 1) == (how == "groups") for one in gone)
-    found = Truth(tracer, EFFORT).steps(gone, torch.zeros(0, n, tracer.problem.k, dtype=torch.float64))
-    for one, left in zip(gone, found.left_out, strict=True):
-        wanted = tracer.left_out.hec3[one.members][:, one.outputs]
+    found = ExactSolver(tracer, *PRECISE).steps(gone, torch.zeros(0, n, tracer.problem.k, dtype=torch.float64))
+    for one, left in zip(gone, found.loo_residuals, strict=True):
+        wanted = tracer.adjusted.hec3[one.members][:, one.outputs]
         torch.testing.assert_close(left[:, one.outputs], wanted, rtol=1e-8, atol=1e-10)
 
 
@@ -140,11 +142,11 @@ def test_positions_are_left_out_too(loo: str, generator: torch.Generator) -> Non
     y = torch.randn(7, 3, 2, generator=generator, dtype=torch.float64)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double().eval()
     tracer = fit(model, [(x, y)], ridge=RIDGE, loo=loo)
-    gone = most_influential(tracer, Points([x[:2]], [2]), 3)
+    gone = most_influential(tracer, [x[:2]], 3)
     assert all(one.outputs.stop - one.outputs.start == (2 if loo == "position" else 6) for one in gone)
-    found = Truth(tracer, EFFORT).steps(gone, torch.zeros(0, 7, 6, dtype=torch.float64))
-    for one, left in zip(gone, found.left_out, strict=True):
-        wanted = tracer.left_out.hec3[one.members][:, one.outputs]
+    found = ExactSolver(tracer, *PRECISE).steps(gone, torch.zeros(0, 7, 6, dtype=torch.float64))
+    for one, left in zip(gone, found.loo_residuals, strict=True):
+        wanted = tracer.adjusted.hec3[one.members][:, one.outputs]
         torch.testing.assert_close(left[:, one.outputs], wanted, rtol=1e-8, atol=1e-10)
     trust = tracer.trust(x, sample=3, seconds=1e9)
     assert trust["distance"].numbers["hec3"] == pytest.approx(1.0, rel=1e-6)
@@ -168,27 +170,27 @@ def test_the_most_influential_example_is_the_one_that_moves_predictions_most() -
     moved = tracer.attribute(case.test_inputs, matrix=True).hec3
     assert moved.matrix is not None
     total = (moved.matrix * moved.total.unsqueeze(1)).sum(0)
-    found = most_influential(tracer, Points([case.test_inputs], [len(case.test_inputs)]), 3)
+    found = most_influential(tracer, [case.test_inputs], 3)
     assert [int(one.members) for one in found] == total.topk(3).indices.tolist()
 
 
 def test_little_memory_means_more_solves_with_the_same_answers(generator: torch.Generator) -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE, structure="ekfac")
-    truth = Truth(tracer, EFFORT)
-    points = Points([case.test_inputs], [len(case.test_inputs)])
-    mixtures = signs((len(points), 2), tracer.problem.outputs, generator)
-    flips = signs((2, networks.EXAMPLES, 2), tracer.problem.outputs, generator)
+    solver = ExactSolver(tracer, *PRECISE)
+    points = [case.test_inputs]
+    mixtures = random_signs((len(case.test_inputs), 2), tracer.problem.outputs, generator)
+    flips = random_signs((2, networks.EXAMPLES, 2), tracer.problem.outputs, generator)
     gone = [Deletion(torch.tensor([i])) for i in (2, 7)]
-    whole, steps = truth.variances(points, [mixtures]), truth.steps(gone, flips)
+    whole, steps = solver.variances(points, [mixtures]), solver.steps(gone, flips)
     tracer.problem.budget.limit = 1000
-    assert truth.at_once() == 1
-    single, one_by_one = truth.variances(points, [mixtures]), truth.steps(gone, flips)
-    for name in whole.values:
-        torch.testing.assert_close(single.values[name], whole.values[name], rtol=1e-9, atol=0)
+    assert solver.at_once() == 1
+    single, one_by_one = solver.variances(points, [mixtures]), solver.steps(gone, flips)
+    for name in whole:
+        torch.testing.assert_close(single[name], whole[name], rtol=1e-9, atol=0)
     torch.testing.assert_close(one_by_one.newton, steps.newton)
     torch.testing.assert_close(one_by_one.deletions, steps.deletions)
-    torch.testing.assert_close(one_by_one.freedom, steps.freedom)
+    torch.testing.assert_close(one_by_one.degrees_of_freedom, steps.degrees_of_freedom)
 
 
 def test_a_good_start_saves_steps() -> None:
@@ -197,8 +199,9 @@ def test_a_good_start_saves_steps() -> None:
     taken = {}
     for name in ("primal", "dual", "sketch"):
         tracer = fit(case.model, case.batches(4), ridge=1e-3, structure=STRUCTURES[name])
-        found = Truth(tracer, Effort(1e-6, 2000, float("inf")))
-        taken[name] = found.variances(Points([case.test_inputs], [4]), [torch.ones(4, 2, dtype=torch.float64)]).steps
+        found = ExactSolver(tracer, 1e-6, 2000, float("inf"))
+        found.variances([case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
+        taken[name] = found.iterations
     assert taken["primal"] <= 2
     assert taken["dual"] <= 2
     assert taken["sketch"] > 10
@@ -207,8 +210,7 @@ def test_a_good_start_saves_steps() -> None:
 def test_time_is_up() -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE, structure="ekfac")
-    found = Truth(tracer, Effort(1e-6, 2000, time.monotonic())).variances(
-        Points([case.test_inputs], [4]), [torch.ones(4, 2, dtype=torch.float64)]
-    )
-    assert found.steps == 0
-    assert found.reached == 1.0
+    found = ExactSolver(tracer, 1e-6, 2000, time.monotonic())
+    found.variances([case.test_inputs], [torch.ones(4, 2, dtype=torch.float64)])
+    assert found.iterations == 0
+    assert found.residual == 1.0

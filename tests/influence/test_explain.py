@@ -14,7 +14,7 @@ import whence
 from classification import linear_softmax
 from doubles import fit
 from whence.influence import Calibration
-from whence.influence.calibration import leave_one_out_leverage
+from whence.influence.fitted import leave_one_out_leverage
 from whence_paper.demo_trial import QUICK, WEIGHT_DECAY, draw_task, train
 
 RIDGE = 0.5

@@ -1,0 +1,368 @@
+"""Exact solves for a sample of predictions, by conjugate gradients on products with the Jacobian.
+
+The exact curvature F_lam = sum_i J_i^T L_i J_i + lambda is never formed. Solves with it give the variances of a sample
+of predictions, the Newton step, the steps without the most influential examples, and degrees of freedom; the network's
+own outputs after such a step give the linearization error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.curvature import conjugate_gradients
+from whence.data.batches import Inputs, batch_size, take
+from whence.errors import InputError
+from whence.influence.fitted import Fitted, alignments, inputs_of, training_examples
+from whence.jacobian.linearization import Linearization
+from whence.linalg import largest
+
+VECTORS_PER_SOLVE = 10
+"""Vectors of the size of the weights that a solve holds for each right-hand side."""
+
+ROUNDING = 16
+"""Units in the last place by which outputs may differ from their linearization before it counts as an error."""
+
+
+def draw_sample(fitted: Fitted, x: Any, most: int, generator: torch.Generator) -> list[Inputs]:
+    """Up to `most` inputs at random: of x, or of the training set where there is none. Never holds more than that."""
+    kept: list[tuple[Tensor, Inputs]] = []  # a random number for each input; those with the smallest numbers stay
+    for inputs, counted in _training_inputs(fitted) if x is None else ((one, None) for one, _ in inputs_of(fitted, x)):
+        numbers = torch.rand(batch_size(inputs, "this batch"), generator=generator, dtype=torch.float64, device="cpu")
+        if counted is not None:
+            numbers[~counted] = torch.inf
+        kept.append((numbers, inputs))
+        every = torch.cat([one for one, _ in kept])
+        bound = every.sort().values[min(most, len(every)) - 1]
+        kept = [_up_to(bound, numbers, inputs) for numbers, inputs in kept]
+        kept = [(numbers, inputs) for numbers, inputs in kept if len(numbers)]
+    if not kept:
+        raise InputError("expected at least one input to look at, got none.")
+    return [inputs for _, inputs in kept]
+
+
+def _training_inputs(fitted: Fitted) -> Iterator[tuple[Inputs, Tensor | None]]:
+    """Training inputs, and which of them count."""
+    weights = fitted.problem.sample_weights
+    for batch in fitted.problem.read("trust, sample"):
+        yield batch.inputs, None if weights is None else (weights[batch.rows] > 0).cpu()
+
+
+def _up_to(bound: Tensor, numbers: Tensor, inputs: Inputs) -> tuple[Tensor, Inputs]:
+    """Inputs whose number is at most the bound, in the order of their numbers."""
+    order = numbers.argsort()
+    index = order[(numbers[order] <= bound) & torch.isfinite(numbers[order])]
+    return numbers[index], take(inputs, index)
+
+
+def fewer(sample: list[Inputs], most: int) -> list[Inputs]:
+    """At most so many inputs of a sample: of each batch its share, in the random order of the batch."""
+    sizes = [batch_size(inputs, "the sample") for inputs in sample]
+    share, found, total = min(1.0, most / max(sum(sizes), 1)), [], 0
+    for inputs, size in zip(sample, sizes, strict=True):
+        kept = min(size, max(1, round(share * size)), most - total)
+        if kept > 0:
+            found.append(take(inputs, slice(0, kept)))
+            total += kept
+    return found
+
+
+def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random signs; drawn on the CPU, so that every device sees the same."""
+    return (torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1).to(like)
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """What is left out at once: an example, some of its outputs, or a group.
+
+    Attributes:
+        members: (g,) places of the examples.
+        outputs: those that are left out; all of them, unless single outputs or positions are.
+    """
+
+    members: Tensor
+    outputs: slice = field(default_factory=lambda: slice(None))
+
+    def mask(self, n: int, k: int) -> Tensor:
+        """(n, k) true where something is left out."""
+        found = torch.zeros(n, k, dtype=torch.bool, device=self.members.device)
+        found[self.members, self.outputs] = True
+        return found
+
+
+def most_influential(fitted: Fitted, sample: list[Inputs], most: int) -> list[Deletion]:
+    """Those that would change the predictions most if they were left out, as far as this fit knows."""
+    influence = _squared_influence(fitted, sample)  # (n or groups, q)
+    flat = influence.flatten()
+    count = min(most, int((flat > 0).sum()))
+    top = largest(flat, count)[1] if count else flat.new_zeros(0, dtype=torch.long)
+    groups, units = fitted.loo.groups, fitted.loo.units
+    width = units.width if units is not None else 1 if fitted.loo.by_output else fitted.problem.k
+    found = []
+    for at in top.tolist():
+        unit, column = divmod(at, influence.shape[1])
+        one = torch.tensor([unit], device=flat.device)
+        members = one if groups is None else (groups.index == unit).nonzero().squeeze(1)
+        found.append(Deletion(members, slice(column * width, (column + 1) * width)))
+    return found
+
+
+def _squared_influence(fitted: Fitted, sample: list[Inputs]) -> Tensor:
+    """(n or groups, q) sums over the sample of |a_i W_i|^2 for each column of the weights of HeC3."""
+    problem, roots, groups = fitted.problem, fitted.meats.roots["hec3"], fitted.meats.pooled("hec3")
+    units = problem.n if groups is None else groups.total
+    total = torch.zeros(units, roots.shape[2], dtype=problem.dtype, device=problem.device)
+    for inputs in sample:
+        for _, chunks in alignments(fitted, inputs):
+            pooled: Tensor | None = None
+            for rows, aligned in chunks:  # (m, k, n, k)
+                weighted = torch.einsum("mkni,niq->mknq", aligned, roots[rows]).flatten(0, 1)
+                if groups is None:
+                    total[rows] += weighted.square().sum(0)
+                    continue
+                pooled = weighted.new_zeros(len(weighted), units, roots.shape[2]) if pooled is None else pooled
+                pooled.index_add_(1, groups.index[rows], weighted)
+            if pooled is not None:
+                total += pooled.square().sum(0)
+    return total
+
+
+@dataclass(frozen=True)
+class ExactSteps:
+    """Exact steps of the weights.
+
+    Attributes:
+        newton: (d,) to the optimum of the linearized model.
+        deletions: (t, d) what the weights would change by without each deletion.
+        loo_residuals: for each deletion, the residuals (g, k) of its members without it.
+        degrees_of_freedom: (h,) independent estimates.
+    """
+
+    newton: Tensor
+    deletions: Tensor
+    loo_residuals: list[Tensor]
+    degrees_of_freedom: Tensor
+
+
+class ExactSolver:
+    """Solves with the exact curvature of a fit, started from the fitted curvature.
+
+    Args:
+        fitted: the fit.
+        tolerance: relative residual at which a solve stops; not below the precision of the weights.
+        iterations: most iterations of a solve.
+        deadline: the time, by `time.monotonic`, at which solves stop where they are.
+
+    Attributes:
+        residual: the largest relative residual that a solve left so far.
+        iterations: of conjugate gradients so far.
+    """
+
+    def __init__(self, fitted: Fitted, tolerance: float, most_iterations: int, deadline: float) -> None:
+        self.fitted, self.problem = fitted, fitted.problem
+        self.jacobian = fitted.problem.jacobian()
+        self.tolerance = max(tolerance, 4 * self.jacobian.precision)
+        self.most_iterations, self.deadline = most_iterations, deadline
+        self.residual, self.iterations = 0.0, 0
+
+    def variances(self, sample: list[Inputs], directions: list[Tensor]) -> dict[str, Tensor]:
+        """(m,) Laplace, Ho and HeC3 along directions v of the outputs, (m, k) a batch: v^T J F^-1 M F^-1 J^T v.
+
+        HeC3 has the weights that the fit gave to its examples, so that the curvature alone is compared.
+        """
+        found: dict[str, list[Tensor]] = {"laplace": [], "ho": [], "hec3": []}
+        most = self.at_once()
+        for inputs, every in zip(sample, directions, strict=True):
+            for low in range(0, len(every), most):
+                some = every[low : low + most]
+                # One right-hand side for each input: (m, m, k) -> (m, d).
+                cotangents = torch.diag_embed(some.T).permute(1, 2, 0)
+                right = self.jacobian.vjp(take(inputs, slice(low, low + len(some))), cotangents)
+                solved = self.solve(right)
+                found["laplace"].append((right * solved).sum(1))
+                for name, value in self._meat_forms(solved).items():
+                    found[name].append(value)
+        return {name: torch.cat(values) for name, values in found.items()}
+
+    def steps(self, deletions: list[Deletion], signs: Tensor) -> ExactSteps:
+        """The Newton step, steps without each deletion, and the trace of the hat matrix along signs (h, n, q)."""
+        problem, fitted = self.problem, self.fitted
+        n, k = problem.n, problem.k
+        newton = self._transposed(problem.residuals.unsqueeze(0)) - fitted.bread.ridge * problem.weights()
+        residuals = fitted.weighted_residuals
+        gone = torch.stack([one.mask(n, k) for one in deletions]) if deletions else residuals.new_zeros(0, n, k).bool()
+        roots = problem.hessian_roots
+        traced = signs if roots is None else torch.einsum("nkq,hnq->hnk", roots, signs)
+        right = torch.cat([newton, self._transposed(gone * residuals), self._transposed(traced)])
+        none = gone.new_zeros(1, n, k)
+        masks = torch.cat([none, gone, none.expand(len(signs), -1, -1)])
+        first_trace = 1 + len(deletions)
+        steps: list[Tensor] = []
+        traces: list[Tensor] = []
+        for low in range(0, len(right), self.at_once()):
+            some = slice(low, low + self.at_once())
+            solved = self.solve(right[some], masks[some])
+            here = max(first_trace - low, 0)
+            steps.append(solved[:here])
+            traces.append((right[some] * solved)[here:].sum(1))
+        found = torch.cat(steps)
+        loo_residuals = self._loo_residuals(deletions, found[1:], residuals)
+        return ExactSteps(found[0], -found[1:], loo_residuals, torch.cat(traces))
+
+    def solve(self, right: Tensor, gone: Tensor | None = None) -> Tensor:
+        """F_lam^-1 v for right-hand sides (q, d), without the terms of F_lam that are gone (q, n, k)."""
+        ridge = self.fitted.bread.ridge
+
+        def multiply(vectors: Tensor, at: Tensor) -> Tensor:
+            image = ridge * vectors
+            for batch in self.problem.batches.read(None):
+                curved = self._hessian_times(batch.rows, self.jacobian.jvp(batch.inputs, vectors))
+                if gone is not None:
+                    curved = curved.masked_fill(gone[at][:, batch.rows], 0.0)
+                image += self.jacobian.vjp(batch.inputs, curved)
+            return image
+
+        found = conjugate_gradients(
+            multiply,
+            right,
+            tolerance=self.tolerance,
+            iterations=self.most_iterations,
+            precondition=self.fitted.bread.precondition,
+            going=lambda: time.monotonic() < self.deadline,
+        )
+        self.residual = max(self.residual, float(found.reached.max()))
+        self.iterations += found.steps
+        return found.solution
+
+    def output_change(self, sample: list[Inputs], step: Tensor) -> Tensor:
+        """|J v| on the sample, (m,)."""
+        return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0].norm(dim=1) for inputs in sample])
+
+    def at_once(self) -> int:
+        """How many right-hand sides memory allows at once."""
+        row = VECTORS_PER_SOLVE * self.problem.selection.size * self.problem.outputs.element_size()
+        return max(1, int(0.3 * self.problem.budget.limit) // row)
+
+    def _transposed(self, cotangents: Tensor) -> Tensor:
+        """sum_i J_i^T u_i for cotangents (q, n, k), without passes over examples that have none: (q, d)."""
+        problem = self.problem
+        total = torch.zeros(len(cotangents), problem.selection.size, dtype=problem.dtype, device=problem.device)
+        some = cotangents.flatten(2).any(2).any(0).nonzero().squeeze(1)
+        if len(some):
+            for which, inputs, _ in training_examples(self.fitted, some):
+                total += self.jacobian.vjp(inputs, cotangents[:, which])
+        return total
+
+    def _hessian_times(self, rows: slice | Tensor, vectors: Tensor) -> Tensor:
+        """L_i v_i for (q, n, k)."""
+        if self.problem.hessian_roots is None:
+            return vectors
+        roots = self.problem.hessian_roots[rows]
+        return torch.einsum("nkp,qnp->qnk", roots, torch.einsum("nkp,qnk->qnp", roots, vectors))
+
+    def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
+        """sum_i |W_i^T J_i z|^2 for solutions z (q, d), of groups where the fit has some."""
+        meats, q = self.fitted.meats, len(solved)
+        totals = {name: solved.new_zeros(q) for name in ("ho", "hec3")}
+        pooled: dict[str, Tensor] = {}
+        for batch in self.problem.read("trust, meats"):
+            outputs = self.jacobian.jvp(batch.inputs, solved)
+            for name in totals:
+                roots = meats.roots[name].expand(self.problem.n, -1, -1)[batch.rows]
+                weighted = torch.einsum("qnk,nkp->qnp", outputs, roots)
+                groups = meats.pooled(name)
+                if groups is None:
+                    totals[name] += weighted.square().sum((1, 2))
+                    continue
+                if name not in pooled:
+                    pooled[name] = solved.new_zeros(q, groups.total, roots.shape[2])
+                pooled[name].index_add_(1, groups.index[batch.rows], weighted)
+        return totals | {name: sums.square().sum((1, 2)) for name, sums in pooled.items()}
+
+    def _loo_residuals(self, deletions: list[Deletion], solved: Tensor, residuals: Tensor) -> list[Tensor]:
+        """Residuals e + L J s of the members of each deletion, with s the solution without it."""
+        found = []
+        for one, step in zip(deletions, solved, strict=True):
+            without = residuals.clone()
+            for which, inputs, _ in training_examples(self.fitted, one.members):
+                change = self.jacobian.jvp(inputs, step.unsqueeze(0))
+                without[which] += self._hessian_times(which, change)[0]
+            found.append(without[one.members])
+        return found
+
+
+@dataclass(frozen=True)
+class LinearizationError:
+    """How outputs change along some steps: norms over the outputs of each input.
+
+    Attributes:
+        linear: (q, m) the change by the linearization.
+        error: (q, m) by how much the network's outputs differ from that, less what rounding may be.
+        hidden: share of the linear change that rounding may hide.
+    """
+
+    linear: Tensor
+    error: Tensor
+    hidden: float
+
+    @property
+    def relative(self) -> float:
+        """Norm of the error over the norm of the change, all steps together."""
+        size = float(self.linear.norm())
+        return float(self.error.norm()) / size if size > 0 else 0.0
+
+
+def linearization_error(
+    solver: ExactSolver, sample: list[Inputs], start: Tensor | None, steps: Tensor
+) -> LinearizationError:
+    """Take steps (q, d) from the weights, or from where the step `start` leads, and compare outputs on a sample."""
+    found = [_compare_outputs(solver, inputs, start, steps) for inputs in sample]
+    linear, error, floor = (torch.cat([one.norm(dim=2) for one in some], dim=1) for some in zip(*found, strict=True))
+    size = float(linear.norm())
+    return LinearizationError(linear, error, float(floor.norm()) / size if size > 0 else 0.0)
+
+
+def own_linearization_error(
+    solver: ExactSolver, deletions: list[Deletion], start: Tensor | None, steps: Tensor
+) -> float:
+    """The relative error on what was left out, along the step without it: that of leave-one-out residuals."""
+    errors = sizes = 0.0
+    for one, step in zip(deletions, steps, strict=True):
+        for _, inputs, _ in training_examples(solver.fitted, one.members):
+            linear, error, _ = _compare_outputs(solver, inputs, start, step.unsqueeze(0))
+            errors, sizes = errors + float(error.square().sum()), sizes + float(linear.square().sum())
+    return (errors / sizes) ** 0.5 if sizes > 0 else 0.0
+
+
+def _compare_outputs(
+    solver: ExactSolver, inputs: Inputs, start: Tensor | None, steps: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(q, m, k) each: the linear change of outputs, its error, and the rounding that was taken off the error."""
+    problem = solver.problem
+    weights = problem.weights().double()
+    before = _as_stored(problem, weights if start is None else weights + start)
+    base = _outputs(problem, before, inputs)
+    after = [_as_stored(problem, before + step) for step in steps]
+    taken = torch.stack([one - before for one in after])  # what is left of a small step in single precision
+    linear = solver.jacobian.jvp(inputs, taken.to(problem.dtype)).double()
+    change = torch.stack([_outputs(problem, one, inputs) for one in after]) - base
+    coarsest = max(torch.finfo(p.dtype).eps for p in problem.selection.parameters.values())
+    floor = ROUNDING * coarsest * base.abs().amax(1, keepdim=True).expand_as(base).expand_as(linear)
+    return linear, ((change - linear).abs() - floor).clamp_min(0.0), floor
+
+
+def _as_stored(problem: Linearization, weights: Tensor) -> Tensor:
+    """Weights (d,) rounded to the precision of the parameters."""
+    stored = problem.selection.unflatten(weights, cast=True)
+    return problem.selection.flatten({name: p.double() for name, p in stored.items()})
+
+
+def _outputs(problem: Linearization, weights: Tensor, inputs: Inputs) -> Tensor:
+    with torch.no_grad():
+        return problem.network.with_parameters(problem.selection.unflatten(weights, cast=True), inputs).double()
