@@ -125,8 +125,8 @@ def test_without_a_ridge() -> None:
     assert tracer.degrees_of_freedom == pytest.approx(8)
 
 
-def test_a_device_that_runs_full_gets_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made anew with less memory, and the structure is chosen anew."""
+def test_a_device_that_runs_full_is_planned_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The structure is chosen again with less memory; the exact one still fits here."""
     right = Exact.fit
 
     def full(self: Exact, problem: Any, ridge: Any, weigh: Any = None) -> Any:

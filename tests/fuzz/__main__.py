@@ -47,7 +47,7 @@ class Totals:
     """Counts over problems."""
 
     def __init__(self) -> None:
-        self.problems = self.different = self.compared = 0
+        self.problems = self.different = self.compared = self.undetermined = 0
         self.refusals: Counter[str] = Counter()
         self.examples: dict[str, int] = {}
         self.last = -1
@@ -55,6 +55,7 @@ class Totals:
     def add(self, outcome: Outcome) -> None:
         self.problems += 1
         self.compared += outcome.compared
+        self.undetermined += outcome.undetermined
         self.different += bool(outcome.differences)
         self.last = max(self.last, outcome.seed)
         if outcome.refused:
@@ -67,7 +68,7 @@ class Totals:
         share = 100 * refused / max(1, self.problems)
         lines = [
             f"{self.problems} problems (last seed {self.last}), {self.compared} numbers compared: {self.different} "
-            f"with a difference, {refused} refused ({share:.1f} %)"
+            f"with a difference, {self.undetermined} numbers not determined, {refused} refused ({share:.1f} %)"
         ]
         lines += [
             f"  {count} refused, as seed {self.examples[kind]}: {kind}" for kind, count in self.refusals.most_common()

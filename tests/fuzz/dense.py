@@ -139,6 +139,20 @@ class Loss:
         pairs.diagonal(dim1=1, dim2=2).sub_(pairs.sum(2))
         return targets.sum(1).reshape(-1, 1, 1) * pairs
 
+    def roots(self, outputs: Array, targets: Array) -> Array:
+        """C (N, w, q) with C C^T the Hessian; for classes a column a pair, in which what all outputs share is zero."""
+        if self.kind != "categorical":
+            return np.sqrt(self.terms(outputs, targets)[1].clip(0))  # a diagonal matrix
+        p, w = torch.as_tensor(outputs).softmax(1).numpy(), outputs.shape[1]
+        columns = []
+        for one in range(w):
+            for two in range(one + 1, w):
+                column = np.zeros_like(p)
+                column[:, one] = np.sqrt(targets.sum(1)) * np.sqrt(p[:, one]) * np.sqrt(p[:, two])
+                column[:, two] = -column[:, one]
+                columns.append(column)
+        return np.stack(columns, 2)
+
     def pearson(self, residuals: Array, L: Array, outputs: Array, sizes: Array) -> float:
         """sum r^T L^+ r over units: residuals of classes sum to zero, for which it is sum r^2 / (s p)."""
         if self.kind == "categorical":
@@ -186,7 +200,14 @@ class Shape:
 
 
 def kronecker(
-    model: nn.Module, inputs: Any, selected: Sequence[str], L: Array, r: Array, weights: Array, how: str
+    model: nn.Module,
+    inputs: Any,
+    selected: Sequence[str],
+    L: Array,
+    r: Array,
+    weights: Array,
+    how: str,
+    nudge: int | None = None,
 ) -> Shape:
     """EKFAC's or KFAC's basis for networks of linear layers, each used once.
 
@@ -194,6 +215,8 @@ def kronecker(
     A = sum a_t a_t^T and B = sum_cc' L_cc' g_tc g_tc'^T, over examples and positions; for basis="gradients" they are
     those of whole gradient matrices G, sum G^T G and sum G G^T, where a layer is seen at several positions. Meats have
     factors of the same kind, of the gradients G of r_i^T f: they give the meats a basis of their own ("two bases").
+    With `nudge`, factors are off by 1e-14 of their size, as sums in float64 are: eigenvectors of eigenvalues closer
+    than that are not determined.
     """
     layers = [
         name for name, one in model.named_modules() if isinstance(one, nn.Linear) and f"{name}.weight" in selected
@@ -214,6 +237,11 @@ def kronecker(
             for at, one in enumerate([*found, G.T @ G, G @ G.T]):
                 factors[name][at] = factors[name][at] + one
     pairs, turned = {}, {}
+    if nudge is not None:
+        rng = np.random.default_rng(nudge)
+        for name, some in factors.items():
+            noise = [rng.standard_normal(one.shape) for one in some]
+            factors[name] = [one + 1e-14 * np.linalg.norm(one) * (e + e.T) for one, e in zip(some, noise, strict=True)]
     for name, (A, B, C, D) in factors.items():
         pairs[name], turned[name] = (np.linalg.eigh(B), np.linalg.eigh(A)), (np.linalg.eigh(D), np.linalg.eigh(C))
     basis, products = columns_of(model, selected, pairs)
@@ -306,13 +334,16 @@ class Dense:
         self.plain_L = L * self.counts[:, None, None]
         self.r = (omega[:, None] * r).reshape(self.n, self.k)
         self.L = self.joined(omega[:, None, None] * L)
+        roots = self.loss.roots(self.f.reshape(-1, self.w), self.targets)
+        self.roots = self.joined(np.sqrt(omega)[:, None, None] * roots)
 
     def joined(self, blocks: Array) -> Array:
-        """(n t, w, w) to (n, k, k)."""
-        found = np.zeros((self.n, self.t, self.w, self.t, self.w))
+        """(n t, w, q) to (n, k, t q)."""
+        q = blocks.shape[2]
+        found = np.zeros((self.n, self.t, self.w, self.t, q))
         for at in range(self.t):
-            found[:, at, :, at] = blocks.reshape(self.n, self.t, self.w, self.w)[:, at]
-        return found.reshape(self.n, self.k, self.k)
+            found[:, at, :, at] = blocks.reshape(self.n, self.t, self.w, q)[:, at]
+        return found.reshape(self.n, self.k, self.t * q)
 
     # The curvature and what follows from it.
 
@@ -323,9 +354,18 @@ class Dense:
 
     @cached_property
     def inverse(self) -> Array:
-        if self.ridge == 0:
-            return np.linalg.pinv(self.curvature, rcond=1e-12, hermitian=True)
-        return np.linalg.inv(self.curvature + self.ridge * np.eye(self.d))
+        """F_lam^-1; of a curvature as it is from singular values of its root, which square what rounding adds."""
+        if self.shape.basis is None:
+            _, sizes, V = np.linalg.svd(np.einsum("nkq,nkp->nqp", self.roots, self.J).reshape(-1, self.d))
+            values = np.zeros(self.d)
+            values[: len(sizes)] = sizes**2
+            kept = values > (1e-12 * values.max() if self.ridge == 0 else -1.0)
+            return (V.T * np.where(kept, 1 / np.where(kept, values + self.ridge, 1.0), 0.0)) @ V
+        return self.inverted(self.curvature + self.ridge * np.eye(self.d))
+
+    def inverted(self, damped: Array) -> Array:
+        """The inverse of a damped curvature; without a ridge among the directions that it tells of."""
+        return np.linalg.pinv(damped, rcond=1e-12, hermitian=True) if self.ridge == 0 else np.linalg.inv(damped)
 
     @cached_property
     def leverage_blocks(self) -> Array:
@@ -462,15 +502,28 @@ class Dense:
         return np.stack([flat[rows] @ J[rows] for rows in self.sets()])
 
     @cached_property
-    def meats(self) -> dict[str, Array]:
-        """(d, d) of each estimator."""
-        found = {"ho": gram(self.J, self.noise[0])}
+    def noise_roots(self) -> Array:
+        """(n, k, q) of the noise of each example."""
+        noise, scale, _ = self.noise
+        if self.loss.kind != "gaussian":
+            return np.sqrt(scale) * self.roots
+        values, vectors = np.linalg.eigh(noise)
+        return vectors * np.sqrt(values.clip(0))[:, None, :]
+
+    @cached_property
+    def meat_roots(self) -> dict[str, Array]:
+        """(rows, d) each, whose gram matrices are the meats."""
+        found = {"ho": np.einsum("nkq,nkp->nqp", self.noise_roots, self.J).reshape(-1, self.d)}
         for name, power in (("hec0", 0.0), ("hec2", 0.5), ("hec3", 1.0)):
-            rows = self.rows(self.left_out(power))
-            found[name] = rows.T @ rows
-        total, count = rows.sum(0), self.deletions
-        found["jackknife"] = (count - 1) / count * (found["hec3"] - np.outer(total, total) / count)
-        return {name: self.shape.of(meat, name) for name, meat in found.items()}
+            found[name] = self.rows(self.left_out(power))
+        return found
+
+    def covariance(self, ends: Array, roots: Array, name: str) -> Array:
+        """(m, k, k) with meat R^T R; of a meat as it is without ever squaring R, which rounding would add to."""
+        if self.shape.basis is not None:
+            return ends @ self.shape.of(roots.T @ roots, name) @ ends.transpose(0, 2, 1)
+        moved = ends @ roots.T
+        return moved @ moved.transpose(0, 2, 1)
 
     @cached_property
     def hc1(self) -> float:
@@ -483,8 +536,11 @@ class Dense:
 
     def covariances(self, J: Array) -> dict[str, Array]:
         """(m, k, k) of each estimator at test tangents J."""
-        ends = J @ self.inverse
-        found = {name: ends @ meat @ ends.transpose(0, 2, 1) for name, meat in self.meats.items()}
+        ends, count = J @ self.inverse, self.deletions
+        found = {name: self.covariance(ends, roots, name) for name, roots in self.meat_roots.items()}
+        total = self.meat_roots["hec3"].sum(0, keepdims=True)
+        of_total = self.covariance(ends, total, "jackknife")
+        found["jackknife"] = (count - 1) / count * (found["hec3"] - of_total / count)
         found["hec1"] = self.hc1 * found["hec0"]
         return found | {"laplace": self.noise[1] * J @ self.inverse @ J.transpose(0, 2, 1)}
 
@@ -494,7 +550,7 @@ class Dense:
         """What each training example adds: "hec3" and "ho" (m, n), "size" (m, n), "pull" (m, n, k)."""
         a = self.alignments(J)
         moved = a * self.u  # (m, k, n, k'): what each output of an example adds
-        ho = np.einsum("mkni,nij,mknj->mn", a, self.noise[0], a, optimize=True)
+        ho = (np.einsum("mkni,niq->mknq", a, self.noise_roots) ** 2).sum((1, 3))
         return {
             "hec3": self.squares(moved).sum(1),
             "ho": ho,
@@ -543,8 +599,10 @@ class Dense:
             Q = np.linalg.solve(np.eye(self.k) - Q @ self.L, Q)
         return np.einsum("nkj,nj->nk", Q, self.residuals)
 
-    def what_if(self, J: Array, counts: Array, relabel: dict[int, Array]) -> dict[str, Array]:
+    def what_if(self, J: Array, counts: Array, relabel: dict[int, Array]) -> tuple[dict[str, Array], float]:
         """Predictions and variances of the linearized problem, solved again with other counts and labels.
+
+        Beside them how far they are from a solution, over the size of a residual.
 
         The problem is the one whose optimum the network, or the recentered model, is. For squared error that is a
         refit; for other losses changed examples keep their loss, and others their parabola.
@@ -575,30 +633,36 @@ class Dense:
             )
 
         step = np.zeros(self.d)
-        for _ in range(60):
+        for _ in range(400):
             gradient = downhill(step)
-            move = np.linalg.solve(gram(self.J, counts[:, None, None] * after(step)[1]) + ridge, gradient)
-            part = 1.0
-            while part > 1e-3 and np.linalg.norm(downhill(step + part * move)) > np.linalg.norm(gradient) * (1 + 1e-9):
-                part /= 2
-            step = step + part * move
+            move = self.inverted(gram(self.J, counts[:, None, None] * after(step)[1]) + ridge) @ gradient
             if abs(self.J @ move).max() < 1e-11 * max(1.0, abs(self.J @ step).max()):
                 break
+            part, size = 1.0, np.linalg.norm(gradient)
+            while part > 1e-13 and not np.linalg.norm(downhill(step + part * move)) <= (1 - 1e-4 * part) * size:
+                part /= 2
+            if part <= 1e-13:
+                break
+            step = step + part * move
+        # what is left of the equation where rounding ends Newton's method, over the size of a residual's gradient
+        left = np.linalg.norm(downhill(step)) / max(1e-300, np.linalg.norm(self.J.reshape(-1, self.d), axis=1).max())
         residuals, hessians = after(step)
         other = self.forgotten()
-        other.__dict__["inverse"] = np.linalg.inv(gram(self.J, counts[:, None, None] * hessians) + ridge)
+        other.__dict__["inverse"] = self.inverted(gram(self.J, counts[:, None, None] * hessians) + ridge)
         other.__dict__["residuals"], other.L = residuals, hessians
         noise = np.einsum("mkni,nij,mknj->mkn", other.alignments(J), self.noise[0], other.alignments(J), optimize=True)
-        return {
+        found = {
             "change": J @ step,
             "new_hec3": (other.squares(other.alignments(J) * other.u) * counts).sum(2),
             "new_ho": (noise * counts).sum(2),
         }
+        return found, float(left)
 
     def variance_left(self, J: Array, L: Array, chosen: Sequence[int]) -> float:
         """Total of tr L s^2 J F^-1 J^T over a pool with the curvature after some of it have joined the training set."""
-        damped = np.linalg.inv(self.inverse) + gram(J[[*chosen]], L[[*chosen]])
-        return self.noise[1] * float(np.einsum("pkj,pjk->", L, J @ np.linalg.inv(damped) @ J.transpose(0, 2, 1)))
+        seen = J if self.ridge else J @ self.inverse @ self.curvature  # along directions that the training set tells of
+        damped = self.curvature + self.ridge * np.eye(self.d) + gram(seen[[*chosen]], L[[*chosen]])
+        return self.noise[1] * float(np.einsum("pkj,pjk->", L, J @ self.inverted(damped) @ J.transpose(0, 2, 1)))
 
     def relabelled(self, relabel: dict[int, Array]) -> tuple[Array, Array]:
         """Targets (n t, w) after some are new, and by how much that changes residuals (n, k)."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import root
+from scipy.optimize import brentq, root
 from torch import nn
 
 import networks
@@ -304,5 +304,28 @@ def test_changed_examples_keep_the_weights_of_their_own_classes(
     counts = np.ones(12)
     np.add.at(counts, change.get("remove", []), -1)
     np.add.at(counts, change.get("repeat", []), 1)
-    for name, wanted in truth.what_if(J[:3], counts, {}).items():
+    for name, wanted in truth.what_if(J[:3], counts, {})[0].items():
         np.testing.assert_allclose(getattr(found, name), wanted, rtol=1e-7, atol=1e-10, err_msg=name)
+
+
+def test_a_label_of_large_logits_settles_between_two_flat_sides() -> None:
+    """A margin of 1000 and a leverage of 10^6: the loss is a line on either side of the solution, which is a root."""
+    weight = torch.tensor([[500.0, 0.0], [-500.0, 0.0]], dtype=torch.float64)
+    x = torch.tensor([[1.0, 0.5], [1.0, -0.5], [1.0, 0.2]], dtype=torch.float64)
+    ridge, test = 1.25e-6, torch.tensor([[0.3, 2.0]], dtype=torch.float64)
+    tracer = fit(networks.linear(weight), [(x, torch.zeros(3).long())], likelihood="categorical", ridge=ridge)
+    leverage = float(x[0] @ x[0]) / ridge  # the others are certain, and tell nothing
+    g = brentq(
+        lambda g: 1 / (1 + np.exp(np.clip(2 * leverage * g - 1000, -700, 700))) - g, 0, 1, xtol=1e-16, rtol=1e-14
+    )
+    by = float(test[0] @ x[0]) / ridge * g
+    np.testing.assert_allclose(tracer.what_if(test, relabel={0: 1}).change, [[-by, by]], rtol=1e-8)
+
+
+def test_leverages_that_rounding_decides_are_refused() -> None:
+    """A margin of 10^9 and a leverage of 10^9: the new label's leverage is 2e-9 below one, known to 1e-7."""
+    weight = torch.tensor([[5e8, 0.0], [-5e8, 0.0]], dtype=torch.float64)
+    x = torch.tensor([[1.0, 0.5], [1.0, -0.5], [1.0, 0.2]], dtype=torch.float64)
+    tracer = fit(networks.linear(weight), [(x, torch.zeros(3).long())], likelihood="categorical", ridge=1.25e-9)
+    with pytest.raises(whence.SingularCurvatureError, match="told from one"):
+        tracer.what_if(x[:1], relabel={0: 1})

@@ -20,7 +20,7 @@ from whence.curvature.dual import FittedDual
 from whence.curvature.exact import Exact
 from whence.curvature.primal import FittedPrimal
 from whence.data.targets import block_diagonal
-from whence.errors import InputError
+from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.linalg import eigenvectors
 
@@ -81,6 +81,13 @@ def path_of(bread: FittedCurvature, problem: Linearization) -> RidgePath:
         if worse == WORSE:
             break
     best = min(tried, key=lambda power: tried[power])
+    if math.isinf(tried[best]):
+        raise SingularCurvatureError(
+            f'expected a ridge with a finite leave-one-out loss for ridge="loo", got none between '
+            f"{trace * 10.0 ** min(tried):.1e} and {trace * 10.0 ** max(tried):.1e}, beside which the curvature has no "
+            "inverse in this precision: the network is nearly certain of all its training examples. Pass a number as "
+            "`ridge`, or use whence.ridge_from_weight_decay."
+        )
     gap = COARSE[0] - COARSE[1]
     for part in range(1, FINE + 1):
         power = best + gap - 2 * gap * part / (FINE + 1)
@@ -156,7 +163,16 @@ class Linear:
         return float(self.growth(self.change(weights)).sum() + 0.5 * ridge * weights @ weights)
 
     def left_out_loss(self, weights: Tensor, ridge: float) -> tuple[Tensor, float]:
-        """The optimum (r,) for a ridge, from weights near it, and the mean leave-one-out loss there."""
+        """The optimum (r,) for a ridge, from weights near it, and the mean leave-one-out loss there.
+
+        Infinite, and the weights as they were, for a ridge so small that the damped curvature has no Cholesky factor.
+        """
+        try:
+            return self._left_out_loss(weights, ridge)
+        except SingularCurvatureError:
+            return weights, math.inf
+
+    def _left_out_loss(self, weights: Tensor, ridge: float) -> tuple[Tensor, float]:
         for _ in range(STEPS):
             step = self._newton(weights, ridge)
             if float((self.rows @ step).abs().max()) < CLOSE:
@@ -203,7 +219,10 @@ class Linear:
     def _factor(self, inner: Tensor, ridge: float) -> Tensor:
         curvature = torch.einsum("nkp,nkq->pq", self.rows, inner @ self.rows)
         curvature.diagonal().add_(ridge)
-        factor: Tensor = torch.linalg.cholesky(curvature)
+        factor: Tensor
+        factor, info = torch.linalg.cholesky_ex(curvature)
+        if int(info):
+            raise SingularCurvatureError(f"expected a curvature with an inverse at ridge={ridge:.1e}, got none.")
         return factor
 
 

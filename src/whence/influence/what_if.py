@@ -30,8 +30,15 @@ from whence.display import Column, Shown, Table, count, numbers, places, rows_sh
 from whence.errors import InputError, SingularCurvatureError
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 
-NEWTON_STEPS = 50
-SMALLEST_STEP = 1e-6
+NEWTON_STEPS, CONVERGED = 200, 1e-12
+"""Most Newton steps, and what may be left of the equation after the last, over the size of g."""
+
+SMALLEST_STEP, DECREASE = 1e-12, 1e-4
+"""Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on both
+sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
+
+ACCEPTED = 1e-6
+"""What may be left of the equation where rounding ends Newton's method early."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +180,7 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     after = relabelled - fitted.loo.hessian_times(slice(0, n), output_change)
     if nonlinear is not None:
         after = after.index_copy(0, index, nonlinear.residuals)
+        _check_leverages(nonlinear.hessian_roots, leverage_blocks[index], own, counts[index])
     return Change(index, counts, step, downdate, fitted.loo.adjust(after, leverage_blocks, roots).hec3)
 
 
@@ -252,16 +260,45 @@ def _solve_nonlinear(
     g = torch.zeros_like(own[0])
     change, new, gap = evaluate(g)
     for _ in range(NEWTON_STEPS):
-        if float(gap.abs().max()) <= 1e-12 * max(1.0, float(g.abs().max())):
+        if _relative_gap(gap, g) <= CONVERGED:
             break
         jacobian = eye + torch.block_diag(*_hessian_change(counts, roots_at(change), old_roots)) @ own
         direction = torch.linalg.solve(jacobian, gap)
         size, trial = 1.0, evaluate(g - direction)
-        while float(trial[2].norm()) > float(gap.norm()) and size > SMALLEST_STEP:
+        while not float(trial[2].norm()) <= (1 - DECREASE * size) * float(gap.norm()) and size > SMALLEST_STEP:
             size /= 2
             trial = evaluate(g - size * direction)
+        if size <= SMALLEST_STEP:
+            break
         g, (change, new, gap) = g - size * direction, trial
+    if not _relative_gap(gap, g) <= ACCEPTED:
+        raise SingularCurvatureError(
+            f"expected changed examples whose outputs settle, got {_relative_gap(gap, g):.1e} of their residuals left "
+            "after Newton's method in what_if: the loss of examples with large logits is flat on both sides of the "
+            "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
+        )
     return _Nonlinear(g, roots_at(change), new)
+
+
+def _relative_gap(gap: Tensor, g: Tensor) -> float:
+    """What is left of the equation for g, over the size of g where that is above one."""
+    return float(gap.abs().max()) / max(1.0, float(g.abs().max()))
+
+
+def _check_leverages(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> None:
+    """Raise where one minus a new leverage, by which HeC3 divides, is less than what rounding adds to it.
+
+    New leverages are differences of old ones, which may be larger by orders of magnitude where the old loss was flat.
+    """
+    h = torch.linalg.eigvalsh(roots.mT @ leverage_blocks @ roots).amax(1)
+    rounding = torch.finfo(own.dtype).eps * own.abs().max() * roots.square().sum((1, 2))
+    lost = (counts > 0) & (1 - h < 100 * rounding) & (rounding > 1e-12)
+    if bool(lost.any()):
+        raise SingularCurvatureError(
+            "expected leverages below one after the change, got a changed example with large logits that decides its "
+            f"own prediction ({float((1 - h)[lost].min()):.1e} below one, with a rounding error of "
+            f"{float(rounding[lost].max()):.1e}). Raise `ridge`, change other examples, or fit with recenter=True."
+        )
 
 
 def _hessian_change(counts: Tensor, new_roots: Tensor, old_roots: Tensor) -> Tensor:
