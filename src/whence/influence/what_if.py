@@ -34,8 +34,8 @@ NEWTON_STEPS, CONVERGED = 200, 1e-12
 """Most Newton steps, and what may be left of the equation after the last, over the size of g."""
 
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
-"""Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on both
-sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
+"""Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
+both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
 
 ACCEPTED = 1e-6
 """What may be left of the equation where rounding ends Newton's method early."""
@@ -295,8 +295,8 @@ def _check_leverages(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts
     lost = (counts > 0) & (1 - h < 100 * rounding) & (rounding > 1e-12)
     if bool(lost.any()):
         raise SingularCurvatureError(
-            "expected leverages below one after the change, got a changed example with large logits that decides its "
-            f"own prediction ({float((1 - h)[lost].min()):.1e} below one, with a rounding error of "
+            "expected leverages after the change that can be told from one, got a changed example with large logits "
+            f"that decides its own prediction ({float((1 - h)[lost].min()):.1e} below one, with a rounding error of "
             f"{float(rounding[lost].max()):.1e}). Raise `ridge`, change other examples, or fit with recenter=True."
         )
 
