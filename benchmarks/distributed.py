@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.kronecker import LARGEST_SIDE
+from whence.curvature.accumulate import LARGEST_SIDE
 
 from .distributed_cost import Crew, Layer, Task, eigen_sizes, memory, operations, passing, traffic, transformer
 from .memory import METHOD, extra_bytes

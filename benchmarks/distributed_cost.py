@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whence.curvature.ekfac import SUMS, WHOLE
-from whence.curvature.kronecker import LARGEST_SIDE
-from whence.curvature.stream import PIECE_BYTES
+from whence.curvature.accumulate import CHUNK_BYTES, LARGEST_SIDE, SUMS_PER_COORDINATE, SUMS_PER_WEIGHT
 from whence.runtime.processes import shared_out
 
 PIECES = 3.5
@@ -88,7 +86,7 @@ def passing(task: Task, process_group: Crew, batch: int, device: str) -> float:
     """Bytes of the layers' inputs and output gradients of one piece of a batch, and of what is made of them."""
     widths = [sum(layer.i + task.looks * layer.o for layer in layers) for layers in owned(task, process_group)]
     each = 4.0 * task.positions * max(widths)
-    return PIECES * max(each, min(batch * each, float(PIECE_BYTES[device])))
+    return PIECES * max(each, min(batch * each, float(CHUNK_BYTES[device])))
 
 
 def memory(task: Task, process_group: Crew) -> float:
@@ -100,7 +98,7 @@ def memory(task: Task, process_group: Crew) -> float:
         weights = sum(layer.weights for layer in layers)
         decomposing = 8.0 * (2.0 * factors + 4.0 * largest)
         extra = 6.0 * (task.working == 8)
-        summing = task.working * factors + 8.0 * ((SUMS + extra) * weights + WHOLE * weights)
+        summing = task.working * factors + 8.0 * ((SUMS_PER_COORDINATE + extra) * weights + SUMS_PER_WEIGHT * weights)
         found.append(max(decomposing, summing))
     return max(found)
 

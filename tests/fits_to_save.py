@@ -96,19 +96,21 @@ class Counts(whence.Likelihood):
         return (outputs / 2).exp().diag_embed()
 
 
-IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "_meats", "_opened", "_capture", "prints"}
+IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "summed_meats", "_capture", "prints"}
 """What a loaded fit may have otherwise: handles to the world, and what is computed when it is needed."""
 IGNORED |= {"_batched_backward", "_way", "_proved", "_ways_to_rows", "_pieces", "chunk_bytes", "retarget"}
 IGNORED |= {
     "_proved_sizes",
-    "_kept",
-    "held",
     "_batch",
+    "_cache",
+    "_cached",
+    "_chunks",
+    "_keeps_last",
+    "_last_chunk",
     "_seen",
-    "_spare",
+    "in_use",
     "saved",
-    "_roomy",
-}  # memory beside pieces: a loaded fit plans anew
+}  # memory beside chunks: a loaded fit plans anew
 
 
 def differences(one: Any, two: Any, where: str = "tracer", seen: set[int] | None = None) -> list[str]:

@@ -14,12 +14,19 @@ from torch.utils.data import DataLoader
 
 from whence.api import LIKELIHOODS, STRUCTURES
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
+from whence.curvature.accumulate import (
+    CHUNK_WORKSPACE,
+    LayerGradients,
+    decomposition_bytes,
+    examples_bytes,
+    factor_bytes,
+    sums_bytes,
+    working_precision,
+)
 from whence.curvature.auto import choose
 from whence.curvature.core import primal_bytes
-from whence.curvature.ekfac import decomposition_bytes, examples_bytes, factor_bytes, sums_bytes
 from whence.curvature.exact import Road
 from whence.curvature.primal import CACHE_SHARE, QR_SIZE
-from whence.curvature.stream import PIECES, LayerGradients, working_precision
 from whence.data.batches import Batch, Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.errors import InputError
@@ -205,9 +212,9 @@ def measure_sizes(problem: Linearization, stream: LayerGradients, first: Inputs,
         working=torch.finfo(working_precision(problem)).bits // 8,
         batch=batch,
         chunk=min(problem.jacobian().chunk(k), batch),
-        piece=min(stream.piece(k, batch), batch),
-        work=stream.work(k),
-        layers=stream.known.fixed + k * stream.known.each,
+        piece=min(stream.chunk_size(k, batch), batch),
+        work=k * stream.sizes.workspace,
+        layers=stream.sizes.example(k),
         graph=graph_bytes(problem, first),
         blocks=stream.blocks,
     )
@@ -249,7 +256,7 @@ def of_examples(sizes: ProblemSizes) -> float:
 
 def layers_bytes(sizes: ProblemSizes) -> float:
     """A piece of a batch with the gradients of all its layers."""
-    return sizes.piece * (PIECES * sizes.layers + sizes.graph + sizes.work)
+    return sizes.piece * (CHUNK_WORKSPACE * sizes.layers + sizes.graph + sizes.work)
 
 
 def rows_bytes(sizes: ProblemSizes) -> float:

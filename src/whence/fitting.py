@@ -133,13 +133,13 @@ def named(given: Any, known: dict[str, Any], kind: type, what: str) -> Any:
 
 def check_sharing(structure: Structure, processes: Processes) -> None:
     """Raise where processes cannot share a fit."""
-    if not processes.alone and not structure.in_parts:
+    if not processes.alone and not structure.additive:
         raise InputError(_whole("one process, or distributed=False,", structure))
 
 
 def check_checkpoint(execution: Execution, structure: Structure) -> None:
     """Raise where the structure cannot resume from a checkpoint."""
-    if execution.checkpoint is not None and not structure.in_parts:
+    if execution.checkpoint is not None and not structure.additive:
         raise InputError(_whole("no checkpoint", structure))
 
 
@@ -354,7 +354,7 @@ def _fitted(asked: FitOptions, problem: Linearization, marks: dict[str, int]) ->
             bread = fit_at_best(chosen, problem, weighing.columns)
         else:
             bread = chosen.fit(problem, asked.ridge, weighing.columns)
-        bread.tf32 = asked.execution.tf32 and chosen.tf32
+        bread = replace(bread, tf32=asked.execution.tf32 and chosen.tf32)
         return _assemble(problem, bread, weighing, asked.noise, marks, Finding("structure", chosen.name, why))
 
 
@@ -453,7 +453,7 @@ def _diagnose(
             f"{weighing.left_out_name} at the guard, of {weighing.deletions(problem)}",
         ),
     ]
-    findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.facts]]
+    findings += [Finding("note", fact, "") for fact in [*problem.batches.notes, *bread.notes]]
     return Diagnostics(tuple(findings))
 
 

@@ -10,12 +10,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.curvature.base import OfFeatures, Weigh
-from whence.curvature.ekfac import LARGEST_EXACT, eigenbases
+from whence.curvature.accumulate import LayerGradients
+from whence.curvature.base import FeatureStructure, MeatRoots
+from whence.curvature.kronecker import LARGEST_EXACT, KroneckerFactors
 from whence.curvature.primal import FittedPrimal, singular
 from whence.curvature.rotation import Basis, BasisView
-from whence.curvature.spectral import gather_squares
-from whence.curvature.stream import LayerGradients
+from whence.curvature.spectral import SpectrumSums
 from whence.data.batches import Inputs
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
@@ -111,7 +111,7 @@ def leaving(problem: Linearization, r: int) -> Linearization:
 
 
 @dataclass(frozen=True)
-class Core(OfFeatures):
+class Core(FeatureStructure):
     """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
 
     Leverages are true leverages (in [0, 1), no guard) and variances have honest scale, which EKFAC's have not.
@@ -146,20 +146,20 @@ class Core(OfFeatures):
         if self.basis not in ("positions", "gradients"):
             raise InputError(f"expected Core's basis to be 'positions' or 'gradients', got {self.basis!r}.")
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerGradients(problem)
-        facts = list(stream.notes)
-        whole = self.basis == "gradients"
-        bases = eigenbases(stream, ridge or 0.0, self.tolerance, self.largest_exact, facts, whole=whole)[0]
-        noise = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-        spectrum = [squares.inside for squares in gather_squares(stream, bases, noise).curvature]
+        notes = list(stream.notes)
+        bases = stream.accumulate(
+            KroneckerFactors(stream, self.largest_exact, whole=self.basis == "gradients")
+        ).eigenbases(ridge or 0.0, self.tolerance, notes)
+        spectrum = [s.inside for s in stream.accumulate(SpectrumSums(stream, bases)).spectrum().curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
         sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])
-        facts.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
-        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, facts)
-        return FittedPrimal(leaving(problem, r), features, ridge)
+        notes.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
+        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, notes)
+        return FittedPrimal.fit(leaving(problem, r), features, ridge)
 
     def _choose(
         self, spectrum: Sequence[Tensor], problem: Linearization, ridge: float | None
@@ -199,4 +199,4 @@ def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     group, row, column = index // (o * i), (index // i) % o, index % i
     rows, at_row = torch.unique(row, return_inverse=True)
     columns, at_column = torch.unique(column, return_inverse=True)
-    return basis.corner(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column
+    return basis.select(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column

@@ -394,7 +394,7 @@ class Basis:
         """Number of directions that the basis does not span."""
         return self.block.numel - math.prod(self.shape)
 
-    def corner(self, rows: Tensor, columns: Tensor) -> Basis:
+    def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
         assert self.inputs is not None
         assert self.outputs is not None
@@ -610,18 +610,18 @@ class BasisView:
 
     @property
     def tangent(self) -> Tangent:
-        """The gradients as they were pulled back."""
-        assert self._tangent is not None, "a view of gradients that were let go"
+        """The gradients as they were captured."""
+        assert self._tangent is not None, "a view of gradients that were freed"
         return self._tangent
 
-    def let_go(self) -> None:
-        """Of the gradients as they were, where they are held in a basis that spans all."""
+    def free_captured(self) -> None:
+        """Free the gradients as they were captured, where they are held in a basis that spans the whole block."""
         if self._held is not None and self.complete:
             self._tangent = None
 
-    def settle(self) -> None:
-        """Let go of the gradients as they were, where that is possible, and of squares."""
-        self.let_go()
+    def compact(self) -> None:
+        """Free the captured gradients, where that is possible, and their squares."""
+        self.free_captured()
         if isinstance(self._held, Factored):
             self._held.__dict__.pop("squared", None)
 
