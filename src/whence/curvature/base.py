@@ -79,7 +79,7 @@ def members_of(index: Tensor) -> Iterator[Tensor]:
         yield order[first.unsqueeze(1) + torch.arange(size, device=order.device)]
 
 
-def pieces(every: Iterator[Tensor], problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
+def groups_within_memory(every: Iterator[Tensor], problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
     """Members (groups, size) of so many groups at once as memory allows.
 
     Args:
@@ -214,7 +214,7 @@ NO_GROUPS = (
 
 
 class Sandwich(ABC):
-    """Bread, meats, bread."""
+    """F_lam^-1 M F_lam^-1 between the gradients of a test point, for the meat M of every estimator."""
 
     variances_alone: ClassVar[bool] = False
     """Whether variances cost markedly less than covariances, so that `variances` is worth calling."""
@@ -256,7 +256,7 @@ class FittedCurvature(ABC):
 
     @abstractmethod
     def sandwich(self, meats: Meats) -> Sandwich:
-        """Put the training examples' weights between the breads."""
+        """Variances of predictions from the weights of the training examples in each estimator."""
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (members (g, size), blocks J_g F_lam^-1 J_g^T (g, size k, size k)), as many groups as memory allows."""

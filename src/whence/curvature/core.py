@@ -1,4 +1,4 @@
-"""Features for the exact algebra: chosen coordinates of the gradients, over all blocks together."""
+"""The core: exact algebra on the largest coordinates of the Kronecker eigenbasis, over all layers together."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Core(FeatureStructure):
         size: r; chosen from `share`, `largest` and the memory limit when `None`.
         share: of EKFAC's effective degrees of freedom to capture.
         largest: most coordinates to take.
-        tolerance: as of EKFAC: coordinates outside the corner are never taken.
+        tolerance: as of EKFAC: coordinates outside the truncated basis are never taken.
         largest_exact: blocks without a Kronecker form are rotated to their eigenvectors up to this size.
         basis: as of EKFAC.
 
@@ -191,7 +191,7 @@ class Core(FeatureStructure):
 
 
 def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
-    """Drop the columns of a basis that no chosen coordinate uses; positions are told anew."""
+    """Drop the columns of a basis that no chosen coordinate uses; with the new positions of the coordinates."""
     block = basis.block
     if not len(index) or block.kind != "kronecker" or basis.inputs is None or basis.outputs is None:
         return basis, index

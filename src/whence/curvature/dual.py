@@ -15,7 +15,7 @@ from whence.curvature.base import (
     MeatRoots,
     NewtonStep,
     RidgePath,
-    pieces,
+    groups_within_memory,
     times_hessian,
     trace_of_hat,
 )
@@ -112,7 +112,7 @@ class FittedDual(AlignedCurvature):
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of K (lambda + L K)^-1."""
         problem, outputs = self.problem, torch.arange(self.problem.k, device=self.problem.device)
-        for members in pieces(groups.members(), problem, 3.0 * problem.n * problem.k):
+        for members in groups_within_memory(groups.members(), problem, 3.0 * problem.n * problem.k):
             at = (members.unsqueeze(2) * problem.k + outputs).flatten(1)  # (g, size k)
             projected = self.project(self.kernel[at.reshape(-1)]).reshape(*at.shape, -1)
             yield members, projected.gather(2, at.unsqueeze(1).expand(-1, at.shape[1], -1))

@@ -25,9 +25,9 @@ class EKFAC(LayerStructure):
             curvature's.
         basis: what a layer seen at several positions is decomposed by: "gradients", of examples, summed over
             positions; or "positions", one by one, as KFAC does.
-        corner: leading directions of each side of a layer in which "two_bases" are kept, or `None` for all.
-        tolerance: share of the homoscedastic variance that may lie outside the corner of the eigenbasis in which
-            eigenvalues are kept one by one; outside, they are replaced by their mean. Zero keeps all of them.
+        corner: number of leading directions on each side of a layer among which "two_bases" rotates, or `None` for all.
+        tolerance: share of the homoscedastic variance that may lie outside the leading directions of the eigenbasis,
+            which have an eigenvalue each; the others share their mean. Zero keeps all directions.
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
 
     Examples:

@@ -61,9 +61,9 @@ def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
             sums[0] += summed(inner, 1, alike_out @ inner)
             sums[1] += summed(above, 2, alike_in.unsqueeze(1) @ above)
         else:
-            below, beyond = matrix_moments(outer(inner, above))
-            sums[0] += below
-            sums[1] += beyond
+            inner_moment, outer_moment = matrix_moments(outer(inner, above))
+            sums[0] += inner_moment
+            sums[1] += outer_moment
     return sums[0], sums[1]
 
 
@@ -77,8 +77,8 @@ def summed(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:
     if other is None and cotangents_first(values):
         values = values.transpose(0, 1)
     if other is None and values.is_cuda and lies_transposed(values) and values.shape[-1] <= values.shape[-2]:
-        turned = values.transpose(-1, -2)  # turning many positions round would cost more than a matrix an example
-        return (turned @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
+        flipped = values.transpose(-1, -2)  # a copy of many positions would cost more than a matrix an example
+        return (flipped @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
     first = values.movedim(groups, 0).flatten(1, -2)
     if other is None:
         return second_moment(first)

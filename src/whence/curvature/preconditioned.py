@@ -154,7 +154,7 @@ class Preconditioned:
         return cls(basis, parts, complement, inside, outside if basis.outside else 0.0)
 
     def align(self, tangent: Tangent) -> Tensor:
-        """Inner products with the gradients of n examples for c cotangents, seen once as well, (n, c, m k)."""
+        """Inner products with the gradients of n examples for c cotangents, outer products as well, (n, c, m k)."""
         assert isinstance(tangent, Kronecker)
         others = FactorParts.of(tangent, self.basis, self.inside.dtype, self.complement)
         theirs, ours = others.grads_inside, self.parts.grads_inside
@@ -198,9 +198,9 @@ def complement_of(basis: Basis, dtype: torch.dtype) -> Tensor | None:
         or basis.outputs.shape[1] > LARGEST_COMPLEMENT
     ):
         return None
-    kept = basis.outputs[0].double()
-    whole: Tensor = torch.linalg.qr(kept, mode="complete").Q
-    return whole[:, kept.shape[1] :].to(dtype)
+    spanned = basis.outputs[0].double()
+    whole: Tensor = torch.linalg.qr(spanned, mode="complete").Q
+    return whole[:, spanned.shape[1] :].to(dtype)
 
 
 def as_outer_product(tangent: Tangent) -> Kronecker | None:

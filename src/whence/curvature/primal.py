@@ -24,8 +24,8 @@ from whence.curvature.base import (
     Predicted,
     RidgePath,
     Sandwich,
+    groups_within_memory,
     members_of,
-    pieces,
 )
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
@@ -35,7 +35,7 @@ from whence.runtime.execution import State, needs_all_data
 from whence.runtime.model_state import rounded_products
 
 CACHE_SHARE = 0.3
-"""Rows are kept when they take at most this share of the memory budget."""
+"""Rows are cached when they take at most this share of the memory budget."""
 
 
 class Features(Protocol):
@@ -94,7 +94,7 @@ class TrainingRows:
     """The features of all training examples, in chunks, as often as they are needed."""
 
     def __init__(self, problem: Linearization, features: Features) -> None:
-        """Decide whether the rows can be kept."""
+        """Decide whether the rows can be cached."""
         self.problem = problem
         self.features = features
         need = problem.share * problem.k * features.size * problem.outputs.element_size()
@@ -220,16 +220,16 @@ def path_from_eigenvectors(values: Tensor, chunks: Rotated, problem: Linearizati
 
 def _whole_groups(index: Tensor, chunks: Rotated, size: int, problem: Linearization) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows (g, members k, r) and targets (g, members k) of as many groups as memory allows, a pass for each."""
-    for members in pieces(members_of(index), problem, size):
+    for members in groups_within_memory(members_of(index), problem, size):
         place = torch.full((problem.n,), -1, device=problem.device)
         place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
-        kept = problem.outputs.new_zeros(members.numel(), problem.k, size)
+        members_rows = problem.outputs.new_zeros(members.numel(), problem.k, size)
         aims = problem.outputs.new_zeros(members.numel(), problem.k)
-        for where, rows, targets in chunks({"rows": kept, "targets": aims}, [members]):
+        for where, rows, targets in chunks({"rows": members_rows, "targets": aims}, [members]):
             here = place[where] >= 0
-            kept[place[where][here]] = rows[here].to(kept.dtype)
+            members_rows[place[where][here]] = rows[here].to(members_rows.dtype)
             aims[place[where][here]] = targets[here].to(aims.dtype)
-        yield kept.reshape(len(members), -1, size), aims.reshape(len(members), -1)
+        yield members_rows.reshape(len(members), -1, size), aims.reshape(len(members), -1)
 
 
 def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
@@ -252,7 +252,9 @@ def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, no
     errors = torch.zeros_like(ridges)
     index, folds = problem.folds.groups, problem.folds
     whole = (
-        [rows] if index is None else (rows[some].flatten(1, 2) for some in pieces(members_of(index), problem, n * k))
+        [rows]
+        if index is None
+        else (rows[some].flatten(1, 2) for some in groups_within_memory(members_of(index), problem, n * k))
     )
     for part in whole:
         for g, ridge in enumerate(ridges):
@@ -477,12 +479,12 @@ class FittedPrimal(FittedCurvature):
         return PrimalSandwich(self, found.finish(), found.total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whitened rows of a group's members, times themselves; each piece costs a pass over the training rows."""
+        """Whitened rows of a group's members, times themselves; each chunk of groups costs a pass over the rows."""
         problem, size = self.problem, self.features.size
         problem.budget.require(
             3.0 * groups.total * size * problem.outputs.element_size(), f"{groups.total} groups", "Make fewer groups."
         )
-        for members in pieces(groups.members(), problem, size):
+        for members in groups_within_memory(groups.members(), problem, size):
             place = torch.full((problem.n,), -1, device=problem.device)
             place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
             white = self.whiten.inverse.new_zeros(members.numel(), problem.k, size)
@@ -616,19 +618,19 @@ def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str])
 class PrimalSandwich(Sandwich):
     """Quadratic forms in whitened coordinates."""
 
-    bread: FittedPrimal
+    fitted: FittedPrimal
     matrices: dict[str, Tensor]
     total: Tensor
 
     def predict(self, inputs: Inputs) -> Predicted:
         """Covariances y M y^T for the rows y of the test points."""
-        problem = self.bread.problem
+        problem = self.fitted.problem
         with torch.no_grad():
             outputs = problem.network(inputs).to(problem.dtype)
         parts: dict[str, list[Tensor]] = {name: [] for name in (*self.matrices, "laplace")}
         shifts = []
-        for _, rows in self.bread.features.rows(inputs, problem.seen(inputs)):
-            white = self.bread.whiten(rows).to(rows.dtype)
+        for _, rows in self.fitted.features.rows(inputs, problem.seen(inputs)):
+            white = self.fitted.whiten(rows).to(rows.dtype)
             flipped = white.transpose(1, 2)
             parts["laplace"].append((white @ flipped).to(problem.dtype))
             for name, matrix in self.matrices.items():

@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure, members_of, pieces
+from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure, groups_within_memory, members_of
 from whence.curvature.dual import FittedDual
 from whence.curvature.exact import Exact
 from whence.curvature.primal import FittedPrimal
@@ -119,10 +119,10 @@ class Linear:
             return cls(problem, rows, weights)
         flat = rows.reshape(n * k, r)
         values, vectors = (part.to(rows.dtype) for part in eigenvectors(flat @ flat.T, "the kernel", fitted.notes))
-        kept = values > values.max() * len(values) * torch.finfo(values.dtype).eps
-        sizes = values[kept].sqrt()
-        fewer = vectors[:, kept] * sizes
-        return cls(problem, fewer.reshape(n, k, -1), (vectors[:, kept].T @ (flat @ weights)) / sizes)
+        spanned = values > values.max() * len(values) * torch.finfo(values.dtype).eps
+        sizes = values[spanned].sqrt()
+        fewer = vectors[:, spanned] * sizes
+        return cls(problem, fewer.reshape(n, k, -1), (vectors[:, spanned].T @ (flat @ weights)) / sizes)
 
     def change(self, weights: Tensor) -> Tensor:
         """(n, k) how far outputs are from the network's."""
@@ -185,7 +185,7 @@ class Linear:
             leverage_blocks = folds.blocks(white @ white.transpose(1, 2))
             return _solved(leverage_blocks, folds.blocks(inner), folds.parts(residuals)).reshape(residuals.shape)
         found = torch.empty_like(residuals)
-        for members in pieces(members_of(folds.groups), self.problem, white.shape[2]):
+        for members in groups_within_memory(members_of(folds.groups), self.problem, white.shape[2]):
             flat = white[members].flatten(1, 2)
             joint = block_diagonal(inner[members])
             moved = _solved(flat @ flat.transpose(1, 2), joint, residuals[members].flatten(1))

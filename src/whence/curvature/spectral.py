@@ -501,12 +501,12 @@ class Weights:
     def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], count: int, dtype: torch.dtype) -> Weights:
         """One set of weights for each of so many estimators, inside and outside; one in float64 at a time."""
         inside, outside, rounded = torch.empty(0, device="cpu"), [], False
-        for at, (within, beyond) in enumerate(pairs):
+        for at, (inner, outer) in enumerate(pairs):
             if at == 0:
-                rounded = products_are_rounded(within.device)
-                inside = torch.empty(count, *within.shape, dtype=dtype, device=within.device)
-            inside[at] = within if rounded or not basis.outside else within - beyond
-            outside.append(beyond)
+                rounded = products_are_rounded(inner.device)
+                inside = torch.empty(count, *inner.shape, dtype=dtype, device=inner.device)
+            inside[at] = inner if rounded or not basis.outside else inner - outer
+            outside.append(outer)
         return cls(basis, inside, inside.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
 
     @cached_property
@@ -690,27 +690,27 @@ class FittedSpectral(FittedCurvature):
         outside = [complement_of(basis, precision) for basis in self.bases]
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
-            pieces: list[list[Tensor | FactorParts]] = [[] for _ in self.bases]
+            chunks: list[list[Tensor | FactorParts]] = [[] for _ in self.bases]
             for _, tangents, _ in self.stream.of(take(inputs, where), 0, self.stream.identity(k), k):
                 for at, (tangent, basis) in enumerate(zip(tangents, self.bases, strict=True)):
                     factored = as_outer_product(tangent)
                     if factored is not None:
-                        pieces[at].append(FactorParts.of(factored, basis, precision, outside[at]))
+                        chunks[at].append(FactorParts.of(factored, basis, precision, outside[at]))
                     else:
-                        pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
-            yield where, [self._joined(at, piece, outside[at]) for at, piece in enumerate(pieces)]
+                        chunks[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
+            yield where, [self._joined(at, parts, outside[at]) for at, parts in enumerate(chunks)]
 
     def _joined(
-        self, at: int, pieces: Sequence[Tensor | FactorParts], complement: Tensor | None
+        self, at: int, chunks: Sequence[Tensor | FactorParts], complement: Tensor | None
     ) -> Tensor | Preconditioned:
         """The preconditioned gradients of one block; factored where all of them are seen once."""
-        basis, parts = self.bases[at], [one for one in pieces if isinstance(one, FactorParts)]
-        if len(parts) == len(pieces):
+        basis, parts = self.bases[at], [one for one in chunks if isinstance(one, FactorParts)]
+        if len(parts) == len(chunks):
             s = self.spectrum.curvature[at]
             outside = 1.0 / (s.outside + self.ridge or 1.0)
             return Preconditioned.of(parts, basis, s.inside + self.ridge, outside, complement)
         whole = [
-            self.solve(at, one.matrices(basis, complement)) if isinstance(one, FactorParts) else one for one in pieces
+            self.solve(at, one.matrices(basis, complement)) if isinstance(one, FactorParts) else one for one in chunks
         ]
         return torch.cat(whole)
 
@@ -766,44 +766,44 @@ class SpectralSandwich(Sandwich):
 
     variances_alone: ClassVar[bool] = True
 
-    bread: FittedSpectral
+    fitted: FittedSpectral
     names: tuple[str, ...]
     weights: list[Weights]
 
     @classmethod
     def make(
-        cls, bread: FittedSpectral, meats: Sequence[str], of: Callable[[int], Iterator[DiagonalMoments]]
+        cls, fitted: FittedSpectral, meats: Sequence[str], of: Callable[[int], Iterator[DiagonalMoments]]
     ) -> SpectralSandwich:
-        """Divide by the bread on both sides, one block and one meat at a time."""
-        precision = working_precision(bread.problem)
+        """Divide by the curvature on both sides, one block and one meat at a time."""
+        precision = working_precision(fitted.problem)
         names = (*meats, "laplace")
         weights = []
-        for at, curvature in enumerate(bread.spectrum.curvature):
-            inside, outside = curvature.inside + bread.ridge, curvature.outside + bread.ridge or 1.0
+        for at, curvature in enumerate(fitted.spectrum.curvature):
+            inside, outside = curvature.inside + fitted.ridge, curvature.outside + fitted.ridge or 1.0
             # One division after the other: squares of small and large ridges are no numbers.
             pairs = ((one.inside / inside / inside, one.outside / outside / outside) for one in of(at))
             each = chain(pairs, [(1.0 / inside, 1.0 / outside)])
-            weights.append(Weights.of(bread.bases[at], each, len(names), precision))
-        return cls(bread, names, weights)
+            weights.append(Weights.of(fitted.bases[at], each, len(names), precision))
+        return cls(fitted, names, weights)
 
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
-        dtype = self.bread.problem.dtype
+        dtype = self.fitted.problem.dtype
         outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view))
         return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The same without the covariances between outputs: gradients are read once for all estimators."""
-        dtype = self.bread.problem.dtype
+        dtype = self.fitted.problem.dtype
         outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view))
         return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
 
     def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k)."""
-        stream, k = self.bread.stream, self.bread.problem.seen(inputs)
+        stream, k = self.fitted.stream, self.fitted.problem.seen(inputs)
         outputs, sums = [], []
         with stream.few_threads(batch_size(inputs, "this batch"), k):
-            for views, out in stream.views_of(inputs, self.bread.bases, k):
+            for views, out in stream.views_of(inputs, self.fitted.bases, k):
                 sums.append(sum_of([of(weights, one) for weights, one in zip(self.weights, views, strict=True)]))
                 outputs.append(out)
                 del views  # the next chunk needs the memory

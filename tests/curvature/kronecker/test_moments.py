@@ -11,7 +11,17 @@ from torch import Tensor
 from whence.curvature import spectral as moments
 from whence.curvature import spectral as weighting
 from whence.curvature.kronecker import Factors, whole_moments
-from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, along, beyond, combine, energy, lengths, total
+from whence.curvature.rotation import (
+    CHUNK_NUMBERS,
+    Basis,
+    BasisView,
+    along,
+    combine,
+    energy,
+    lengths,
+    outside_of,
+    total,
+)
 from whence.curvature.spectral import MomentSums
 from whence.jacobian.gradients import Block, Dense, Kronecker, Rows, Tangent, Whole
 
@@ -93,7 +103,7 @@ def test_what_lies_outside_a_corner_is_measured_without_a_difference(
     tangent = make(count)
     basis = corner(tangent.block, 0.6)
     outside = tangent.materialize() - basis.out_of(basis.into(tangent.materialize()))
-    flat, parts = outside.flatten(2), beyond(tangent, basis)
+    flat, parts = outside.flatten(2), outside_of(tangent, basis)
     same(torch.stack([energy(part) for part in parts]).sum(0), flat @ flat.transpose(1, 2))
     same(torch.stack([lengths(part) for part in parts]).sum(0), flat.square().sum(2))
 
