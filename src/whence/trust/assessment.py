@@ -481,8 +481,7 @@ def sensitivity(fitted: Fitted, points: Points, level: float) -> Sensitivity | s
 def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
     """The same fit with another lambda, from the curvature at hand."""
     weighing, problem = fitted.weighing, fitted.problem
-    bread = fitted.bread.at(ridge, weighing.columns)
-    bread.tf32 = fitted.bread.tf32
+    bread = replace(fitted.bread.at(ridge, weighing.columns), tf32=fitted.bread.tf32)
     parts = assemble(problem, bread, weighing, unbiased=False)  # the scale of the noise does not change a verdict
     given = cast(Any, fitted)  # a frozen dataclass, whichever
     return cast(
