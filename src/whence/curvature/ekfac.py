@@ -142,10 +142,8 @@ class Diagonal(LayerStructure):
         """As EKFAC, without any rotation."""
         lam = needs_ridge(ridge, self.name)
         gradients = LayerGradients(problem)
-        notes, noise = (
-            [*gradients.notes, "the curvature is taken as diagonal in the weights"],
-            noise_covariance(problem),
-        )
+        notes = [*gradients.notes, "the curvature is taken as diagonal in the weights"]
+        noise = noise_covariance(problem)
         bases = [Basis(block) for block in gradients.blocks]
         gradients.require_sums(bases)
         with gradients.cached():
