@@ -168,7 +168,7 @@ def run_fit(
     """Fit a trained network on its training data, or on this process's shard of them."""
     options = replace(options, groups=_gather_groups(options.groups, processes))
     if not processes.alone:
-        options.require_sums("one process, or distributed=False,")
+        options.require_sums("one process, or Execution(distributed=False),")
     model = unwrap(model)
     check_model(model)
     fingerprints = fingerprint(model)

@@ -627,10 +627,19 @@ def gram(J: Array, L: Array) -> Array:
 
 
 def loo_error(dense: Dense, ridge: float) -> float:
-    """Mean over examples of |u_i|^2 at the linearized optimum for a ridge, groups left out as a whole."""
-    again = dense.forgotten()
-    again.ridge, again.recenter, again.loo = ridge, True, "example"
-    return float((again.left_out(1.0) ** 2).sum() / again.n)
+    """Mean over examples of squared errors, each unit's in a ridge regression fitted again without the unit.
+
+    Units are what the fit leaves out: examples, positions, outputs or groups. Squared error without sample weights.
+    """
+    J, r = dense.J.reshape(-1, dense.d), dense.r.reshape(-1)
+    total = 0.0
+    for rows in dense.sets():
+        kept = np.ones(len(J), dtype=bool)
+        kept[rows] = False
+        damped = J[kept].T @ J[kept] + ridge * np.eye(dense.d)
+        step = np.linalg.solve(damped, J[kept].T @ r[kept] - ridge * dense.start)
+        total += float(((r[rows] - J[rows] @ step) ** 2).sum())
+    return total / dense.n
 
 
 def slopes(loss: Loss) -> Callable[[Array], Array]:

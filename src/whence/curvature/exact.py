@@ -65,7 +65,7 @@ class Exact(Structure):
             road = "primal" if size <= numbers or ridge == 0 else "dual"
         if road == "dual" and problem.passes.checkpointed:
             raise InputError(
-                "expected a structure of sums over examples with checkpoint=..., got the dual road, which is made of "
+                "expected a structure of sums over examples with a checkpoint, got the dual road, which is made of "
                 f"all pairs of {problem.n} examples. Use Exact(road='primal'), 'core', 'ekfac' or 'sketch'."
             )
         if ridge == 0:

@@ -15,7 +15,7 @@ from whence.curvature import Structure
 from whence.errors import InputError
 from whence.integrations.weight_decay import decay_of, ridge_of
 from whence.likelihoods import Likelihood
-from whence.runtime.execution import Execution
+from whence.runtime.execution import by_one_process
 from whence.tracer import Tracer
 
 NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "guarded leverages")
@@ -76,7 +76,8 @@ class WhenceCallback(Callback):
             ridge = self.ridge
             if ridge is None:
                 ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
-            options = {"execution": Execution(distributed=False), **self.options}  # the other processes are not here
+            execution = by_one_process(self.options.get("execution"))  # the other processes are not here
+            options = {**self.options, "execution": execution}
             self.tracer = fit(model, loader, self.likelihood, self.structure, ridge=ridge, **options)
         self.logged = {f"whence/{name.replace(' ', '_')}": float(self.tracer.diagnostics[name]) for name in NUMBERS}
         self.logged["whence/noise"] = float(self.tracer.sigma.diagonal().mean().sqrt())

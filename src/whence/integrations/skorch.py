@@ -13,7 +13,7 @@ from whence.curvature import Structure
 from whence.errors import InputError
 from whence.integrations.weight_decay import decay_of, ridge_of
 from whence.likelihoods import Likelihood
-from whence.runtime.execution import Execution
+from whence.runtime.execution import by_one_process
 from whence.tracer import Tracer
 
 EPSILON = 1e-7
@@ -67,7 +67,7 @@ def fit(
     net.module_.eval()
     model = (LogProbabilities(net.module_) if isinstance(criterion, nn.NLLLoss) else net.module_).eval()
     lam = ridge_of(decay_of([net.optimizer_]), data, loss, model) if ridge is None else ridge
-    options = {"execution": Execution(distributed=False), **options}  # a process that trains by itself fits by itself
+    options["execution"] = by_one_process(options.get("execution"))  # a process that trains by itself fits by itself
     return api.fit(model, data, loss, structure, ridge=lam, **options)
 
 

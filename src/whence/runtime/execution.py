@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar
 
@@ -82,6 +82,19 @@ def checked_execution(given: Any) -> Execution:
             "chunk_size, max_memory, dtype or another of its options."
         )
     return given or Execution()
+
+
+def by_one_process(execution: Execution | None) -> Execution:
+    """How a fit runs where the other processes are not there to share it, unless it says that they are.
+
+    Examples:
+        >>> by_one_process(Execution(chunk_size=5))
+        Execution(chunk_size=5, ..., distributed=False)
+        >>> by_one_process(Execution(distributed=30)).distributed
+        30
+    """
+    execution = checked_execution(execution)
+    return replace(execution, distributed=False) if execution.distributed == "auto" else execution
 
 
 def check_memory(max_memory: Any) -> None:

@@ -86,7 +86,8 @@ class Processes:
             if state != "well":
                 raise ProcessError(
                     f"expected all {self.size} processes to go on to {what}, got an error in rank {rank}: {said}. "
-                    "Look at its output; a fit with checkpoint=... goes on from there when it is started again."
+                    "Look at its output; a fit with Execution(checkpoint=...) goes on from there when it is started "
+                    "again."
                 )
         return [said for _, said in heard]
 
@@ -233,7 +234,8 @@ def opened(distributed: Distributed) -> Processes:
     except RuntimeError as error:
         raise ProcessError(
             f"expected all {dist.get_world_size()} processes of torch.distributed to call whence together, within "
-            f"{seconds:g} s, got not all of them. For a fit of this process alone pass distributed=False."
+            f"{seconds:g} s, got not all of them. For a fit of this process alone pass "
+            "execution=whence.Execution(distributed=False)."
         ) from error
     found = Processes(range(dist.get_world_size()), group, None, seconds)
     found.neighbours = found.tell("the fit", platform.node()).count(platform.node())
