@@ -137,7 +137,7 @@ def test_a_device_that_runs_full_gets_the_core(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Exact, "fit", full)
     tracer = fit(mlp(), batches(), execution=whence.Execution(max_memory=2**23))
     assert told(tracer)[0] == "exact"
-    assert "planned anew" in str(tracer.diagnostics)
+    assert "planned again" in str(tracer.diagnostics)
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from plotted import line_fit, results
-from whence import InputError, RidgePath, ShapeError
+from whence import InputError, ShapeError
+from whence.curvature import RidgePath
 from whence.plots import bands, ridge_path, risk_coverage
 from whence.report.charts import kept_risk
 
