@@ -12,7 +12,7 @@ from fuzz.compare import examine
 from fuzz.dense import Loss
 from fuzz.problems import draw
 
-# torch tells once a process that convolutions with padding="same" may copy their inputs: of the drawn networks, not ours
+# torch warns that convolutions with padding="same" may copy their inputs: a matter of the drawn networks
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "120"))

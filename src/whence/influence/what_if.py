@@ -34,8 +34,8 @@ NEWTON_STEPS, CONVERGED = 200, 1e-12
 """Most Newton steps, and what may be left of the equation after the last, over the size of g."""
 
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
-"""Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on both
-sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
+"""Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
+both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
 
 ACCEPTED = 1e-6
 """What may be left of the equation where rounding ends Newton's method early."""
