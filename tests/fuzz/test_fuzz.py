@@ -35,7 +35,6 @@ FOUND = {
     2046: "Cook's distance zero where probabilities are certain",
     2195: "IndexError where a batch does not use a layer",
     2251: "suspicion not a number where probabilities are certain",
-    3192: "ridge='loo' of a softmax that is certain: a bare LinAlgError",
     3642: "what_if with large logits: Newton's method went to and fro between two flat sides, unseen",
     4467: "EKFAC of large logits: a basis that rounding chooses is not compared",
     4646: "no ridge: the oracle had no inverse",
