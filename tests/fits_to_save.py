@@ -102,7 +102,7 @@ class Counts(whence.Likelihood):
         return (outputs / 2).exp().diag_embed()
 
 
-IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "_meats", "_opened", "_capture", "fingerprints"}
+IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "summed_meats", "_capture", "fingerprints"}
 """What a loaded fit may have otherwise: handles to the world, and what is computed when it is needed."""
 IGNORED |= {
     "_batched_backward",
@@ -114,14 +114,15 @@ IGNORED |= {
     "target_transform",
 }
 IGNORED |= {
-    "_kept",
-    "held",
     "_batch",
+    "_cache",
+    "_cached",
+    "_keeps_last",
+    "_last_chunk",
     "_versions",
-    "_spare",
+    "in_use",
     "saved",
-    "_roomy",
-}  # memory beside pieces: a loaded fit plans anew
+}  # memory beside chunks: a loaded fit plans anew
 
 
 def differences(one: Any, two: Any, where: str = "tracer", seen: set[int] | None = None) -> list[str]:

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 
 from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
+from whence.curvature.accumulate import CHUNK_WORKSPACE, LayerGradients, examples_bytes, working_precision
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.ekfac import examples_bytes
-from whence.curvature.stream import PIECES, LayerGradients, working_precision
 from whence.data.batches import Batch, Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
@@ -156,8 +155,7 @@ def measure_sizes(problem: Linearization, stream: LayerGradients, first: Inputs,
     q = 0 if roots is None else roots.shape[2]
     working = torch.finfo(working_precision(problem)).bits // 8
     graph = graph_bytes(problem, first)
-    row_chunk, layer_chunk = min(problem.jacobian().chunk(k), batch), min(stream.piece(k, batch), batch)
-    layers = stream.known.fixed + k * stream.known.each
+    row_chunk, layer_chunk = min(problem.jacobian().chunk(k), batch), min(stream.chunk_size(k, batch), batch)
     return ProblemSizes(
         n=n,
         k=k,
@@ -168,7 +166,7 @@ def measure_sizes(problem: Linearization, stream: LayerGradients, first: Inputs,
         row_chunk=row_chunk,
         layer_chunk=layer_chunk,
         row_bytes=row_chunk * (k * d * (working + 2.0 * item) + (1.0 + k) * graph),
-        layer_bytes=layer_chunk * (PIECES * layers + graph + stream.work(k)),
+        layer_bytes=layer_chunk * (CHUNK_WORKSPACE * stream.sizes.example(k) + graph + k * stream.sizes.workspace),
         example_bytes=examples_bytes(n, k, q, item),
         blocks=stream.blocks,
         limit=problem.budget.limit,

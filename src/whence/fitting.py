@@ -142,7 +142,7 @@ class FitOptions:
 
     def require_sums(self, expected: str) -> None:
         """Raise where the passes of the structure are not all sums over examples."""
-        if not self.structure.in_parts:
+        if not self.structure.additive:
             raise InputError(
                 f"expected {expected} with {self.structure!r}, whose passes over the data are not all sums over "
                 "examples. Use Exact(road='primal'), 'core', 'sketch', 'ekfac', 'kfac' or 'diagonal'."
@@ -321,7 +321,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
             bread = fit_at_best(structure, problem, loo.meat_roots)
         else:
             bread = structure.fit(problem, options.ridge, loo.meat_roots)
-        bread.tf32 = tf32
+        bread = replace(bread, tf32=tf32)
         found = assemble(problem, bread, loo, unbiased=options.noise == "unbiased")
         groups = None if loo.groups is None else found.meats.deletions
         chosen = Finding("structure", structure.name, why)
@@ -412,7 +412,7 @@ def _diagnose(
             f"{loo.unit_name} at the guard, of {loo.deletions(problem)}",
         ),
     ]
-    findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.facts]]
+    findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]
     return Diagnostics(tuple(findings))
 
 

@@ -12,7 +12,7 @@ from fuzz.compare import examine
 from fuzz.dense import Loss
 from fuzz.problems import draw
 
-# torch tells once a process that convolutions with padding="same" may copy their inputs: of drawn networks, not ours
+# torch warns that convolutions with padding="same" may copy their inputs: a matter of the drawn networks
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "120"))
@@ -35,7 +35,6 @@ FOUND = {
     2046: "Cook's distance zero where probabilities are certain",
     2195: "IndexError where a batch does not use a layer",
     2251: "suspicion not a number where probabilities are certain",
-    3192: "ridge='loo' of a softmax that is certain: a bare LinAlgError",
     3642: "what_if with large logits: Newton's method went to and fro between two flat sides, unseen",
     4467: "EKFAC of large logits: a basis that rounding chooses is not compared",
     4646: "no ridge: the oracle had no inverse",

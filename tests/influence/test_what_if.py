@@ -327,5 +327,5 @@ def test_leverages_that_rounding_decides_are_refused() -> None:
     weight = torch.tensor([[5e8, 0.0], [-5e8, 0.0]], dtype=torch.float64)
     x = torch.tensor([[1.0, 0.5], [1.0, -0.5], [1.0, 0.2]], dtype=torch.float64)
     tracer = fit(networks.linear(weight), [(x, torch.zeros(3).long())], likelihood="categorical", ridge=1.25e-9)
-    with pytest.raises(whence.SingularCurvatureError, match="told from one"):
+    with pytest.raises(whence.SingularCurvatureError, match="leverages below one"):
         tracer.what_if(x[:1], relabel={0: 1})

@@ -224,10 +224,10 @@ def test_blocks_that_the_model_does_not_have(tmp_path: Path) -> None:
 
 def test_words_of_a_file_do_not_reach_the_terminal_as_they_are(fit: Fit, path: Path, forged: Forged) -> None:
     forged.manifest["diagnostics"][0] = ["note\x1b[2J", "\x1b]0;title\x07", "two\nlines"]
-    forged.manifest["bread"]["facts"] = ["\x1b[31mred"]
+    forged.manifest["bread"]["notes"] = ["\x1b[31mred"]
     again = whence.load(forged.write(path), fit.model)
     assert str(again.diagnostics).splitlines()[0] == "note\ufffd[2J: \ufffd]0;title\ufffd (two\ufffdlines)"
-    assert again.bread.facts == ["\ufffd[31mred"]
+    assert again.bread.notes == ["\ufffd[31mred"]
     forged.manifest["model"]["modules"][0][1] = "\x1b[2J" + "x" * 10_000
     with pytest.raises(whence.StaleModelError) as caught:
         whence.load(forged.write(path), fit.model)

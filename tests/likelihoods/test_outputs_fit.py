@@ -323,7 +323,7 @@ def test_a_very_long_side_of_a_layer_has_no_basis(options: Any, outputs: Any, mo
     torch.manual_seed(0)
     net = nn.Linear(3, 6).double().eval()
     monkeypatch.setattr("whence.curvature.kronecker.LARGEST_SIDE", 5)
-    monkeypatch.setattr("whence.curvature.ekfac.LARGEST_SIDE", 5)
+    monkeypatch.setattr("whence.curvature.accumulate.LARGEST_SIDE", 5)
     structure = whence.KFAC() if options is None else whence.EKFAC(**options)
     x, y, ridge = inputs(), torch.arange(N) % 6, 0.3
     tracer = whence.fit(net, [(x, y)], "categorical", structure, ridge=ridge, hessian_columns=outputs, progress=False)

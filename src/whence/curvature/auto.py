@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from whence.curvature.base import FittedCurvature, Structure, Weigh
+from whence.curvature.base import FittedCurvature, MeatRoots, Structure
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.exact import Exact, Road, memory_needed
@@ -42,7 +42,7 @@ class Auto(Structure):
         return True
 
     @property
-    def in_parts(self) -> bool:
+    def additive(self) -> bool:
         """Both the primal road and the core are made of sums over examples."""
         return True
 
@@ -57,9 +57,9 @@ class Auto(Structure):
             dual=not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
         )
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Fit the structure that was chosen."""
-        return self.resolve(problem, ridge)[0].fit(problem, ridge, weigh)
+        return self.resolve(problem, ridge)[0].fit(problem, ridge, meat_roots)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of the structure that would be chosen."""

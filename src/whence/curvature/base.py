@@ -1,23 +1,21 @@
-"""Training examples that belong together: documents, patients, sequences, left out as a whole."""
+"""What curvatures have in common: `Structure.fit` gives a `FittedCurvature`, whose `Sandwich` predicts variances."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy
 import torch
 from torch import Tensor
 
+from whence.curvature.cost import Cost, ProblemSizes
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count
 from whence.errors import InputError, ShapeError
 from whence.jacobian.linearization import Linearization
-
-if TYPE_CHECKING:
-    from whence.curvature.cost import Cost, ProblemSizes
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def members_of(index: Tensor) -> Iterator[Tensor]:
         yield order[first.unsqueeze(1) + torch.arange(size, device=order.device)]
 
 
-def pieces(every: Iterator[Tensor], problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
+def groups_within_memory(every: Iterator[Tensor], problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
     """Members (groups, size) of so many groups at once as memory allows.
 
     Args:
@@ -200,7 +198,7 @@ class Predicted:
     shift: Tensor | None
 
 
-Weigh = Callable[[slice, Tensor, Tensor], Mapping[str, Tensor]]
+MeatRoots = Callable[[slice, Tensor, Tensor], Mapping[str, Tensor]]
 """From a place among the training examples, their leverage blocks (n, k, k) and the Newton step's change of their
 outputs (n, k) to their weights W (n, k, q) in each heteroscedastic estimator. Weights are local to examples, so that a
 structure can take leverages and meats in one pass."""
@@ -217,7 +215,7 @@ NO_GROUPS = (
 
 
 class Sandwich(ABC):
-    """Bread, meats, bread."""
+    """F_lam^-1 M F_lam^-1 between the gradients of a test point, for the meat M of every estimator."""
 
     variances_alone: ClassVar[bool] = False
     """Whether variances cost markedly less than covariances, so that `variances` is worth calling."""
@@ -231,24 +229,27 @@ class Sandwich(ABC):
         raise NotImplementedError(f"{type(self).__name__} gives covariances; call predict.")
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FittedCurvature(ABC):
     """A fitted curvature.
 
     Attributes:
+        problem: the linearized training problem.
         ridge: lambda, on the sum scale.
         leverage_blocks: (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples.
         degrees_of_freedom: trace of the hat matrix, sum s / (s + lambda).
+        notes: what was approximated or repaired, in words.
         path: the leave-one-out curve when the ridge was chosen by it.
-        facts: what was approximated or repaired, in words.
+        tf32: whether single-precision products on a GPU may be rounded to TF32, as far as this curvature goes.
     """
 
+    problem: Linearization
     ridge: float
     leverage_blocks: Tensor
     degrees_of_freedom: float
-    path: RidgePath | None
-    facts: list[str]
+    notes: list[str]
+    path: RidgePath | None = None
     tf32: bool = False
-    """Whether single-precision products on a GPU may be rounded to TF32, as far as this curvature goes."""
 
     @abstractmethod
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -256,7 +257,7 @@ class FittedCurvature(ABC):
 
     @abstractmethod
     def sandwich(self, meats: Meats) -> Sandwich:
-        """Put the training examples' weights between the breads."""
+        """Variances of predictions from the weights of the training examples in each estimator."""
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (members (g, size), blocks J_g F_lam^-1 J_g^T (g, size k, size k)), as many groups as memory allows."""
@@ -279,12 +280,12 @@ class FittedCurvature(ABC):
         """Something like F_lam^-1 v for vectors (q, d), symmetric and positive: where exact solves start from."""
         return vectors / self.ridge if self.ridge > 0 else vectors
 
-    def at(self, ridge: float, weigh: Weigh | None) -> FittedCurvature:
+    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedCurvature:
         """The same curvature with another ridge, for less than a fit costs.
 
         Args:
             ridge: lambda on the sum scale, above zero.
-            weigh: as of `Structure.fit`.
+            meat_roots: as of `Structure.fit`.
         """
         raise InputError(
             f"expected a structure that keeps its curvature apart from the ridge, got {type(self).__name__}, which "
@@ -296,7 +297,7 @@ class Structure(ABC):
     """Options of a curvature, not fitted yet.
 
     Attributes:
-        policy: how leave-one-out residuals follow from this structure's leverages, unless told otherwise.
+        policy: how leave-one-out residuals follow from this structure's leverages by default.
         tf32: whether rounding single-precision products to TF32 leaves its answers as they are.
     """
 
@@ -310,8 +311,8 @@ class Structure(ABC):
         return False
 
     @property
-    def in_parts(self) -> bool:
-        """Whether its passes over the data all say what they add to, so that they may be shared, or done in parts."""
+    def additive(self) -> bool:
+        """Whether all its passes are sums over examples, which processes can share and checkpoints resume."""
         return False
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
@@ -326,13 +327,14 @@ class Structure(ABC):
         )
 
     @abstractmethod
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Fit the curvature.
 
         Args:
             problem: the linearized training problem.
             ridge: lambda on the sum scale, or `None` to choose it by leave-one-out.
-            weigh: tells the weights that `sandwich` will be asked for, to structures that can make use of it.
+            meat_roots: the weights that `sandwich` will be asked for, for structures that sum the meats along with the
+                leverages.
         """
 
 
@@ -358,24 +360,72 @@ def covariances_from_alignments(alignments: Tensor, meats: Meats) -> tuple[dict[
     return covariances, torch.einsum("mkni,ni->mk", alignments, meats.total)
 
 
-class OfSums(Structure):
+def times_hessian(vectors: Tensor, roots: Tensor | None) -> Tensor:
+    """L_i v_i for vectors (..., n, k), with the Hessians L = R R^T in the outputs; `None` for the identity."""
+    if roots is None:
+        return vectors
+    return torch.einsum("nkq,...nq->...nk", roots, torch.einsum("nkq,...nk->...nq", roots, vectors))
+
+
+def trace_of_hat(leverage_blocks: Tensor, roots: Tensor | None) -> float:
+    """Degrees of freedom: sum_i trace of R_i^T Q_i R_i, from leverage blocks Q (n, k, k)."""
+    if roots is None:
+        return float(leverage_blocks.diagonal(dim1=1, dim2=2).sum())
+    return float((roots * (leverage_blocks @ roots)).sum())
+
+
+class AlignedCurvature(FittedCurvature):
+    """A curvature whose predictions are sums over training examples of their alignments."""
+
+    @abstractmethod
+    def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield alignments a (m, k, n, k) with all training examples and J F_lam^-1 J^T (m, k, k), in order."""
+
+    def sandwich(self, meats: Meats) -> AlignmentSandwich:
+        """Keep the weights: alignments are computed for each prediction."""
+        return AlignmentSandwich(self, meats)
+
+
+@dataclass(frozen=True)
+class AlignmentSandwich(Sandwich):
+    """Variances sum_i a_i W_i W_i^T a_i^T as sums over training examples."""
+
+    curvature: AlignedCurvature
+    meats: Meats
+
+    def predict(self, inputs: Inputs) -> Predicted:
+        """Alignments with every training example, then weighted sums of them."""
+        problem = self.curvature.problem
+        with torch.no_grad():
+            outputs = problem.network(inputs).to(problem.dtype)
+        found: dict[str, list[Tensor]] = {}
+        shifts = []
+        for alignments, laplace in self.curvature.aligned(inputs):
+            covariances, shift = covariances_from_alignments(alignments, self.meats)
+            for name, value in {**covariances, "laplace": laplace}.items():
+                found.setdefault(name, []).append(value)
+            shifts.append(shift)
+        return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in found.items()}, torch.cat(shifts))
+
+
+class AdditiveStructure(Structure):
     """A structure whose passes over the data are sums, and whose answers stay the same with rounded products."""
 
     tf32: ClassVar[bool] = True
 
     @property
-    def in_parts(self) -> bool:
+    def additive(self) -> bool:
         """Yes: all passes are sums."""
         return True
 
 
-class LayerStructure(OfSums):
+class LayerStructure(AdditiveStructure):
     """Layers are apart, and leverages approximate."""
 
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "one_plus_q"
 
 
-class OfFeatures(OfSums):
+class FeatureStructure(AdditiveStructure):
     """A few features of every example stand for its gradient."""
 
     @property

@@ -1,4 +1,4 @@
-"""Features for the exact algebra: chosen coordinates of the gradients, over all blocks together."""
+"""The core: exact algebra on the largest coordinates of the Kronecker eigenbasis, over all layers together."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.curvature.base import OfFeatures, Weigh
+from whence.curvature.accumulate import LayerGradients, factor_bytes
+from whence.curvature.base import FeatureStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.ekfac import LARGEST_EXACT, eigenbases, factor_bytes, factor_stages, factor_steps
+from whence.curvature.ekfac import factor_stages, factor_steps
+from whence.curvature.kronecker import LARGEST_EXACT, KroneckerFactors
 from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache, singular
 from whence.curvature.rotation import Basis, BasisView
-from whence.curvature.spectral import gather_squares
-from whence.curvature.stream import LayerGradients
+from whence.curvature.spectral import SpectrumSums
 from whence.data.batches import Inputs
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
@@ -112,7 +113,7 @@ def leaving(problem: Linearization, r: int) -> Linearization:
 
 
 @dataclass(frozen=True)
-class Core(OfFeatures):
+class Core(FeatureStructure):
     """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
 
     Leverages are true leverages (in [0, 1), no guard) and variances have honest scale, which EKFAC's have not.
@@ -121,7 +122,7 @@ class Core(OfFeatures):
         size: r; chosen from `share`, `largest` and the memory limit when `None`.
         share: of EKFAC's effective degrees of freedom to capture.
         largest: most coordinates to take.
-        tolerance: as of EKFAC: coordinates outside the corner are never taken.
+        tolerance: as of EKFAC: coordinates outside the truncated basis are never taken.
         largest_exact: blocks without a Kronecker form are rotated to their eigenvectors up to this size.
         basis: as of EKFAC.
 
@@ -147,20 +148,20 @@ class Core(OfFeatures):
         if self.basis not in ("positions", "gradients"):
             raise InputError(f"expected Core's basis to be 'positions' or 'gradients', got {self.basis!r}.")
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerGradients(problem)
-        facts = list(stream.notes)
-        whole = self.basis == "gradients"
-        bases = eigenbases(stream, ridge or 0.0, self.tolerance, self.largest_exact, facts, whole=whole)[0]
-        noise = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-        spectrum = [squares.inside for squares in gather_squares(stream, bases, noise).curvature]
+        notes = list(stream.notes)
+        bases = stream.accumulate(
+            KroneckerFactors(stream, self.largest_exact, whole=self.basis == "gradients")
+        ).eigenbases(ridge or 0.0, self.tolerance, notes)
+        spectrum = [s.inside for s in stream.accumulate(SpectrumSums(stream, bases)).spectrum().curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
         sizes = torch.cat([s.reshape(-1)[index] for s, index in zip(spectrum, chosen, strict=True)])
-        facts.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
-        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, facts)
-        return FittedPrimal(leaving(problem, r), features, ridge)
+        notes.append(f"core of {r} coordinates, {100 * share:.1f} % of the degrees of freedom EKFAC counts")
+        features = Projected(stream, [one for one, _ in trimmed], [index for _, index in trimmed], sizes, notes)
+        return FittedPrimal.fit(leaving(problem, r), features, ridge)
 
     def _choose(
         self, spectrum: Sequence[Tensor], problem: Linearization, ridge: float | None
@@ -198,7 +199,7 @@ class Core(OfFeatures):
 
 
 def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
-    """Drop the columns of a basis that no chosen coordinate uses; positions are told anew."""
+    """Drop the columns of a basis that no chosen coordinate uses; with the new positions of the coordinates."""
     block = basis.block
     if not len(index) or block.kind != "kronecker" or basis.inputs is None or basis.outputs is None:
         return basis, index
@@ -206,7 +207,7 @@ def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     group, row, column = index // (o * i), (index // i) % o, index % i
     rows, at_row = torch.unique(row, return_inverse=True)
     columns, at_column = torch.unique(column, return_inverse=True)
-    return basis.corner(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column
+    return basis.select(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

@@ -1,116 +1,19 @@
-"""Memory of curvatures built layer by layer, told before it is taken.
-
-The numbers are those that fits of real processes were seen to take at their peak; `tests/test_estimate.py` compares.
-"""
+"""EKFAC, the paper's scaling to deep networks, and its simpler relatives KFAC and the diagonal."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from whence.curvature.base import LayerStructure, Weigh
+from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_bytes, sums_bytes
+from whence.curvature.base import LayerStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.kronecker import (
-    LARGEST_SIDE,
-    Found,
-    cut,
-    decompose,
-    gather_factors,
-    takes_one_output_each,
-)
+from whence.curvature.kronecker import LARGEST_EXACT, KroneckerFactors
 from whence.curvature.rotation import Basis
-from whence.curvature.spectral import FittedSpectral, Spectrum, Squares, gather_squares
-from whence.curvature.stream import LEAST_PIECES, PIECES, LayerGradients, working_precision
-from whence.curvature.two_bases import FittedTwoBases, MeatFactors, leading
-from whence.display import count
+from whence.curvature.spectral import DiagonalMoments, FittedSpectral, Leverage, SpectrumSums, noise_covariance
+from whence.curvature.two_bases import FittedTwoBases, TwoBasisSpectrumSums
 from whence.errors import InputError
-from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization
-
-SUMS = 26.0
-"""Sums, weights and what is made on the way to them, in float64 numbers for each coordinate that is kept."""
-
-HOLES = 1.1
-"""A heap in which factors and eigenvectors come and go takes so many times what they do."""
-
-WHOLE = 5.0
-"""Scores and steps, in float64 numbers for each weight."""
-
-INSTEAD = (
-    "structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
-    "fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
-)
-
-
-def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, float]:
-    """Bytes of all Kronecker factors, in float64, and of the largest one."""
-    each = []
-    for block in blocks:
-        shape = block.matrix_shape
-        if block.kind == "kronecker":
-            each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
-        elif block.kind == "rows" or block.numel <= largest_exact:
-            each.append(shape[-1] ** 2)
-    return 8.0 * sum(each), 8.0 * max(each, default=0)
-
-
-def decomposition_bytes(blocks: Sequence[Block], largest_exact: int) -> float:
-    """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
-    total, largest = factor_bytes(blocks, largest_exact)
-    return 2.0 * total + 4.0 * largest
-
-
-def sums_bytes(kept: float, size: int, working: int) -> float:
-    """Everything of the size of the weights, for so many coordinates kept of so many weights."""
-    return (SUMS + 6.0 * (working == 8)) * 8.0 * kept + WHOLE * 8.0 * size
-
-
-def examples_bytes(n: int, k: int, q: int, item: int) -> float:
-    """Residuals, leverages and weights of n training examples with k outputs and q columns of the Hessian's root."""
-    blocks = 8.0 if q else 3.5  # roots of Hessians and of the noise, leverage blocks, their inverses
-    return item * n * (12.0 * k + blocks * k * max(k, q))
-
-
-def require_factors(stream: LayerGradients, largest_exact: int) -> None:
-    """Raise when the factors and their eigenvectors do not fit."""
-    need = decomposition_bytes(stream.blocks, largest_exact)
-    stream.problem.budget.require(
-        HOLES * need, f"the Kronecker factors of {count(len(stream.blocks), 'block')} of parameters", _instead(stream)
-    )
-
-
-def require_sums(stream: LayerGradients, bases: Sequence[Basis]) -> None:
-    """Raise when the sums in these bases, and the weights of the training examples, do not fit; pieces get the rest."""
-    problem = stream.problem
-    kept = sum(math.prod(basis.shape) for basis in bases)
-    roots = problem.hessian_roots
-    size = sum(block.numel for block in stream.blocks)
-    need = sums_bytes(kept, size, working_precision(problem).itemsize)
-    need += examples_bytes(problem.n, problem.k, 0 if roots is None else roots.shape[2], problem.dtype.itemsize)
-    what = f"sums over {kept} coordinates, and the weights of {problem.n} examples with {problem.k} outputs,"
-    least = max(PIECES * stream.example(problem.k), LEAST_PIECES * problem.budget.limit)
-    problem.budget.require(need + least, what, _instead(stream))
-    stream.held = need
-
-
-def require_all(stream: LayerGradients) -> None:
-    """The same before there are any bases, where all coordinates will be kept."""
-    require_sums(stream, [Basis(block) for block in stream.blocks])
-
-
-def _instead(stream: LayerGradients) -> str:
-    return (
-        "Use " if stream.problem.selection.one_layer else "Use parameters='last_layer' or a list of layers, "
-    ) + INSTEAD
-
-
-LARGEST_EXACT = 1024
-"""Blocks without a Kronecker form (norms, biases, bare parameters) up to this size get an exact block."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +26,9 @@ class EKFAC(LayerStructure):
             curvature's.
         basis: what a layer seen at several positions is decomposed by: "gradients", of examples, summed over
             positions; or "positions", one by one, as KFAC does.
-        corner: leading directions of each side of a layer in which "two_bases" are kept, or `None` for all.
-        tolerance: share of the homoscedastic variance that may lie outside the corner of the eigenbasis in which
-            eigenvalues are kept one by one; outside, they are replaced by their mean. Zero keeps all of them.
+        corner: number of leading directions on each side of a layer among which "two_bases" rotates, or `None` for all.
+        tolerance: share of the homoscedastic variance that may lie outside the leading directions of the eigenbasis,
+            which have an eigenvalue each; the others share their mean. Zero keeps all directions.
         largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
 
     Examples:
@@ -154,29 +57,26 @@ class EKFAC(LayerStructure):
         if self.corner is not None and self.corner < 1:
             raise InputError(f"expected EKFAC's corner to be at least 1 or None, got {self.corner!r}.")
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedSpectral:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
         """Factors, eigenvalues, leverage: three passes."""
         lam = needs_ridge(ridge, self.name)
-        stream, facts = open_stream(problem)
-        if self.tolerance <= 0:
-            require_all(stream)
-        with stream.keeping():
-            return self._fit(stream, facts, lam, weigh)
-
-    def _fit(self, stream: LayerGradients, facts: list[str], lam: float, weigh: Weigh | None) -> FittedSpectral:
-        problem = stream.problem
-        whole = self.basis == "gradients"
-        bases, _ = eigenbases(stream, lam, self.tolerance, self.largest_exact, facts, whole=whole)
-        require_sums(stream, bases)
-        noise = noise_covariance(problem)
-        if self.meat != "two_bases":
-            return FittedSpectral(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
-        factors = MeatFactors([leading(basis, self.corner) for basis in bases], problem.device)
-        spectrum = gather_squares(stream, bases, noise, factors.add, factors.state())
-        turns = factors.turns(facts)
-        parts = [one for turn in turns if turn is not None for one in turn.tensors]
-        problem.passes.process_group.share(parts, 0, "the eigenvectors of the meats")  # signs of vectors are anybody's
-        return FittedTwoBases(turns, stream, bases, spectrum, lam, noise, facts, weigh)
+        gradients = LayerGradients(problem)
+        notes, noise = list(gradients.notes), noise_covariance(problem)
+        if self.tolerance <= 0:  # the sums of all coordinates are known before the first pass
+            gradients.require_sums([Basis(block) for block in gradients.blocks])
+        with gradients.cached():
+            bases = gradients.accumulate(
+                KroneckerFactors(gradients, self.largest_exact, whole=self.basis == "gradients")
+            ).eigenbases(lam, self.tolerance, notes)
+            gradients.require_sums(bases)
+            if self.meat == "two_bases":
+                spectrum, rotations = gradients.accumulate(
+                    TwoBasisSpectrumSums(gradients, bases, noise, self.corner)
+                ).spectrum_and_rotations(notes)
+                return FittedTwoBases.fit(gradients, bases, rotations, spectrum, lam, noise, notes, meat_roots)
+            spectrum = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
+            leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots), last=True)
+            return FittedSpectral.of(leverage, noise, notes)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
@@ -202,27 +102,22 @@ class KFAC(LayerStructure):
     name: ClassVar[str] = "kfac"
     largest_exact: int = LARGEST_EXACT
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedSpectral:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
         lam = needs_ridge(ridge, self.name)
-        stream, facts = open_stream(problem)
-        require_all(stream)
-        with stream.keeping():
-            return self._fit(stream, facts, lam, weigh)
-
-    def _fit(self, stream: LayerGradients, facts: list[str], lam: float, weigh: Weigh | None) -> FittedSpectral:
-        problem = stream.problem
-        bases, products = eigenbases(stream, lam, 0.0, self.largest_exact, facts, products=True)
-        require_sums(stream, bases)
-        noise = noise_covariance(problem)
-        measured = gather_squares(stream, bases, noise)
-        curvature = [
-            squares if product is None else Squares(product, 0.0)
-            for squares, product in zip(measured.curvature, products, strict=True)
-        ]
-        return FittedSpectral(
-            stream, bases, Spectrum(curvature, measured.noise, measured.score), lam, noise, facts, weigh
-        )
+        gradients = LayerGradients(problem)
+        notes, noise = list(gradients.notes), noise_covariance(problem)
+        gradients.require_sums([Basis(block) for block in gradients.blocks])
+        with gradients.cached():
+            bases, products = gradients.accumulate(KroneckerFactors(gradients, self.largest_exact)).eigenpairs(notes)
+            measured = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
+            curvature = [
+                moments if product is None else DiagonalMoments(product, 0.0)
+                for moments, product in zip(measured.curvature, products, strict=True)
+            ]
+            spectrum = replace(measured, curvature=curvature)
+            leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots), last=True)
+            return FittedSpectral.of(leverage, noise, notes)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
@@ -243,84 +138,22 @@ class Diagonal(LayerStructure):
 
     name: ClassVar[str] = "diagonal"
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedSpectral:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
         """As EKFAC, without any rotation."""
         lam = needs_ridge(ridge, self.name)
-        stream, facts = open_stream(problem)
-        bases = [Basis(block) for block in stream.blocks]
-        require_sums(stream, bases)
+        gradients = LayerGradients(problem)
+        notes = [*gradients.notes, "the curvature is taken as diagonal in the weights"]
         noise = noise_covariance(problem)
-        facts.append("the curvature is taken as diagonal in the weights")
-        with stream.keeping():
-            return FittedSpectral(stream, bases, gather_squares(stream, bases, noise), lam, noise, facts, weigh)
+        bases = [Basis(block) for block in gradients.blocks]
+        gradients.require_sums(bases)
+        with gradients.cached():
+            spectrum = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
+            leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots), last=True)
+            return FittedSpectral.of(leverage, noise, notes)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
         return diagonal_cost(sizes, self.name)
-
-
-def open_stream(problem: Linearization) -> tuple[LayerGradients, list[str]]:
-    """The layers of the network, and what is worth telling about them."""
-    stream = LayerGradients(problem)
-    return stream, list(stream.notes)
-
-
-def noise_covariance(problem: Linearization) -> Tensor:
-    """(k, k) covariance of the residuals, for squared error; other losses bring their own for each example."""
-    if problem.hessian_roots is not None:
-        return torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-    found = problem.noise(problem.residuals, None)
-    if problem.units is None:
-        return found.covariance
-    root = found.roots[0]
-    return root @ root.T  # the same at every position
-
-
-def eigenbases(
-    stream: LayerGradients,
-    ridge: float,
-    tolerance: float,
-    largest_exact: int,
-    facts: list[str],
-    *,
-    whole: bool = False,
-    products: bool = False,
-) -> tuple[list[Basis], list[Tensor | None]]:
-    """One pass: the corner of each block's Kronecker eigenbasis, and KFAC's eigenvalues in it.
-
-    Args:
-        stream: tangents of the training set.
-        ridge: lambda.
-        tolerance: share of the homoscedastic variance that may lie outside the corner.
-        largest_exact: dense blocks up to this size are decomposed.
-        facts: is told what is worth telling.
-        whole: sum gradients over positions before they are counted.
-        products: whether KFAC's eigenvalues are wanted; else there are none.
-    """
-    require_factors(stream, largest_exact)
-    factors = gather_factors(stream, largest_exact, whole=whole)
-    precision = working_precision(stream.problem)
-
-    def make(at: int, notes: list[str]) -> Found:
-        one = factors[at]
-        positions = one.positions / stream.problem.total_weight
-        basis, product = cut(*one.basis(notes), positions, stream.problem.k, ridge, tolerance)
-        stream.problem.passes.trim_memory()
-        return basis.to(precision), product if products else None
-
-    found = decompose(factors, make, stream.problem.passes.process_group, stream.problem.device, facts)
-    bases = [basis for basis, _ in found]
-    facts += describe_blocks(stream, largest_exact)
-    if takes_one_output_each(stream, whole):
-        facts.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
-    kept = sum(math.prod(basis.shape) for basis in bases)
-    size = sum(block.numel for block in stream.blocks)
-    if kept < size:
-        facts.append(
-            f"eigenvalues kept one by one for {kept} of {size} directions; outside, at most "
-            f"{tolerance:g} of the homoscedastic variance, their mean serves"
-        )
-    return bases, [product for _, product in found]
 
 
 def needs_ridge(ridge: float | None, name: str) -> float:
@@ -331,21 +164,6 @@ def needs_ridge(ridge: float | None, name: str) -> float:
             'Use structure="core" or "exact" with ridge="loo", or whence.ridge_from_weight_decay.'
         )
     return ridge
-
-
-def describe_blocks(stream: LayerGradients, largest_exact: int) -> list[str]:
-    """In words: which parameters have a Kronecker form, which an exact block, which a diagonal."""
-    kinds: dict[str, list[Block]] = {"Kronecker": [], "exact block": [], "diagonal": []}
-    for block in stream.blocks:
-        exact = "exact block" if block.numel <= largest_exact else "diagonal"
-        kinds["Kronecker" if block.kind != "dense" else exact].append(block)
-    facts = []
-    for kind, blocks in kinds.items():
-        if blocks:
-            names = ", ".join(block.name for block in blocks[:4]) + (", ..." if len(blocks) > 4 else "")
-            weights = count(sum(block.numel for block in blocks), "weight")
-            facts.append(f"{kind}: {weights} in {count(len(blocks), 'block')} ({names})")
-    return facts
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-from whence.curvature.base import FittedCurvature, Structure, Weigh
+from whence.curvature.base import FittedCurvature, MeatRoots, Structure
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative
+from whence.curvature.iterative import FittedIterative, IterativeSolver
 from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache, singular
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
@@ -53,11 +53,11 @@ class Exact(Structure):
         return self.road != "matrix_free"
 
     @property
-    def in_parts(self) -> bool:
+    def additive(self) -> bool:
         """All but the matrix-free road, which solves for one example after the other, each time over all data."""
         return self.road != "matrix_free"
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedCurvature:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Choose the road, check that it fits in memory, and take it."""
         numbers, size = problem.n * problem.k, problem.selection.size
         road = self.road
@@ -72,16 +72,23 @@ class Exact(Structure):
             _check_unpenalised(road, numbers, size)
         jacobian = problem.jacobian()
         if road == "matrix_free":
-            return FittedIterative(problem, jacobian, ridge, self.tolerance, self.iterations)
+            if ridge is None:
+                raise InputError(
+                    'expected a number as ridge for the matrix-free road, got "loo", which needs a matrix. '
+                    'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
+                )
+            # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
+            tolerance = max(self.tolerance, 4 * jacobian.precision)
+            return FittedIterative.fit(IterativeSolver(problem, jacobian, ridge, tolerance, self.iterations))
         need = memory_needed(problem, road)
         problem.budget.require(need, f"the exact structure ({road} road)", _instead(problem))
         # what the matrices leave is for the rows
         left = replace(problem, budget=Budget(problem.device, int(problem.budget.limit - need)))
-        bread: FittedCurvature = (
-            FittedPrimal(left, jacobian, ridge) if road == "primal" else FittedDual(left, jacobian, ridge)
+        fitted: FittedCurvature = (
+            FittedPrimal.fit(left, jacobian, ridge) if road == "primal" else FittedDual.fit(left, jacobian, ridge)
         )
-        bread.facts.append(f"exact algebra, {road} road, {readable(need)} planned")
-        return bread
+        fitted.notes.append(f"exact algebra, {road} road, {readable(need)} planned")
+        return fitted
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""

@@ -1,4 +1,4 @@
-"""Conjugate gradients for several right-hand sides at once, each stopping by itself."""
+"""The exact algebra without a matrix: conjugate gradients for several right-hand sides at once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.curvature.base import (
-    Alignments,
-    FittedCurvature,
-    Meats,
-    NewtonStep,
-    Predicted,
-    RidgePath,
-    Sandwich,
-    covariances_from_alignments,
-)
+from whence.curvature.base import AlignedCurvature, Alignments, NewtonStep, times_hessian, trace_of_hat
 from whence.curvature.primal import check_gradients
 from whence.data.batches import Inputs
-from whence.errors import InputError, SingularCurvatureError
+from whence.errors import SingularCurvatureError
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.linearization import Linearization
 
@@ -71,9 +62,9 @@ def conjugate_gradients(
         >>> found.solution.round(decimals=4)
         tensor([[1., 1.]])
     """
-    turn = precondition or (lambda rest: rest)
+    apply = precondition or (lambda rest: rest)
     solution, residual = torch.zeros_like(vectors), vectors.clone()
-    direction = turn(residual).clone()
+    direction = apply(residual).clone()
     size = (residual * direction).sum(1)
     first = size.clone()
     stopped = ~(size > 0)
@@ -92,46 +83,32 @@ def conjugate_gradients(
         step = (size[at] / curvature).unsqueeze(1)
         solution[at] += step * direction[at]
         residual[at] -= step * image
-        turned = turn(residual[at])
-        fresh = (residual[at] * turned).sum(1)
-        direction[at] = turned + (fresh / size[at]).unsqueeze(1) * direction[at]
+        preconditioned = apply(residual[at])
+        fresh = (residual[at] * preconditioned).sum(1)
+        direction[at] = preconditioned + (fresh / size[at]).unsqueeze(1) * direction[at]
         size[at] = fresh
         steps += 1
     tiny = torch.finfo(size.dtype).tiny
     return Solved(solution, (size.clamp_min(0.0) / first.clamp_min(tiny)).sqrt(), steps, lowest)
 
 
-class FittedIterative(FittedCurvature):
+@dataclass(frozen=True)
+class IterativeSolver:
     """F_lam^-1 v by conjugate gradients, with F v = sum_i J_i^T L_i (J_i v) streamed over the data.
 
-    Args:
+    Attributes:
         problem: the linearized training problem.
-        jacobian: its tangents.
+        jacobian: its Jacobian.
         ridge: lambda, on the sum scale.
-        tolerance: relative residual at which a solve stops; not below the precision of the weights.
+        tolerance: relative residual at which a solve stops.
         iterations: most steps of a solve.
     """
 
-    def __init__(
-        self, problem: Linearization, jacobian: Jacobian, ridge: float | None, tolerance: float, iterations: int
-    ) -> None:
-        """Solve for the leverage blocks of all training examples."""
-        if ridge is None:
-            raise InputError(
-                'expected a number as ridge for the matrix-free road, got "loo", which needs a matrix. '
-                'Use Exact(road="dual") or Exact(road="primal"), or whence.ridge_from_weight_decay.'
-            )
-        self.problem = problem
-        self.jacobian = jacobian
-        self.ridge = ridge
-        # J and J^T are exact transposes only up to rounding; below that conjugate gradients wander
-        self.tolerance = max(tolerance, 4 * jacobian.precision)
-        self.iterations = iterations
-        self.path: RidgePath | None = None
-        self.facts = jacobian.notes
-        self.worst = 0.0
-        self.leverage_blocks, self.degrees_of_freedom = self._leverage()
-        self.facts.append(f"exact algebra, matrix-free road, solves to a relative residual of {self.worst:.2g}")
+    problem: Linearization
+    jacobian: Jacobian
+    ridge: float
+    tolerance: float
+    iterations: int
 
     def multiply(self, vectors: Tensor) -> Tensor:
         """F v for vectors (q, d)."""
@@ -139,14 +116,12 @@ class FittedIterative(FittedCurvature):
         result = torch.zeros_like(vectors)
         for batch in problem.batches:
             along = self.jacobian.jvp(batch.inputs, vectors)  # (q, n, k)
-            if problem.hessian_roots is not None:
-                roots = problem.hessian_roots[batch.rows]
-                along = torch.einsum("nkp,qnp->qnk", roots, torch.einsum("nkp,qnk->qnp", roots, along))
-            result += self.jacobian.vjp(batch.inputs, along)
+            roots = None if problem.hessian_roots is None else problem.hessian_roots[batch.rows]
+            result += self.jacobian.vjp(batch.inputs, times_hessian(along, roots))
         return result
 
-    def solve(self, vectors: Tensor) -> Tensor:
-        """F_lam^-1 v for vectors (q, d), all at once."""
+    def solve(self, vectors: Tensor) -> tuple[Tensor, float]:
+        """F_lam^-1 v for vectors (q, d), all at once, and the largest relative residual."""
         found = conjugate_gradients(
             lambda some, _: self.multiply(some) + self.ridge * some,
             vectors,
@@ -159,13 +134,60 @@ class FittedIterative(FittedCurvature):
                 f"ridge={self.ridge:g}. Raise `ridge`, use weights of higher precision, or take another road."
             )
         reached = float(found.reached.max())
-        self.worst = max(self.worst, reached)
         if reached > max(10 * self.tolerance, 1e-6):
             raise SingularCurvatureError(
                 f"expected conjugate gradients to converge within {self.iterations} steps, got a relative residual of "
                 f"{reached:.2g}. Raise `ridge` or `iterations`, or take another road."
             )
-        return found.solution
+        return found.solution, reached
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedIterative(AlignedCurvature):
+    """No matrix at all: every answer solves by conjugate gradients.
+
+    Attributes:
+        solver: of F_lam z = v.
+        worst: the largest relative residual of the solves for the leverages.
+    """
+
+    solver: IterativeSolver
+    worst: float
+
+    @classmethod
+    def fit(cls, solver: IterativeSolver) -> FittedIterative:
+        """Solve for the leverage blocks of all training examples."""
+        problem, jacobian = solver.problem, solver.jacobian
+        leverage_blocks = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+        for batch in problem.read("gradients"):  # every solve reads all of them: first of all, that they are numbers
+            for part, rows in jacobian.rows(batch.inputs, problem.k):
+                check_gradients(rows, batch.start + part.start)
+        worst = 0.0
+        for batch in problem.read("leverage"):
+            for part, rows in jacobian.rows(batch.inputs, problem.k):
+                solved, reached = solver.solve(rows.flatten(0, 1))
+                worst = max(worst, reached)
+                where = slice(batch.start + part.start, batch.start + part.stop)
+                leverage_blocks[where] = rows @ solved.reshape(rows.shape).transpose(1, 2)
+        jacobian.notes.append(f"exact algebra, matrix-free road, solves to a relative residual of {worst:.2g}")
+        return cls(
+            problem=problem,
+            ridge=solver.ridge,
+            leverage_blocks=leverage_blocks,
+            degrees_of_freedom=trace_of_hat(leverage_blocks, problem.hessian_roots),
+            notes=jacobian.notes,
+            solver=solver,
+            worst=worst,
+        )
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """F_lam^-1 v for vectors (q, d), all at once."""
+        return self.solver.solve(vectors)[0]
+
+    @property
+    def jacobian(self) -> Jacobian:
+        """Of the network."""
+        return self.solver.jacobian
 
     def align(self, solved: Tensor) -> Tensor:
         """J_i v for every training example: (q, d) -> (q, n, k)."""
@@ -204,49 +226,9 @@ class FittedIterative(FittedCurvature):
         size = float(step.norm() / weights.norm().clamp_min(torch.finfo(weights.dtype).tiny))
         return NewtonStep(change, size, step[0] if with_direction else None)
 
-    def sandwich(self, meats: Meats) -> MatrixFreeSandwich:
-        """Keep the weights; alignments are computed for each prediction."""
-        return MatrixFreeSandwich(self, meats)
-
-    def _leverage(self) -> tuple[Tensor, float]:
-        problem = self.problem
-        leverage_blocks = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-        for batch in problem.read("gradients"):  # every solve sees all of them: first of all, that they are numbers
-            for part, rows in self.jacobian.rows(batch.inputs, problem.k):
-                check_gradients(rows, batch.start + part.start)
-        for batch in problem.read("leverage"):
-            for part, rows in self.jacobian.rows(batch.inputs, problem.k):
-                solved = self.solve(rows.flatten(0, 1)).reshape(rows.shape)
-                leverage_blocks[batch.start + part.start : batch.start + part.stop] = rows @ solved.transpose(1, 2)
-        roots = problem.hessian_roots
-        freedom = (
-            leverage_blocks.diagonal(dim1=1, dim2=2).sum()
-            if roots is None
-            else (roots * (leverage_blocks @ roots)).sum()
-        )
-        return leverage_blocks, float(freedom)
-
-
-@dataclass(frozen=True)
-class MatrixFreeSandwich(Sandwich):
-    """Variances as sums over training examples."""
-
-    bread: FittedIterative
-    meats: Meats
-
-    def predict(self, inputs: Inputs) -> Predicted:
-        """K solves a test point, then one pass over the training data for the alignments."""
-        problem, bread = self.bread.problem, self.bread
-        with torch.no_grad():
-            outputs = problem.network(inputs).to(problem.dtype)
-        parts: dict[str, list[Tensor]] = {}
-        shifts = []
-        for _, rows in bread.jacobian.rows(inputs, problem.output_count(inputs)):
-            solved = bread.solve(rows.flatten(0, 1))
-            alignments = bread.align(solved).reshape(*rows.shape[:2], problem.n, problem.k)
-            covariances, shift = covariances_from_alignments(alignments, self.meats)
-            covariances["laplace"] = rows @ solved.reshape(rows.shape).transpose(1, 2)
-            for name, value in covariances.items():
-                parts.setdefault(name, []).append(value)
-            shifts.append(shift)
-        return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in parts.items()}, torch.cat(shifts))
+    def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
+        """K solves a test point, then one pass over the training data."""
+        for _, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)):
+            solved = self.solve(rows.flatten(0, 1))
+            alignments = self.align(solved).reshape(*rows.shape[:2], self.problem.n, self.problem.k)
+            yield alignments, rows @ solved.reshape(rows.shape).transpose(1, 2)

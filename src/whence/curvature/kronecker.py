@@ -1,4 +1,4 @@
-"""Second moments: sums of v v^T over examples, positions and cotangents, in the order that is cheapest.
+"""The Kronecker eigenbasis: factors A and B of every layer, their eigenvectors, and the leading ones of them.
 
 Axis letters: n examples, c cotangents, e groups, t positions, o layer outputs, i layer inputs.
 """
@@ -12,8 +12,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from whence.curvature.accumulate import (
+    LARGEST_SIDE,
+    Accumulator,
+    ChunkGradients,
+    Cotangents,
+    LayerGradients,
+    working_precision,
+)
 from whence.curvature.rotation import CHUNK_NUMBERS, Basis, combine, outer, products_are_rounded, raised
-from whence.curvature.stream import Cotangents, LayerGradients
+from whence.display import count as counted
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, Whole, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
 from whence.linalg import eigenvectors
@@ -53,9 +61,9 @@ def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
             sums[0] += summed(inner, 1, alike_out @ inner)
             sums[1] += summed(above, 2, alike_in.unsqueeze(1) @ above)
         else:
-            below, beyond = matrix_moments(outer(inner, above))
-            sums[0] += below
-            sums[1] += beyond
+            inner_moment, outer_moment = matrix_moments(outer(inner, above))
+            sums[0] += inner_moment
+            sums[1] += outer_moment
     return sums[0], sums[1]
 
 
@@ -69,8 +77,8 @@ def summed(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:
     if other is None and cotangents_first(values):
         values = values.transpose(0, 1)
     if other is None and values.is_cuda and is_transposed_in_memory(values) and values.shape[-1] <= values.shape[-2]:
-        turned = values.transpose(-1, -2)  # turning many positions round would cost more than a matrix an example
-        return (turned @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
+        flipped = values.transpose(-1, -2)  # a copy of many positions would cost more than a matrix an example
+        return (flipped @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
     first = values.movedim(groups, 0).flatten(1, -2)
     if other is None:
         return second_moment(first)
@@ -118,17 +126,18 @@ def _crossed(rows: Tensor) -> Tensor:
     return (upper + upper.triu(1).T).reshape(*rows.shape[:-2], size, size)
 
 
-LARGEST_SIDE = 8192
-"""A layer with more inputs, or outputs, has no basis on that side: its factor would be a matrix of their square."""
+LARGEST_EXACT = 1024
+"""Blocks without a Kronecker form (norms, biases, bare parameters) up to this size get an exact block."""
 
 LARGEST_CLASSES = 256
-"""Nor has a last layer with more outputs than this, where a fit looks at a few mixtures of them."""
+"""A last layer with more outputs than this has no basis on their side where a fit looks at a few mixtures of them."""
 
 MANY_EXAMPLES = 20_000
 """From so many examples on, the factors of layer outputs are taken from one output of each, in turn."""
 
 EXAMPLES_PER_SIDE = 40
-"""And from so many for each output of the widest layer: small eigenvalues are then off by a fortieth or so at most."""
+"""One output of each example is taken only if there are so many examples for each output of the widest layer: small
+eigenvalues are then off by about a fortieth at most."""
 
 
 @dataclass
@@ -138,7 +147,7 @@ class Factors:
     Attributes:
         inputs: (e, i, i) of a kronecker block, (p, p) of a dense one; `None` where there is none.
         outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
-        counts: (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of pieces
+        counts: (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of chunks
             whose gradients were summed over positions first, and not counted position by position.
     """
 
@@ -163,11 +172,11 @@ class Factors:
         block: Block,
         largest_exact: int,
         device: torch.device,
-        alone: int | None = None,
+        without_basis: int | None = None,
     ) -> Factors:
         """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix.
 
-        Nor do the outputs of a layer that has `alone` of them, see `left_alone`.
+        Nor do the outputs of a layer that has `without_basis` of them, see `outputs_without_basis`.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -176,7 +185,7 @@ class Factors:
         if block.kind == "kronecker":
             e, o, i = block.matrix_shape
             below = zeros(e, i, i) if i <= LARGEST_SIDE else None
-            above = zeros(e, o, o) if o <= LARGEST_SIDE and o != alone else None
+            above = zeros(e, o, o) if o <= LARGEST_SIDE and o != without_basis else None
             return cls(block, below, above)
         if block.kind == "rows":
             d = block.matrix_shape[1]
@@ -185,7 +194,7 @@ class Factors:
         return cls(block, zeros(block.numel, block.numel) if exact else None, None)
 
     def add(self, tangent: Tangent, weights: Tensor | None = None) -> None:
-        """Count one piece of the training set; gradients hold the roots of the examples' weights (n,) already."""
+        """Add a chunk of the training set; gradients hold the roots of the examples' weights (n,) already."""
         share = _share(weights)
         if isinstance(tangent, Kronecker):
             self.counts[0] += share * tangent.examples * tangent.positions
@@ -202,7 +211,7 @@ class Factors:
             _add(self.outputs, second_moment(values.flatten(0, 1)).unsqueeze(0))
 
     def add_whole(self, tangent: Tangent, weights: Tensor | None = None) -> None:
-        """Count the gradient matrices G of one piece, summed over positions, by G^T G and G G^T."""
+        """Add the gradient matrices G of a chunk, summed over positions, by G^T G and G G^T."""
         if not isinstance(tangent, Kronecker) or self.inputs is None or self.outputs is None:
             self.add(tangent, weights)
             return
@@ -212,14 +221,14 @@ class Factors:
         _add(self.inputs, below)
         _add(self.outputs, above)
 
-    def basis(self, facts: list[str]) -> tuple[Basis, Tensor | None]:
+    def basis(self, notes: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
         name = self.block.name
         inputs = outputs = spectrum = below = above = None
         if self.inputs is not None:
-            below, inputs = eigenvectors(self.inputs, f"the input factor of {name}", facts)
+            below, inputs = eigenvectors(self.inputs, f"the input factor of {name}", notes)
         if self.outputs is not None:
-            above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", facts)
+            above, outputs = eigenvectors(self.outputs, f"the output factor of {name}", notes)
         if above is not None and below is not None:
             spectrum = above.unsqueeze(-1) * below.unsqueeze(-2)
             tiny = torch.finfo(spectrum.dtype).tiny
@@ -228,7 +237,7 @@ class Factors:
             spectrum = below
         if self.block.kind == "kronecker" and (below is None or above is None):
             sides = " and ".join(side for side, one in (("inputs", below), ("outputs", above)) if one is None)
-            facts.append(f"the {sides} of {name} are too many for a basis of their own: taken as they are, one by one")
+            notes.append(f"the {sides} of {name} are too many for a basis of their own: taken as they are, one by one")
         return Basis(self.block, inputs, outputs), spectrum
 
 
@@ -251,7 +260,7 @@ def _input_moment(tangent: Kronecker, weights: Tensor | None) -> Tensor:
     return found
 
 
-def left_alone(problem: Linearization) -> int | None:
+def outputs_without_basis(problem: Linearization) -> int | None:
     """The number of the network's own outputs if a layer with so many has no basis there, as these are too many.
 
     A factor costs their square, where a fit looks at a few mixtures to cost no more than those.
@@ -260,7 +269,7 @@ def left_alone(problem: Linearization) -> int | None:
 
 
 def _share(weights: Tensor | None) -> float:
-    """How many examples one example of a piece counts for."""
+    """How many examples one example of a chunk counts for."""
     return 1.0 if weights is None or not len(weights) else float(weights.mean())
 
 
@@ -270,51 +279,93 @@ def _add(total: Tensor | None, value: Tensor) -> None:
     total.add_(value)
 
 
-def gather_factors(
-    stream: LayerGradients,
-    largest_exact: int,
-    *,
-    whole: bool = False,
-) -> list[Factors]:
-    """One pass: the Kronecker factors of the curvature.
+class KroneckerFactors(Accumulator):
+    """Pass 1: the Kronecker factors A and B of every layer, and exact blocks of small parameters without layers.
 
     Factors say in which basis the eigenvalues are summed, and nothing else. Where examples are many, one output of each
-    tells as much about it as all of them: inputs are counted for every example, gradients for every k-th output.
+    says as much about it as all of them: inputs are counted for every example, gradients for every k-th output.
 
     Args:
-        stream: tangents of the training set.
-        largest_exact: dense blocks above this size get no matrix.
+        gradients: of the training set.
+        largest_exact: blocks without a Kronecker form above this size get no matrix.
         whole: sum the gradients of layers seen at several positions over them before they are counted.
     """
-    problem = stream.problem
-    factors = [Factors.empty(block, largest_exact, problem.device, left_alone(problem)) for block in stream.blocks]
-    roots = problem.hessian_roots
-    sampled = takes_one_output_each(stream, whole)
-    cotangents, count = (_one_each(problem), 1) if sampled else (stream.identity(), problem.k)
-    state = {name: tensor for at, one in enumerate(factors) for name, tensor in one.state(str(at)).items()}
-    for where, tangents in stream.read("Kronecker factors", cotangents, count, state):
-        for at, tangent in enumerate(tangents):
-            weights = None if problem.sample_weights is None else problem.sample_weights[where]
-            curved = tangent if roots is None or sampled else combine(tangent, roots[where])
-            if whole and isinstance(tangent, Kronecker) and tangent.positions > 1:
-                factors[at].add_whole(curved, weights)
-            else:
-                factors[at].add(curved, weights)
-            del tangent, curved
-        stream.spare(tangents)
-        del tangents  # the next piece needs the room
-    return factors
+
+    label = "Kronecker factors"
+
+    def __init__(self, gradients: LayerGradients, largest_exact: int, whole: bool = False) -> None:
+        """Zeros, if they and their eigenvectors fit in memory."""
+        gradients.require_factors(largest_exact)
+        problem = gradients.problem
+        self.problem, self.blocks = problem, gradients.blocks
+        self.largest_exact, self.whole = largest_exact, whole
+        self.sampled = samples_outputs(problem, gradients.blocks, whole)
+        self.cotangents = one_output_each(problem) if self.sampled else gradients.identity()
+        self.count = 1 if self.sampled else problem.k
+        self.factors = [
+            Factors.empty(block, largest_exact, problem.device, outputs_without_basis(problem)) for block in self.blocks
+        ]
+
+    def state(self) -> dict[str, Tensor]:
+        """A and B of every layer."""
+        return {name: one for at, each in enumerate(self.factors) for name, one in each.state(str(at)).items()}
+
+    def add(self, where: slice, gradients: ChunkGradients) -> None:
+        """Add a a^T and g g^T."""
+        for factors, view in zip(self.factors, gradients, strict=True):
+            self._add(factors, view.tangent, where)
+
+    def _add(self, factors: Factors, tangent: Tangent, where: slice) -> None:
+        roots, weights = self.problem.hessian_roots, self.problem.sample_weights
+        curved = tangent if roots is None or self.sampled else combine(tangent, roots[where])
+        whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
+        (factors.add_whole if whole else factors.add)(curved, None if weights is None else weights[where])
+
+    def eigenbases(self, ridge: float, tolerance: float, notes: list[str]) -> list[Basis]:
+        """The leading directions of each block's Kronecker eigenbasis.
+
+        Args:
+            ridge: lambda.
+            tolerance: share of the homoscedastic variance that may lie outside the leading directions.
+            notes: what is worth knowing is added here.
+        """
+        return [basis for basis, _ in self._decomposed(ridge, tolerance, notes, products=False)]
+
+    def eigenpairs(self, notes: list[str]) -> tuple[list[Basis], list[Tensor | None]]:
+        """Each block's Kronecker eigenbasis, and KFAC's eigenvalues in it, products of those of A and B."""
+        found = self._decomposed(0.0, 0.0, notes, products=True)
+        return [basis for basis, _ in found], [products for _, products in found]
+
+    def _decomposed(self, ridge: float, tolerance: float, notes: list[str], products: bool) -> list[Eigenbasis]:
+        problem, precision = self.problem, working_precision(self.problem)
+
+        def decomposed(at: int, notes: list[str]) -> Eigenbasis:
+            positions = self.factors[at].positions / problem.total_weight
+            basis, values = truncate(*self.factors[at].basis(notes), positions, problem.k, ridge, tolerance)
+            problem.passes.trim_memory()
+            return basis.to(precision), values if products else None
+
+        found = decompose(self.factors, decomposed, problem.passes.process_group, problem.device, notes)
+        notes += describe_blocks(self.blocks, self.largest_exact)
+        if self.sampled:
+            notes.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
+        kept, size = sum(math.prod(basis.shape) for basis, _ in found), sum(block.numel for block in self.blocks)
+        if kept < size:
+            notes.append(
+                f"eigenvalues kept one by one for {kept} of {size} directions; outside, at most "
+                f"{tolerance:g} of the homoscedastic variance, their mean serves"
+            )
+        return found
 
 
-def takes_one_output_each(stream: LayerGradients, whole: bool) -> bool:
+def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool) -> bool:
     """Whether the basis is found from one output of each example: never where whole gradients are counted."""
-    sides = (block.matrix_shape[1] if block.kind == "kronecker" else block.matrix_shape[-1] for block in stream.blocks)
+    sides = (block.matrix_shape[1] if block.kind == "kronecker" else block.matrix_shape[-1] for block in blocks)
     largest = max((side for side in sides if side <= LARGEST_SIDE), default=0)
-    n = stream.problem.n
-    return n >= max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * largest) and stream.problem.k > 1 and not whole
+    return problem.n >= max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * largest) and problem.k > 1 and not whole
 
 
-def _one_each(problem: Linearization) -> Cotangents:
+def one_output_each(problem: Linearization) -> Cotangents:
     """One output of every example in turn, or one direction of the loss's Hessian, with the weight of all."""
     roots = problem.hessian_roots
     eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
@@ -328,26 +379,41 @@ def _one_each(problem: Linearization) -> Cotangents:
     return chosen
 
 
-WORTH_IT = 0.7
-"""A corner is cut only if it holds less than this share of the block's directions."""
+def describe_blocks(blocks: Sequence[Block], largest_exact: int) -> list[str]:
+    """In words: which parameters have a Kronecker form, which an exact block, which a diagonal."""
+    kinds: dict[str, list[Block]] = {"Kronecker": [], "exact block": [], "diagonal": []}
+    for block in blocks:
+        exact = "exact block" if block.numel <= largest_exact else "diagonal"
+        kinds["Kronecker" if block.kind != "dense" else exact].append(block)
+    notes = []
+    for kind, some in kinds.items():
+        if some:
+            names = ", ".join(block.name for block in some[:4]) + (", ..." if len(some) > 4 else "")
+            weights = counted(sum(block.numel for block in some), "weight")
+            notes.append(f"{kind}: {weights} in {counted(len(some), 'block')} ({names})")
+    return notes
 
-ENOUGH = 0.85
-"""And only if its products are less than this share of all."""
+
+LARGEST_SHARE = 0.7
+"""A basis is truncated only if the leading directions are less than this share of the block's."""
+
+LARGEST_COST = 0.85
+"""On a CPU a basis is truncated only if its products take less than this share of those of the whole basis."""
 
 LARGEST_RATIO = 1e5
-"""No corner is cut from eigenvalues above so many ridges: the squared length outside is a difference, and what float32
-leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at 1e8. Where
-products are rounded on a GPU it is measured for itself, and this does not matter."""
+"""No basis is truncated where an eigenvalue is above so many ridges: the squared length outside is a difference, and
+what float32 leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at
+1e8. Where products are rounded on a GPU it is measured for itself, and this does not matter."""
 
 ALIGNED = 8
 """Of sides that are longer than a few times so many, multiples of it are kept: a GPU's tensor units take no others."""
 
-MANY_POSITIONS = 12
-"""On a GPU no corner is cut where a layer has less than so many inputs for each position: squared lengths cost more
-than it saves."""
+INPUTS_PER_POSITION = 12
+"""On a GPU no basis is truncated where a layer has fewer inputs than this for each position: squared lengths would cost
+more than the truncation saves."""
 
 
-def cut(
+def truncate(
     basis: Basis, spectrum: Tensor | None, positions: float, cotangents: int, ridge: float, tolerance: float
 ) -> tuple[Basis, Tensor | None]:
     """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
@@ -358,8 +424,8 @@ def cut(
         basis: complete.
         spectrum: estimated eigenvalues, KFAC's (e, o, i) or those of a dense block (p,); `None` leaves the basis
             complete.
-        positions: at which the layer is seen, for one example; with many, squared lengths cost more than a corner
-            saves.
+        positions: at which the layer is seen, for one example; with many, squared lengths cost more than
+            a truncation saves.
         cotangents: that are pulled back for one example.
         ridge: lambda.
         tolerance: share of sum s^2 / (s + lambda)^2, the mean of Ho over the training set, that may lie outside.
@@ -369,34 +435,34 @@ def cut(
     if float(spectrum.max()) > LARGEST_RATIO * ridge and not products_are_rounded(spectrum.device):
         return basis, spectrum
     if basis.block.kind == "dense":
-        kept = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
+        leading = _largest((spectrum / (spectrum + ridge)).square(), tolerance)
         assert basis.inputs is not None
-        if len(kept) > WORTH_IT * len(spectrum):
+        if len(leading) > LARGEST_SHARE * len(spectrum):
             return basis, spectrum
-        return Basis(basis.block, basis.inputs[:, kept].contiguous()), spectrum[kept]
-    if len(spectrum) != 1:  # groups have corners of their own
+        return Basis(basis.block, basis.inputs[:, leading].contiguous()), spectrum[leading]
+    if len(spectrum) != 1:  # groups have leading directions of their own
         return basis, spectrum
-    if spectrum.is_cuda and positions > 1 and MANY_POSITIONS * positions > spectrum.shape[2]:
+    if spectrum.is_cuda and positions > 1 and INPUTS_PER_POSITION * positions > spectrum.shape[2]:
         return basis, spectrum
     weight = (spectrum[0] / (spectrum[0] + ridge)).square()
     rows = _largest(weight.sum(1), tolerance / 2)
     columns = _largest(weight.sum(0), tolerance / 2)
-    if len(rows) * len(columns) > WORTH_IT * weight.numel():
+    if len(rows) * len(columns) > LARGEST_SHARE * weight.numel():
         return basis, spectrum
     if not (spectrum.is_cuda or _saves(weight.shape, (len(rows), len(columns)), positions, cotangents)):
         return basis, spectrum
-    return basis.corner(rows, columns), spectrum[:, rows][:, :, columns]
+    return basis.select(rows, columns), spectrum[:, rows][:, :, columns]
 
 
 def _saves(shape: Sequence[int], kept: tuple[int, int], t: float, c: int) -> bool:
-    """Whether a corner of a layer seen at t positions, with its squared lengths, takes fewer products than the whole.
+    """Whether leading directions of a layer seen at t positions take fewer products than all, squared lengths included.
 
-    Factors are turned, then matrices are formed of them; lengths take the products of all pairs of positions.
+    Factors are rotated, then matrices are formed of them; lengths take the products of all pairs of positions.
     """
     (o, i), (few_o, few_i) = shape, kept
     whole = t * i * i + c * t * o * (o + i)
     lengths = t * t * (i + c * o) + c * c * t * o if t > 1 else 0.0
-    return t * i * few_i + c * t * few_o * (o + few_i) + lengths < ENOUGH * whole
+    return t * i * few_i + c * t * few_o * (o + few_i) + lengths < LARGEST_COST * whole
 
 
 def _largest(weights: Tensor, leave: float) -> Tensor:
@@ -409,7 +475,7 @@ def _largest(weights: Tensor, leave: float) -> Tensor:
     return order[: min(needed, len(order))].sort().values
 
 
-Found = tuple[Basis, Tensor | None]
+Eigenbasis = tuple[Basis, Tensor | None]
 """A basis, and KFAC's eigenvalues in it."""
 
 
@@ -421,27 +487,27 @@ def cost(factors: Factors) -> float:
 
 def decompose(
     factors: Sequence[Factors],
-    make: Callable[[int, list[str]], Found],
+    make: Callable[[int, list[str]], Eigenbasis],
     process_group: Processes,
     device: torch.device,
-    facts: list[str],
-) -> list[Found]:
+    notes: list[str],
+) -> list[Eigenbasis]:
     """The bases of all blocks, each made by one process.
 
     Args:
         factors: of each block, the same in every process.
-        make: from the position of a block to its basis; told where to note what is worth telling.
+        make: from the position of a block to its basis; adds to the notes it is given.
         process_group: the processes.
         device: where the bases go.
-        facts: is told what is worth telling.
+        notes: what is worth knowing is added here.
     """
     if process_group.alone:
-        return [make(at, facts) for at in range(len(factors))]
+        return [make(at, notes) for at in range(len(factors))]
     owners = assign_by_cost([cost(one) for one in factors], process_group.size)
-    notes: list[str] = []
-    mine = {at: make(at, notes) for at, owner in enumerate(owners) if owner == process_group.rank}
+    own: list[str] = []
+    mine = {at: make(at, own) for at, owner in enumerate(owners) if owner == process_group.rank}
     specs = {at: [_spec(part) for part in (basis.inputs, basis.outputs, s)] for at, (basis, s) in mine.items()}
-    told = process_group.tell("the eigenvectors of all layers", (specs, notes))
+    every = process_group.tell("the eigenvectors of all layers", (specs, own))
     found = []
     for at, owner in enumerate(owners):
         if owner == process_group.rank:
@@ -450,11 +516,11 @@ def decompose(
         else:
             parts = [
                 None if spec is None else torch.empty(spec[0], dtype=spec[1], device=device)
-                for spec in told[owner][0][at]
+                for spec in every[owner][0][at]
             ]
         process_group.share([part for part in parts if part is not None], owner, "the eigenvectors of all layers")
         found.append((Basis(factors[at].block, parts[0], parts[1]), parts[2]))
-    facts += [note for _, each in told for note in each]
+    notes += [note for _, each in every for note in each]
     return found
 
 

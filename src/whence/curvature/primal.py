@@ -1,10 +1,15 @@
-"""Rows of features of the training set, kept in memory when they fit and recomputed when they do not."""
+"""The exact algebra on features z of the gradients: F = sum_i z_i^T L_i z_i, r x r, factored.
+
+Features are the gradients themselves (`Jacobian`), the core's coordinates of them, or a random sketch. Their rows over
+the training set are kept in memory when they fit, and recomputed when they do not.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,14 +18,14 @@ from whence.curvature.base import (
     Alignments,
     FittedCurvature,
     Groups,
+    MeatRoots,
     Meats,
     NewtonStep,
     Predicted,
     RidgePath,
     Sandwich,
-    Weigh,
+    groups_within_memory,
     members_of,
-    pieces,
 )
 from whence.curvature.cost import ProblemSizes
 from whence.data.batches import Inputs
@@ -31,7 +36,7 @@ from whence.runtime.execution import State, partial_data_error
 from whence.runtime.model_state import rounded_products
 
 CACHE_SHARE = 0.3
-"""Rows are kept when they take at most this share of the memory budget."""
+"""Rows are cached when they take at most this share of the memory budget."""
 
 
 class Features(Protocol):
@@ -65,48 +70,75 @@ class Features(Protocol):
         """A step in the features (..., r) as a step of the selected weights (..., d)."""
 
 
+class RowAccumulator(ABC):
+    """Sums over the rows of features of the training set: their zeros, and how to add a chunk of rows."""
+
+    label: str
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """The sums by name, zeros at first, which `add` changes in place."""
+
+    @abstractmethod
+    def given(self) -> list[Tensor]:
+        """What the sums depend on beside model, data and options."""
+
+    @abstractmethod
+    def add(self, where: slice, rows: Tensor) -> None:
+        """Add the rows (n, k, r) of some training examples."""
+
+
+RowSums = TypeVar("RowSums", bound=RowAccumulator)
+
+
 class TrainingRows:
     """The features of all training examples, in chunks, as often as they are needed."""
 
     def __init__(self, problem: Linearization, features: Features) -> None:
-        """Decide whether the rows can be kept."""
+        """Decide whether the rows can be cached."""
         self.problem = problem
         self.features = features
         need = problem.max_local_rows * problem.k * features.size * problem.outputs.element_size()
-        self.kept: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
+        self._cached: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
         self._full = False
         self._everywhere = problem.passes.process_group.alone
 
     @property
     def in_memory(self) -> bool:
         """Whether all rows of this process are held at once."""
-        return self.kept is not None
+        return self._cached is not None
+
+    def accumulate(self, sums: RowSums) -> RowSums:
+        """One pass over the training data."""
+        for where, rows in self.read(sums.label, sums.state(), sums.given()):
+            sums.add(where, rows)
+        return sums
 
     def read(
         self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
     ) -> Iterator[tuple[slice, Tensor]]:
         """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
         problem = self.problem
-        if self.kept is not None and self._full:
+        if self._cached is not None and self._full:
             if state is not None:
                 known = problem.dependencies(given)
-                yield from problem.passes.over(self.kept, lambda item: item[0], label, state, known, resumable=False)
+                yield from problem.passes.over(self._cached, lambda item: item[0], label, state, known, resumable=False)
                 return
             if problem.passes.closed and not self._everywhere:
                 raise partial_data_error()
-            yield from self.kept
+            yield from self._cached
             return
-        seen: list[tuple[slice, Tensor]] = []
+        found: list[tuple[slice, Tensor]] = []
         for batch in problem.read(label, state, given):
             for part, rows in self.features.rows(batch.inputs, problem.k):
                 where = slice(batch.start + part.start, batch.start + part.stop)
                 check_gradients(rows, where.start)
-                if self.kept is not None:
-                    seen.append((where, rows))
+                if self._cached is not None:
+                    found.append((where, rows))
                 yield where, rows
         mine = problem.local_rows
-        if self.kept is not None and sum(len(rows) for _, rows in seen) == mine.stop - mine.start:
-            self.kept, self._full = seen, True  # a reader that stops early, or starts late, keeps nothing
+        if self._cached is not None and sum(len(rows) for _, rows in found) == mine.stop - mine.start:
+            self._cached, self._full = found, True  # a reader that stops early, or starts late, keeps nothing
 
     def bring_together(self) -> None:
         """Let every process have the rows of all of them."""
@@ -119,7 +151,7 @@ class TrainingRows:
         )
         found = [rows for _, rows in self.read("rows")]
         everything = process_group.gather(torch.cat(found) if found else None, "rows", problem.device)
-        self.kept, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
+        self._cached, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
 
     def curved(self, where: slice, rows: Tensor) -> Tensor:
         """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
@@ -189,19 +221,19 @@ def path_from_eigenvectors(values: Tensor, chunks: Rotated, problem: Linearizati
 
 def _whole_groups(index: Tensor, chunks: Rotated, size: int, problem: Linearization) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows (g, members k, r) and targets (g, members k) of as many groups as memory allows, a pass for each."""
-    for members in pieces(members_of(index), problem, size):
+    for members in groups_within_memory(members_of(index), problem, size):
         place = torch.full((problem.n,), -1, device=problem.device)
         place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
-        kept = problem.outputs.new_zeros(members.numel(), problem.k, size)
+        members_rows = problem.outputs.new_zeros(members.numel(), problem.k, size)
         aims = problem.outputs.new_zeros(members.numel(), problem.k)
-        for where, rows, targets in chunks({"rows": kept, "targets": aims}, [members]):
+        for where, rows, targets in chunks({"rows": members_rows, "targets": aims}, [members]):
             here = place[where] >= 0
-            kept[place[where][here]] = rows[here].to(kept.dtype)
+            members_rows[place[where][here]] = rows[here].to(members_rows.dtype)
             aims[place[where][here]] = targets[here].to(aims.dtype)
-        yield kept.reshape(len(members), -1, size), aims.reshape(len(members), -1)
+        yield members_rows.reshape(len(members), -1, size), aims.reshape(len(members), -1)
 
 
-def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, facts: list[str]) -> RidgePath:
+def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
     """Leave-one-out error from the kernel matrix.
 
     u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and C_ii its diagonal blocks: of examples, of positions or outputs of
@@ -211,9 +243,9 @@ def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, fa
         kernel: (n k, n k).
         targets: (n, k) of the linearized model.
         problem: knows what is left out at once.
-        facts: what was done out of the ordinary is added here.
+        notes: what was done out of the ordinary is added here.
     """
-    values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", facts))
+    values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", notes))
     n, k = targets.shape
     rows = vectors.reshape(n, k, -1)
     along = vectors.T @ targets.reshape(-1)
@@ -221,7 +253,9 @@ def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, fa
     errors = torch.zeros_like(ridges)
     index, folds = problem.folds.groups, problem.folds
     whole = (
-        [rows] if index is None else (rows[some].flatten(1, 2) for some in pieces(members_of(index), problem, n * k))
+        [rows]
+        if index is None
+        else (rows[some].flatten(1, 2) for some in groups_within_memory(members_of(index), problem, n * k))
     )
     for part in whole:
         for g, ridge in enumerate(ridges):
@@ -240,94 +274,223 @@ def _squares(matrices: Tensor, vectors: Tensor) -> Tensor:
 QR_SIZE = 2048
 """Up to this many features, rows at hand are factored by QR, which squares no condition number."""
 
-FEW = 512
+FEW_FEATURES = 512
 """Up to this many features, those in single precision are whitened in the precision of the algebra."""
 
 
-class FittedPrimal(FittedCurvature):
-    """F = sum_i z_i^T L_i z_i over features z, factored as D (C C^T) D with D the square roots of its diagonal.
+@dataclass(frozen=True)
+class Whitening:
+    """F_lam = D C C^T D with D the square roots of its diagonal: z F_lam^-1 z'^T = y y'^T for y = C^-1 D^-1 z.
 
     Scaling by D makes features of any size equal partners, so that unscaled inputs cost no digits.
+
+    Attributes:
+        scale: (r,) D.
+        inverse: (r, r) C^-1.
     """
 
-    def __init__(
-        self, problem: Linearization, features: Features, ridge: float | None, rows: TrainingRows | None = None
-    ) -> None:
-        """Accumulate the curvature in one pass, factor it, and take the leverage blocks in another."""
-        self.problem = problem
-        self.features = features
-        self.rows = rows or TrainingRows(problem, features)
-        self.facts = features.notes
-        prescale = features.prescale(ridge)  # (r,)
-        curvature, score = self._accumulate(prescale)
-        self.path: RidgePath | None = None
-        if ridge is None:
-            self.path = self._path(curvature)
-            ridge = self.path.best
-        self.ridge = ridge
-        self.scale, self.inverse = self._factor(curvature, prescale, ridge)
-        problem.passes.process_group.share(
-            [self.scale, self.inverse], 0, "curvature"
-        )  # sums of meats are in these coordinates
-        weights = features.weights()
-        white = (self.inverse @ ((score - ridge * weights) / self.scale)).to(problem.dtype)
-        self.step = (self.inverse.T @ white) / self.scale
-        self.leverage_blocks, self._change, self.degrees_of_freedom = self._leverage()
+    scale: Tensor
+    inverse: Tensor
 
-    def whiten(self, rows: Tensor) -> Tensor:
-        """(..., r) features z to coordinates y with z F_lam^-1 z'^T = y y'^T.
+    def __call__(self, rows: Tensor) -> Tensor:
+        """(..., r) features z to coordinates y.
 
         The inverse of a triangle has large entries that cancel, of which single precision keeps one digit less: few
         features are multiplied in the precision of the algebra, which takes little time.
         """
-        if len(self.scale) <= FEW and rows.dtype != self.inverse.dtype:
-            return self.whiten(rows.to(self.inverse.dtype))
+        if len(self.scale) <= FEW_FEATURES and rows.dtype != self.inverse.dtype:
+            return self(rows.to(self.inverse.dtype))
         return (rows / self.scale.to(rows.dtype)) @ self.inverse.to(rows.dtype).T
+
+
+class FeatureCurvature(RowAccumulator):
+    """The curvature sum_i z_i^T L_i z_i of features that are divided by `prescale`, and the score sum_i z_i^T r_i."""
+
+    label = "curvature"
+
+    def __init__(self, rows: TrainingRows, prescale: Tensor) -> None:
+        """Zeros."""
+        self.rows, self.prescale, size = rows, prescale, rows.features.size
+        self.curvature = torch.zeros(size, size, dtype=rows.problem.dtype, device=rows.problem.device)
+        self.score = self.curvature.new_zeros(size)
+
+    def state(self) -> dict[str, Tensor]:
+        """The two sums."""
+        return {"curvature": self.curvature, "score": self.score}
+
+    def given(self) -> list[Tensor]:
+        """The scale, and the weights of the network."""
+        return [self.prescale, self.rows.features.weights()]
+
+    def add(self, where: slice, rows: Tensor) -> None:
+        """Add z^T L z and z^T r."""
+        flat = self.rows.curved(where, rows / self.prescale.to(rows.dtype)).reshape(-1, len(self.prescale))
+        with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
+            add_gram(self.curvature, flat)
+        residuals = self.rows.problem.residuals[where].to(rows.dtype)
+        self.score += torch.einsum("nkp,nk->p", rows, residuals).to(self.score.dtype)
+
+
+class PrimalLeverage(RowAccumulator):
+    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and the degrees of freedom."""
+
+    label = "leverage"
+
+    def __init__(self, rows: TrainingRows, whiten: Whitening, step: Tensor) -> None:
+        """Zeros."""
+        problem = rows.problem
+        self.rows, self.whiten, self.step = rows, whiten, step
+        self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+        self.change = torch.zeros_like(problem.outputs)
+        self.freedom = torch.zeros(1, dtype=torch.float64, device="cpu")
+
+    def state(self) -> dict[str, Tensor]:
+        """The three of them."""
+        return {"leverage_blocks": self.leverage_blocks, "change": self.change, "freedom": self.freedom}
+
+    def given(self) -> list[Tensor]:
+        """The factored curvature, and the step."""
+        return [self.whiten.scale, self.whiten.inverse, self.step]
+
+    def add(self, where: slice, rows: Tensor) -> None:
+        """Whiten the rows of some examples."""
+        white = self.whiten(rows)
+        self.leverage_blocks[where] = (white @ white.transpose(1, 2)).to(self.leverage_blocks.dtype)
+        self.change[where] = (rows @ self.step.to(rows.dtype)).to(self.change.dtype)
+        self.freedom += float(self.rows.curved(where, white).double().square().sum())
+
+
+class PrimalMeats(RowAccumulator):
+    """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, an r x r matrix for each estimator.
+
+    Attributes:
+        matrices: the meats by name.
+        total: (r,) sum_i y_i^T u_i.
+    """
+
+    label = "meats"
+
+    def __init__(self, whiten: Whitening, meats: Meats) -> None:
+        """Zeros."""
+        self.whiten, self.meats = whiten, meats
+        self.matrices = {name: torch.zeros_like(whiten.inverse) for name in meats.roots}
+        self.total = whiten.inverse.new_zeros(len(whiten.scale))
+        self.group_sums = {  # (groups, q, r)
+            name: self.total.new_zeros(groups.total, root.shape[2], len(self.total))
+            for name, root in meats.roots.items()
+            if (groups := meats.pooled(name)) is not None
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Meats, their total, and sums of groups."""
+        groups = {f"{name} of groups": one for name, one in self.group_sums.items()}
+        return {"total": self.total, **self.matrices, **groups}
+
+    def given(self) -> list[Tensor]:
+        """The factored curvature, and the weights of the examples."""
+        return [self.whiten.scale, self.whiten.inverse, self.meats.total, *self.meats.roots.values()]
+
+    def add(self, where: slice, rows: Tensor) -> None:
+        """Add W^T y of some examples: squared, or to the sums of their groups."""
+        white = self.whiten(rows)
+        for name, root in self.meats.roots.items():
+            part = root if len(root) == 1 else root[where]
+            weighted = part.transpose(1, 2).to(white.dtype) @ white
+            groups = self.meats.pooled(name)
+            if groups is None:
+                add_gram(self.matrices[name], weighted.reshape(-1, len(self.total)))
+            else:
+                self.group_sums[name].index_add_(0, groups.index[where], weighted.to(self.total.dtype))
+        vectors = self.meats.total[where].to(white.dtype)
+        self.total += torch.einsum("nkp,nk->p", white, vectors).to(self.total.dtype)
+
+    def finish(self) -> dict[str, Tensor]:
+        """The meats, those of groups squared after they were summed."""
+        for name, sums in self.group_sums.items():
+            add_gram(self.matrices[name], sums.reshape(-1, len(self.total)))
+        return self.matrices
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedPrimal(FittedCurvature):
+    """F = sum_i z_i^T L_i z_i over features z, factored.
+
+    Attributes:
+        features: z.
+        rows: the features of the training examples.
+        whiten: the factored inverse of F_lam.
+        step: (r,) the Newton step along the features.
+        change: (n, k) how it moves the outputs.
+    """
+
+    features: Features
+    rows: TrainingRows
+    whiten: Whitening
+    step: Tensor
+    change: Tensor
+
+    @classmethod
+    def fit(
+        cls, problem: Linearization, features: Features, ridge: float | None, rows: TrainingRows | None = None
+    ) -> FittedPrimal:
+        """Accumulate the curvature in one pass, factor it, and take the leverage blocks in another.
+
+        Args:
+            problem: the linearized training problem.
+            features: z.
+            ridge: lambda, or `None` to choose it by leave-one-out.
+            rows: those of the features, where they are at hand.
+        """
+        rows = rows or TrainingRows(problem, features)
+        notes, path = features.notes, None
+        prescale = features.prescale(ridge)  # (r,)
+        sums = rows.accumulate(FeatureCurvature(rows, prescale))
+        if ridge is None:
+            path = path_from_curvature(sums.curvature, rows, notes)
+            ridge = path.best
+        whiten = factored(sums.curvature, prescale, ridge, rows)
+        # sums of meats are in these coordinates: the same in all processes
+        problem.passes.process_group.share([whiten.scale, whiten.inverse], 0, "curvature")
+        downhill = (sums.score - ridge * features.weights()) / whiten.scale
+        step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
+        found = rows.accumulate(PrimalLeverage(rows, whiten, step))
+        return cls(
+            problem=problem,
+            ridge=ridge,
+            leverage_blocks=found.leverage_blocks,
+            degrees_of_freedom=float(found.freedom),
+            notes=notes,
+            path=path,
+            features=features,
+            rows=rows,
+            whiten=whiten,
+            step=step,
+            change=found.change,
+        )
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
         direction = self.features.lift(self.step)
         size = self.problem.weights().norm().clamp_min(torch.finfo(direction.dtype).tiny)
-        return NewtonStep(self._change, float(direction.norm() / size), direction if with_direction else None)
+        return NewtonStep(self.change, float(direction.norm() / size), direction if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
-        """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, an r x r matrix for each estimator."""
-        size = self.features.size
-        matrices = {name: torch.zeros_like(self.inverse) for name in meats.roots}
-        total = self.inverse.new_zeros(size)
-        sums = {  # of each group, (groups, q, r)
-            name: total.new_zeros(groups.total, root.shape[2], size)
-            for name, root in meats.roots.items()
-            if (groups := meats.pooled(name)) is not None
-        }
-        state = {"total": total, **matrices, **{f"{name} of groups": one for name, one in sums.items()}}
-        given = [self.scale, self.inverse, meats.total, *meats.roots.values()]
-        for where, rows in self.rows.read("meats", state, given):
-            white = self.whiten(rows)
-            for name, root in meats.roots.items():
-                part = root if len(root) == 1 else root[where]
-                weighted = part.transpose(1, 2).to(white.dtype) @ white
-                groups = meats.pooled(name)
-                if groups is None:
-                    add_gram(matrices[name], weighted.reshape(-1, size))
-                    continue
-                sums[name].index_add_(0, groups.index[where], weighted.to(total.dtype))
-            total += torch.einsum("nkp,nk->p", white, meats.total[where].to(white.dtype)).to(total.dtype)
-        for name, pooled in sums.items():
-            add_gram(matrices[name], pooled.reshape(-1, size))
-        return PrimalSandwich(self, matrices, total)
+        """Meats in whitened coordinates."""
+        found = self.rows.accumulate(PrimalMeats(self.whiten, meats))
+        return PrimalSandwich(self, found.finish(), found.total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whitened rows of a group's members, times themselves; each piece costs a pass over the training rows."""
+        """Whitened rows of a group's members, times themselves; each chunk of groups costs a pass over the rows."""
         problem, size = self.problem, self.features.size
         problem.budget.require(
             3.0 * groups.total * size * problem.outputs.element_size(), f"{groups.total} groups", "Make fewer groups."
         )
-        for members in pieces(groups.members(), problem, size):
+        for members in groups_within_memory(groups.members(), problem, size):
             place = torch.full((problem.n,), -1, device=problem.device)
             place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
-            white = self.inverse.new_zeros(members.numel(), problem.k, size)
-            for where, rows in self.rows.read("groups", {"white": white}, [self.scale, self.inverse, members]):
+            white = self.whiten.inverse.new_zeros(members.numel(), problem.k, size)
+            given = [self.whiten.scale, self.whiten.inverse, members]
+            for where, rows in self.rows.read("groups", {"white": white}, given):
                 here = place[where] >= 0
                 white[place[where][here]] = self.whiten(rows[here]).to(white.dtype)
             flat = white.reshape(len(members), -1, size)
@@ -336,7 +499,8 @@ class FittedPrimal(FittedCurvature):
     def alignments(self, inputs: Inputs) -> Alignments:
         """Solve for the rows of the inputs, and multiply by those of the training examples."""
         for where, rows in self.features.rows(inputs, self.problem.output_count(inputs)):
-            scaled = self.whiten(rows.to(self.inverse.dtype)) @ self.inverse  # F_lam^-1 z is this over the scale
+            # F_lam^-1 z is this over the scale
+            scaled = self.whiten(rows.to(self.whiten.inverse.dtype)) @ self.whiten.inverse
             yield where, self._align(scaled)
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
@@ -357,142 +521,117 @@ class FittedPrimal(FittedCurvature):
         if not features.orthonormal or (features.size < vectors.shape[1] and self.ridge <= 0):
             return super().precondition(vectors)
         inside = features.into(vectors)  # (q, r)
-        solved = features.lift((self.whiten(inside) @ self.inverse) / self.scale)
+        solved = features.lift((self.whiten(inside) @ self.whiten.inverse) / self.whiten.scale)
         if features.size == vectors.shape[1]:
             return solved
         outside = vectors - features.lift(inside)
         return solved + (outside - features.lift(features.into(outside))) / self.ridge
 
-    def at(self, ridge: float, weigh: Weigh | None) -> FittedPrimal:
+    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedPrimal:
         """Factor anew; rows that are in memory are not computed again."""
-        return FittedPrimal(self.problem, self.features, ridge, self.rows)
+        return FittedPrimal.fit(self.problem, self.features, ridge, self.rows)
 
     def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
         m, k = scaled.shape[:2]
-        flat = scaled.flatten(0, 1) / self.scale  # here, and not in every training row
+        flat = scaled.flatten(0, 1) / self.whiten.scale  # here, and not in every training row
         for where, rows in self.rows.read("alignments"):  # in the precision of the training rows
             yield where, (flat.to(rows.dtype) @ rows.flatten(0, 1).T).reshape(m, k, -1, self.problem.k)
 
-    def _accumulate(self, prescale: Tensor) -> tuple[Tensor, Tensor]:
-        """The curvature of prescaled features, and the score."""
-        size = self.features.size
-        curvature = torch.zeros(size, size, dtype=self.problem.dtype, device=self.problem.device)
-        score = curvature.new_zeros(size)
-        state, given = {"curvature": curvature, "score": score}, [prescale, self.features.weights()]
-        for where, rows in self.rows.read("curvature", state, given):
-            flat = self.rows.curved(where, rows / prescale.to(rows.dtype)).reshape(-1, size)
-            with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
-                add_gram(curvature, flat)
-            score += torch.einsum("nkp,nk->p", rows, self.problem.residuals[where].to(rows.dtype)).to(score.dtype)
-        return curvature, score
 
-    def _factor(self, curvature: Tensor, prescale: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-        """D, and the inverse of C."""
-        penalty = ridge / prescale.square()
-        diagonal = curvature.diagonal() + penalty
-        if bool((diagonal <= 0).any()):
-            raise singular(ridge, int((diagonal <= 0).sum()), len(diagonal))
-        inner = diagonal.sqrt()
-        if self.rows.in_memory and len(inner) <= QR_SIZE:
-            factor = self._factor_by_qr(prescale * inner, ridge)
-            tiny = torch.finfo(factor.dtype).eps * len(inner)
-        else:
-            matrix = curvature / inner / inner.unsqueeze(1)
-            matrix.diagonal().add_(penalty / diagonal)
-            factor, info = torch.linalg.cholesky_ex(matrix)
-            if int(info):
-                raise singular(ridge, len(diagonal) - int(info) + 1, len(diagonal), self._rounding(ridge))
-            tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
-        pivots = factor.diagonal().abs()
-        null = int((pivots <= tiny * pivots.max()).sum())
-        if null:
-            raise singular(ridge, null, len(pivots), self._rounding(ridge))
-        eye = torch.eye(len(pivots), dtype=factor.dtype, device=factor.device)
-        inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
-        return prescale * inner, inverse
+def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
+    """The factored inverse of F_lam, from the curvature of prescaled features; by QR of the rows where they are few."""
+    penalty = ridge / prescale.square()
+    diagonal = curvature.diagonal() + penalty
+    if bool((diagonal <= 0).any()):
+        raise singular(ridge, int((diagonal <= 0).sum()), len(diagonal))
+    inner = diagonal.sqrt()
+    if rows.in_memory and len(inner) <= QR_SIZE:
+        factor = factor_by_qr(rows, prescale * inner, ridge)
+        tiny = torch.finfo(factor.dtype).eps * len(inner)
+    else:
+        matrix = curvature / inner / inner.unsqueeze(1)
+        matrix.diagonal().add_(penalty / diagonal)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        if int(info):
+            raise singular(ridge, len(diagonal) - int(info) + 1, len(diagonal), _rounding(rows.problem, ridge))
+        tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
+    pivots = factor.diagonal().abs()
+    null = int((pivots <= tiny * pivots.max()).sum())
+    if null:
+        raise singular(ridge, null, len(pivots), _rounding(rows.problem, ridge))
+    eye = torch.eye(len(pivots), dtype=factor.dtype, device=factor.device)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return Whitening(prescale * inner, inverse)
 
-    def _rounding(self, ridge: float) -> str:
-        """What else helps: with a ridge only rounding makes a curvature singular."""
-        used = next(iter(self.problem.selection.parameters.values())).dtype
-        if ridge == 0 or used == torch.float64:
-            return ""
-        name = str(used).removeprefix("torch.")
-        return (
-            f" With a ridge above zero it is rounding that hides them: gradients are in {name} here, and "
-            "`model.double()` (with inputs to match) has the digits for a ridge as small as this."
-        )
 
-    def _factor_by_qr(self, scale: Tensor, ridge: float) -> Tensor:
-        roots = self.problem.hessian_roots
-        each = self.problem.k if roots is None else roots.shape[2]
-        mine = self.problem.local_rows
-        numbers = (mine.stop - mine.start) * each
-        penalty = len(scale) if ridge > 0 else 0
-        stacked = scale.new_zeros(numbers + penalty, len(scale))  # large: filled in place
-        for where, rows in self.rows.read("curvature"):
-            part = self.rows.curved(where, rows) / scale
-            stacked[(where.start - mine.start) * each : (where.stop - mine.start) * each] = part.reshape(-1, len(scale))
-        if self.problem.n * each + penalty < len(scale):
-            raise singular(ridge, len(scale) - self.problem.n * each - penalty, len(scale))
-        if not self.problem.passes.process_group.alone:
-            stacked, numbers = self._meet(stacked[:numbers], penalty)
-        stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[:penalty])
-        upper: Tensor = torch.linalg.qr(stacked, mode="r").R
-        signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper.dtype)
-        return (upper * signs.unsqueeze(1)).T.contiguous()
+def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
+    """The triangle C of D^-1 F_lam D^-1 = C C^T from the rows themselves, with the penalty as more rows."""
+    problem, roots = rows.problem, rows.problem.hessian_roots
+    each = problem.k if roots is None else roots.shape[2]
+    mine = problem.local_rows
+    numbers = (mine.stop - mine.start) * each
+    penalty = len(scale) if ridge > 0 else 0
+    stacked = scale.new_zeros(numbers + penalty, len(scale))  # large: filled in place
+    for where, some in rows.read("curvature"):
+        part = rows.curved(where, some) / scale
+        stacked[(where.start - mine.start) * each : (where.stop - mine.start) * each] = part.reshape(-1, len(scale))
+    if problem.n * each + penalty < len(scale):
+        raise singular(ridge, len(scale) - problem.n * each - penalty, len(scale))
+    if not problem.passes.process_group.alone:  # triangles of all processes' rows
+        triangle = torch.linalg.qr(stacked[:numbers], mode="r").R
+        found = problem.passes.process_group.gather(triangle, "curvature", stacked.device)
+        stacked, numbers = torch.cat([found, found.new_zeros(penalty, found.shape[1])]), len(found)
+    stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[:penalty])
+    upper: Tensor = torch.linalg.qr(stacked, mode="r").R
+    signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper.dtype)
+    return (upper * signs.unsqueeze(1)).T.contiguous()
 
-    def _meet(self, stacked: Tensor, penalty: int) -> tuple[Tensor, int]:
-        """Triangles of all processes' rows, with room for the penalty below, and how many rows they have."""
-        triangle = torch.linalg.qr(stacked, mode="r").R
-        found = self.problem.passes.process_group.gather(triangle, "curvature", stacked.device)
-        return torch.cat([found, found.new_zeros(penalty, found.shape[1])]), len(found)
 
-    def _leverage(self) -> tuple[Tensor, Tensor, float]:
-        problem = self.problem
-        leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-        change = torch.zeros_like(problem.outputs)
-        freedom = torch.zeros(1, dtype=torch.float64, device="cpu")
-        state = {"leverage_blocks": leverage_blocks, "change": change, "freedom": freedom}
-        for where, rows in self.rows.read("leverage", state, [self.scale, self.inverse, self.step]):
-            white = self.whiten(rows)
-            leverage_blocks[where] = (white @ white.transpose(1, 2)).to(problem.dtype)
-            change[where] = (rows @ self.step.to(rows.dtype)).to(problem.dtype)
-            freedom += float(self.rows.curved(where, white).double().square().sum())
-        return leverage_blocks, change, float(freedom)
+def _rounding(problem: Linearization, ridge: float) -> str:
+    """What else helps: with a ridge only rounding makes a curvature singular."""
+    used = next(iter(problem.selection.parameters.values())).dtype
+    if ridge == 0 or used == torch.float64:
+        return ""
+    name = str(used).removeprefix("torch.")
+    return (
+        f" With a ridge above zero it is rounding that hides them: gradients are in {name} here, and "
+        "`model.double()` (with inputs to match) has the digits for a ridge as small as this."
+    )
 
-    def _path(self, curvature: Tensor) -> RidgePath:
-        pair = eigenvectors(curvature, "the curvature", self.facts)
-        values, vectors = (part.to(curvature.dtype) for part in pair)
-        self.problem.passes.process_group.share(
-            [values, vectors], 0, "leave-one-out path"
-        )  # signs of vectors are anybody's
-        weights = self.features.weights()
 
-        def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-            for where, rows in self.rows.read("leave-one-out path", state, [vectors, *given]):
-                wide = rows.to(vectors.dtype)
-                yield where, wide @ vectors, self.problem.residuals[where] + wide @ weights
+def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
+    """Leave-one-out error over ridges from the curvature's eigenvectors."""
+    problem = rows.problem
+    values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
+    # signs of eigenvectors are arbitrary: those of one process serve all
+    problem.passes.process_group.share([values, vectors], 0, "leave-one-out path")
+    weights = rows.features.weights()
 
-        return path_from_eigenvectors(values, rotated, self.problem)
+    def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for where, some in rows.read("leave-one-out path", state, [vectors, *given]):
+            wide = some.to(vectors.dtype)
+            yield where, wide @ vectors, problem.residuals[where] + wide @ weights
+
+    return path_from_eigenvectors(values, rotated, problem)
 
 
 @dataclass(frozen=True)
 class PrimalSandwich(Sandwich):
     """Quadratic forms in whitened coordinates."""
 
-    bread: FittedPrimal
+    fitted: FittedPrimal
     matrices: dict[str, Tensor]
     total: Tensor
 
     def predict(self, inputs: Inputs) -> Predicted:
         """Covariances y M y^T for the rows y of the test points."""
-        problem = self.bread.problem
+        problem = self.fitted.problem
         with torch.no_grad():
             outputs = problem.network(inputs).to(problem.dtype)
         parts: dict[str, list[Tensor]] = {name: [] for name in (*self.matrices, "laplace")}
         shifts = []
-        for _, rows in self.bread.features.rows(inputs, problem.output_count(inputs)):
-            white = self.bread.whiten(rows).to(rows.dtype)
+        for _, rows in self.fitted.features.rows(inputs, problem.output_count(inputs)):
+            white = self.fitted.whiten(rows).to(rows.dtype)
             flipped = white.transpose(1, 2)
             parts["laplace"].append((white @ flipped).to(problem.dtype))
             for name, matrix in self.matrices.items():

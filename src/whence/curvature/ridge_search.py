@@ -9,13 +9,13 @@ as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is su
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import torch
 from torch import Tensor
 
-from whence.curvature.base import FittedCurvature, RidgePath, Structure, Weigh, members_of, pieces
+from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure, groups_within_memory, members_of
 from whence.curvature.dual import FittedDual
 from whence.curvature.exact import Exact
 from whence.curvature.primal import FittedPrimal
@@ -40,13 +40,11 @@ NODES = 32
 """Of the integral that the change of a loss is."""
 
 
-def fit_at_best(structure: Structure, problem: Linearization, weigh: Weigh | None) -> FittedCurvature:
+def fit_at_best(structure: Structure, problem: Linearization, meat_roots: MeatRoots | None) -> FittedCurvature:
     """The curvature at the ridge with the smallest leave-one-out loss."""
     check(structure, problem)
-    path = path_of(structure.fit(problem, 1.0, weigh), problem)
-    bread = structure.fit(problem, path.best, weigh)
-    bread.path = path
-    return bread
+    path = path_of(structure.fit(problem, 1.0, meat_roots), problem)
+    return replace(structure.fit(problem, path.best, meat_roots), path=path)
 
 
 def check(structure: Structure, problem: Linearization) -> None:
@@ -69,9 +67,9 @@ def check(structure: Structure, problem: Linearization) -> None:
         )
 
 
-def path_of(bread: FittedCurvature, problem: Linearization) -> RidgePath:
+def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
     """Leave-one-out losses over ridges, coarse and then finer around the best; sorted."""
-    model = Linear.of(bread, problem)
+    model = Linear.of(fitted, problem)
     trace = float(torch.einsum("nkp,nkj,njp->", model.rows, model.curvatures(model.start), model.rows))
     tried: dict[float, float] = {}
     weights, worse = model.start, 0
@@ -112,26 +110,26 @@ class Linear:
     start: Tensor
 
     @classmethod
-    def of(cls, bread: FittedCurvature, problem: Linearization) -> Linear:
+    def of(cls, fitted: FittedCurvature, problem: Linearization) -> Linear:
         """All rows at once; along no more directions than they span."""
-        assert isinstance(bread, FittedPrimal | FittedDual)
-        n, k, r = problem.n, problem.k, bread.features.size
+        assert isinstance(fitted, FittedPrimal | FittedDual)
+        n, k, r = problem.n, problem.k, fitted.features.size
         need = 4.0 * n * k * min(r, n * k) * problem.outputs.element_size()
         problem.budget.require(
             need,
             'leave-one-out losses over ridges, ridge="loo"',
             "Use whence.ridge_from_weight_decay, or a smaller core.",
         )
-        rows = torch.cat([part.to(problem.dtype) for _, part in bread.rows.read("leave-one-out path")])
-        weights = bread.features.weights().to(problem.dtype)
+        rows = torch.cat([part.to(problem.dtype) for _, part in fitted.rows.read("leave-one-out path")])
+        weights = fitted.features.weights().to(problem.dtype)
         if r <= n * k:
             return cls(problem, rows, weights)
         flat = rows.reshape(n * k, r)
-        values, vectors = (part.to(rows.dtype) for part in eigenvectors(flat @ flat.T, "the kernel", bread.facts))
-        kept = values > values.max() * len(values) * torch.finfo(values.dtype).eps
-        sizes = values[kept].sqrt()
-        fewer = vectors[:, kept] * sizes
-        return cls(problem, fewer.reshape(n, k, -1), (vectors[:, kept].T @ (flat @ weights)) / sizes)
+        values, vectors = (part.to(rows.dtype) for part in eigenvectors(flat @ flat.T, "the kernel", fitted.notes))
+        spanned = values > values.max() * len(values) * torch.finfo(values.dtype).eps
+        sizes = values[spanned].sqrt()
+        fewer = vectors[:, spanned] * sizes
+        return cls(problem, fewer.reshape(n, k, -1), (vectors[:, spanned].T @ (flat @ weights)) / sizes)
 
     def change(self, weights: Tensor) -> Tensor:
         """(n, k) how far outputs are from the network's."""
@@ -203,7 +201,7 @@ class Linear:
             leverage_blocks = folds.blocks(white @ white.transpose(1, 2))
             return _solved(leverage_blocks, folds.blocks(inner), folds.parts(residuals)).reshape(residuals.shape)
         found = torch.empty_like(residuals)
-        for members in pieces(members_of(folds.groups), self.problem, white.shape[2]):
+        for members in groups_within_memory(members_of(folds.groups), self.problem, white.shape[2]):
             flat = white[members].flatten(1, 2)
             joint = block_diagonal(inner[members])
             moved = _solved(flat @ flat.transpose(1, 2), joint, residuals[members].flatten(1))

@@ -1,4 +1,6 @@
-"""Products of factors and gradients in the order and the layout that a core's cache or a GPU's tensor units like.
+"""Gradients in the coordinates of a basis, contracted in the cheapest order: squares, Gram matrices, inner products.
+
+Products are laid out for the cache of a CPU core or the tensor units of a GPU.
 
 Axis letters: n examples, c cotangents, e groups, t positions, o outputs, i inputs, q combinations, w weight matrices.
 """
@@ -27,11 +29,11 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Gradients (n, c, e, t, o) combined by weights (n, c, q): (n, q, e, t, o)."""
     if g.shape[1] == 1:
         return g * weights.reshape(len(g), -1, 1, 1, 1)
-    turned = is_transposed_in_memory(g)
-    lying = g.transpose(3, 4) if turned else g
+    transposed = is_transposed_in_memory(g)
+    lying = g.transpose(3, 4) if transposed else g
     rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
     mixed: Tensor = (rows @ lying.flatten(2)).unflatten(2, lying.shape[2:])
-    return mixed.transpose(3, 4) if turned else mixed
+    return mixed.transpose(3, 4) if transposed else mixed
 
 
 def few_columns(rows: Tensor, columns: Tensor) -> Tensor:
@@ -46,8 +48,8 @@ def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
         if inner.shape[1] > outer.shape[1]:
             outer, inner, matrix = inner, outer, matrix.T
         return (few_columns(outer, matrix.T) * inner.T).sum(0).unsqueeze(1)
-    turned = direction.transpose(-1, -2)
-    moved = (a.squeeze(1) @ turned[0]).unsqueeze(1) if len(turned) == 1 else a @ turned  # (n, e, t, o)
+    transposed = direction.transpose(-1, -2)
+    moved = (a.squeeze(1) @ transposed[0]).unsqueeze(1) if len(transposed) == 1 else a @ transposed  # (n, e, t, o)
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
     return (g.flatten(2) @ moved.flatten(1).unsqueeze(2)).squeeze(2)
@@ -202,8 +204,8 @@ class Factored:
         columns, at_column = torch.unique(group * i + column, return_inverse=True)
         left = self.g[:, :, rows // o, :, rows % o]  # (R, n, c, t): advanced indices come first
         right = self.a[:, columns // i, :, columns % i]  # (C, n, t)
-        corner = left.permute(1, 2, 0, 3) @ right.permute(1, 2, 0).unsqueeze(1)  # (n, c, R, C)
-        return corner[:, :, at_row, at_column]
+        products = left.permute(1, 2, 0, 3) @ right.permute(1, 2, 0).unsqueeze(1)  # (n, c, R, C)
+        return products[:, :, at_row, at_column]
 
 
 @dataclass(frozen=True)
@@ -311,9 +313,9 @@ class Sparse:
         wanted, at = torch.unique(index // self.shape[1], return_inverse=True)
         place = torch.full((self.shape[0],), -1, device=index.device)
         place[wanted] = torch.arange(len(wanted), device=index.device)
-        kept = place[self.rows] >= 0
+        wanted_rows = place[self.rows] >= 0
         table = self.values.new_zeros(self.count, len(wanted), *self.values.shape[1:])
-        table[self.examples[kept], place[self.rows[kept]]] = self.values[kept]
+        table[self.examples[wanted_rows], place[self.rows[wanted_rows]]] = self.values[wanted_rows]
         return table.permute(0, 2, 1, 3)[:, :, at, index % self.shape[1]]
 
     def _by_example(self, values: Tensor) -> Tensor:
@@ -359,7 +361,7 @@ def _square(t: int, like: Tensor) -> Tensor:
 class Basis:
     """A basis U = U_out (x) U_in of one block; `None` stands for the identity.
 
-    A basis may have fewer columns than rows: then it spans a corner of the block's space, and what lies outside is
+    A basis may have fewer columns than rows: then it spans a part of the block's space, and what lies outside is
     known by its squared length only.
 
     Attributes:
@@ -394,7 +396,7 @@ class Basis:
         """Number of directions that the basis does not span."""
         return self.block.numel - math.prod(self.shape)
 
-    def corner(self, rows: Tensor, columns: Tensor) -> Basis:
+    def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
         assert self.inputs is not None
         assert self.outputs is not None
@@ -436,7 +438,7 @@ def raised(values: Tensor) -> Tensor:
 def outer(a: Tensor, g: Tensor) -> Tensor:
     """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example.
 
-    On a GPU, where gradients would have to be turned round for that, it is one for each cotangent.
+    On a GPU, where gradients would have to be transposed for that, it is one for each cotangent.
     """
     n, c, e, t, o = g.shape
     if g.is_cuda and e == 1 and not g.transpose(-1, -2).is_contiguous():
@@ -453,7 +455,9 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def beyond(tangent: Tangent, basis: Basis, inputs: Tensor | None = None, grads: Tensor | None = None) -> list[Tangent]:
+def outside_of(
+    tangent: Tangent, basis: Basis, inputs: Tensor | None = None, grads: Tensor | None = None
+) -> list[Tangent]:
     """Tangents whose squared lengths add up to what of a gradient lies outside a basis.
 
     G - P G Q = G (I - Q) + (I - P) G Q, two parts at right angles. The difference of the squared lengths of G and P G Q
@@ -461,7 +465,7 @@ def beyond(tangent: Tangent, basis: Basis, inputs: Tensor | None = None, grads: 
 
     Args:
         tangent: the gradients G.
-        basis: which may span a corner only.
+        basis: which may span a part of the block only.
         inputs: the inputs of a Kronecker tangent in the basis, if they are known.
         grads: its output gradients in the basis, if they are known.
     """
@@ -572,8 +576,8 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
         mixed = torch.einsum("nctd,ncq->nqtd", grads, weights.to(grads.dtype))
         return Rows(tangent.block, tangent.index, mixed, tangent.weights)
     values = raised(tangent.values)
-    turned = weights.transpose(1, 2).to(values.dtype)  # (n, q, c)
-    return Dense(tangent.block, (turned * values if values.shape[1] == 1 else turned @ values,))
+    transposed = weights.transpose(1, 2).to(values.dtype)  # (n, q, c)
+    return Dense(tangent.block, (transposed * values if values.shape[1] == 1 else transposed @ values,))
 
 
 ALIGNED = 4
@@ -588,7 +592,7 @@ class BasisView:
 
     A Kronecker tangent stays factored when it is seen at one position, or at so few that pairs of positions are
     cheaper than matrices; else the matrices are formed in chunks, before or after the rotation, whichever takes fewer
-    products. Factors are turned once, however often the gradients are asked for.
+    products. Factors are rotated once, however often the gradients are asked for.
 
     Args:
         tangent: the gradients of every example's cotangents.
@@ -603,25 +607,25 @@ class BasisView:
         self.rounded = rounded
         self._tangent: Tangent | None = _held(tangent) if basis.outside and isinstance(tangent, Kronecker) else tangent
         self._held: Rotated | None = None
-        self._early = True
+        self._rotated_first = True
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
         self._lengths: Tensor | None = None
 
     @property
     def tangent(self) -> Tangent:
-        """The gradients as they were pulled back."""
-        assert self._tangent is not None, "a view of gradients that were let go"
+        """The gradients as they were captured."""
+        assert self._tangent is not None, "a view of gradients that were freed"
         return self._tangent
 
-    def let_go(self) -> None:
-        """Of the gradients as they were, where they are held in a basis that spans all."""
+    def free_captured(self) -> None:
+        """Free the gradients as they were captured, where they are held in a basis that spans the whole block."""
         if self._held is not None and self.complete:
             self._tangent = None
 
-    def settle(self) -> None:
-        """Let go of the gradients as they were, where that is possible, and of squares."""
-        self.let_go()
+    def compact(self) -> None:
+        """Free the captured gradients, where that is possible, and their squares."""
+        self.free_captured()
         if isinstance(self._held, Factored):
             self._held.__dict__.pop("squared", None)
 
@@ -636,13 +640,13 @@ class BasisView:
         if held is not None:
             yield slice(0, _examples(held)), held
         else:
-            yield from self._formed(*self._turned())
+            yield from self._formed(*self._factors_to_form())
 
     def mixed(self, weights: Tensor) -> Iterator[tuple[slice, Rotated]]:
         """The same for combinations of the cotangents by weights (n, c, q), which are as many cotangents q."""
         held = self._rotated()
         if held is None:
-            a, g = self._turned()
+            a, g = self._factors_to_form()
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
         elif isinstance(held, Factored) and not _stays_factored(held.a.shape[2], weights.shape[2], self.basis):
             yield from self._formed(held.a, mix(held.g, weights.to(held.g.dtype)))
@@ -678,8 +682,8 @@ class BasisView:
         held = self._rotated()
         if held is not None:
             return held.along(direction.to(dtype_of(held)))
-        a, g = self._turned()
-        if not self._early:
+        a, g = self._factors_to_form()
+        if not self._rotated_first:
             direction = self.basis.out_of(direction.to(g.dtype))
         extra = a.shape[-1] - direction.shape[-1]  # columns of zeros
         return along_factors(a, g, torch.nn.functional.pad(direction.to(g.dtype), (0, extra)))
@@ -688,14 +692,14 @@ class BasisView:
         if not self.rounded:
             return [self.tangent]
         if not isinstance(self.tangent, Kronecker):
-            return beyond(self.tangent, self.basis)
+            return outside_of(self.tangent, self.basis)
         held = self._rotated()
         if isinstance(held, Factored):
-            return beyond(self.tangent, self.basis, held.a, held.g)
-        a, g = self._turned()
-        if not self._early:
-            return beyond(self.tangent, self.basis)
-        return beyond(self.tangent, self.basis, a[..., : self.basis.shape[-1]], g)
+            return outside_of(self.tangent, self.basis, held.a, held.g)
+        a, g = self._factors_to_form()
+        if not self._rotated_first:
+            return outside_of(self.tangent, self.basis)
+        return outside_of(self.tangent, self.basis, a[..., : self.basis.shape[-1]], g)
 
     def _rotated(self) -> Rotated | None:
         """The gradients of all examples, unless that takes matrices."""
@@ -713,18 +717,18 @@ class BasisView:
                 self._held = Factored(_project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs))
         return self._held
 
-    def _turned(self) -> tuple[Tensor, Tensor]:
+    def _factors_to_form(self) -> tuple[Tensor, Tensor]:
         """The factors that matrices are formed from."""
         if self._factors is None:
             tangent, basis = self.tangent, self.basis
             assert isinstance(tangent, Kronecker)
-            self._early = turns_early(tangent, basis)
+            self._rotated_first = rotates_factors_first(tangent, basis)
             inputs = basis.inputs
             if inputs is not None and inputs.is_cuda and inputs.shape[-1] % ALIGNED:
                 inputs = torch.nn.functional.pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
             self._factors = (
-                _project(tangent.a, inputs if self._early else None),
-                _project(tangent.g, basis.outputs if self._early else None),
+                _project(tangent.a, inputs if self._rotated_first else None),
+                _project(tangent.g, basis.outputs if self._rotated_first else None),
             )
         return self._factors
 
@@ -734,14 +738,14 @@ class BasisView:
         for start in range(0, n, step):
             where = slice(start, min(start + step, n))
             matrices = outer(a[where], g[where])
-            if not self._early:
+            if not self._rotated_first:
                 matrices = self.basis.into(matrices)
             padding = matrices.shape[-1] - self.basis.shape[-1]
             yield where, Full(matrices.reshape(len(matrices), c, -1), self.basis.shape, padding)
 
 
 def basis_views(tangents: Sequence[Tangent], bases: Sequence[Basis], device: torch.device) -> list[BasisView]:
-    """Every block of a piece on a device, in its basis."""
+    """Every block of a chunk on a device, in its basis."""
     rounded = products_are_rounded(device)
     return [BasisView(tangent, basis, rounded) for tangent, basis in zip(tangents, bases, strict=True)]
 
@@ -773,14 +777,14 @@ def formed_bytes(tangent: Kronecker, cotangents: int, room: float) -> float:
     return 0.0 if chunk <= room else 2.0 * item * e * o * i
 
 
-def turns_early(tangent: Kronecker, basis: Basis) -> bool:
-    """Whether turning the factors takes fewer products than turning the matrices."""
+def rotates_factors_first(tangent: Kronecker, basis: Basis) -> bool:
+    """Whether rotating the factors takes fewer products than rotating the matrices."""
     c, t = tangent.cotangents, tangent.positions
     _, o, i = tangent.block.matrix_shape
     _, o_in, i_in = basis.shape
-    turn_factors = t * i * i_in + c * t * o * o_in + c * t * o_in * i_in
-    turn_matrices = c * t * o * i + c * (o_in * o * i + o_in * i * i_in)
-    return basis.inputs is not None and turn_factors <= turn_matrices
+    rotate_factors = t * i * i_in + c * t * o * o_in + c * t * o_in * i_in
+    rotate_matrices = c * t * o * i + c * (o_in * o * i + o_in * i * i_in)
+    return basis.inputs is not None and rotate_factors <= rotate_matrices
 
 
 def dtype_of(rotated: Rotated) -> torch.dtype:
@@ -795,7 +799,7 @@ def _examples(rotated: Rotated) -> int:
 
 
 def _held(tangent: Kronecker) -> Kronecker:
-    """Factors that are turned and measured are computed once, and lie as many products want them."""
+    """Factors that are rotated and measured are computed once, and lie as many products want them."""
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     if g.is_cuda:
         a, g = a.contiguous(), g.contiguous()

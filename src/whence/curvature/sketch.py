@@ -10,18 +10,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.base import OfFeatures, Weigh
+from whence.curvature.accumulate import LayerGradients, working_precision
+from whence.curvature.base import FeatureStructure, MeatRoots
 from whence.curvature.core import Projected, leaving, primal_bytes, sketch_cost
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.curvature.primal import FittedPrimal
 from whence.curvature.rotation import Basis
-from whence.curvature.stream import LayerGradients, working_precision
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization
 
 
 @dataclass(frozen=True)
-class Sketch(OfFeatures):
+class Sketch(FeatureStructure):
     """The exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
 
     Args:
@@ -41,7 +41,7 @@ class Sketch(OfFeatures):
     size: int = 6144
     seed: int = 0
 
-    def fit(self, problem: Linearization, ridge: float | None, weigh: Weigh | None = None) -> FittedPrimal:
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
         """Draw the projections, then the primal algebra."""
         stream = LayerGradients(problem)
         generator = torch.Generator("cpu").manual_seed(self.seed)
@@ -52,9 +52,9 @@ class Sketch(OfFeatures):
         indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
         r = sum(len(index) for index in indices)
         problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
-        facts = [*stream.notes, f"random sketch of {r} features for {problem.selection.size} weights"]
-        features = Projected(stream, moved, indices, None, facts, orthonormal=False)
-        return FittedPrimal(leaving(problem, r), features, ridge)
+        notes = [*stream.notes, f"random sketch of {r} features for {problem.selection.size} weights"]
+        features = Projected(stream, moved, indices, None, notes, orthonormal=False)
+        return FittedPrimal.fit(leaving(problem, r), features, ridge)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""

@@ -1,4 +1,8 @@
-"""Sums over the training set in one pass each: squares of gradients in a basis, scores, weighted squares."""
+"""Curvatures that are diagonal in a basis, F ~ U diag(s) U^T: passes for s, leverages and meats, and the estimators.
+
+A basis may span a part of a block's directions, the leading ones. Coordinates in it are "inside" and have an
+eigenvalue each; the directions that it does not span are "outside" and share one, the mean of theirs.
+"""
 
 from __future__ import annotations
 
@@ -12,47 +16,51 @@ from typing import ClassVar, TypeGuard
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Alignments, FittedCurvature, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Weigh
+from whence.curvature.accumulate import (
+    Accumulator,
+    ChunkGradients,
+    ConstantCotangents,
+    LayerGradients,
+    working_precision,
+)
+from whence.curvature.base import Alignments, FittedCurvature, MeatRoots, Meats, NewtonStep, Predicted, Sandwich
+from whence.curvature.preconditioned import FactorParts, Preconditioned, align, as_outer_product, complement_of
 from whence.curvature.rotation import (
-    CHUNK_NUMBERS,
     Basis,
     BasisView,
     Factored,
     Full,
     Rotated,
-    basis_views,
-    combine,
     dtype_of,
     products_are_rounded,
-    raised,
 )
-from whence.curvature.stream import LayerGradients, working_precision
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import SingularCurvatureError
-from whence.jacobian.gradients import Dense, Kronecker, Rows, Tangent
+from whence.jacobian.gradients import Tangent
+from whence.jacobian.linearization import Linearization
 from whence.linalg import check_finite_sums, eigh
 
 
 @dataclass(frozen=True)
-class Squares:
-    """Sums of squares of a block's gradients: of each coordinate of its basis, and the mean of all directions outside.
+class DiagonalMoments:
+    """The diagonal of a second moment of a block's gradients in its basis.
 
     Attributes:
-        inside: shaped as the coordinates, float64.
+        inside: sums of squares of each coordinate, float64.
         outside: mean over the directions that the basis does not span; zero if it spans all.
     """
 
     inside: Tensor
     outside: float
 
-    def times(self, factor: float) -> Squares:
+    def times(self, factor: float) -> DiagonalMoments:
         """All of them times a factor."""
-        return Squares(factor * self.inside, factor * self.outside)
+        return DiagonalMoments(factor * self.inside, factor * self.outside)
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Squares of the training gradients in a basis, one entry a block.
+    """DiagonalMoments of the training gradients in a basis, one entry a block.
 
     Attributes:
         curvature: s* = sum over examples and outputs of squared gradients.
@@ -61,14 +69,14 @@ class Spectrum:
         score: sum_i J_i^T r_i, shaped as the block's matrix.
     """
 
-    curvature: list[Squares]
-    noise: list[Squares]
+    curvature: list[DiagonalMoments]
+    noise: list[DiagonalMoments]
     score: list[Tensor]
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Combinations of the cotangents of one piece.
+class Combinations:
+    """Linear combinations of the cotangents of a chunk.
 
     Attributes:
         weights: (n, c, Q) of the combinations.
@@ -91,7 +99,7 @@ class Mixture:
         return self.weights @ self.summed.to(self.weights.dtype)
 
 
-class Sums:
+class MomentSums:
     """Accumulates weighted squares of one block, and a weighted sum of its gradients."""
 
     def __init__(self, basis: Basis, count: int, device: torch.device) -> None:
@@ -113,7 +121,7 @@ class Sums:
         return self._total if self.basis.outside else self.basis.to(torch.float64).out_of(self._total)
 
     def add(self, view: BasisView, weights: Tensor, summed: Tensor | None = None) -> None:
-        """Count one piece.
+        """Add a chunk.
 
         Args:
             view: the gradients.
@@ -129,25 +137,25 @@ class Sums:
             if summed is not None:
                 self._total += view.total(summed)
 
-    def add_mixed(self, view: BasisView, mixture: Mixture) -> None:
-        """Count combinations of the cotangents of one piece."""
-        weights, masks = mixture.weights, mixture.masks
-        if weights.shape[1] == 1 and self._add_single(view, mixture):
+    def add_combined(self, view: BasisView, combinations: Combinations) -> None:
+        """Add combinations of the cotangents of a chunk."""
+        weights, masks = combinations.weights, combinations.masks
+        if weights.shape[1] == 1 and self._add_single(view, combinations):
             return
         for part, rotated in view.mixed(weights):
             self.inside += rotated.squares(masks.to(dtype_of(rotated)))
             if view.complete:
-                rows = mixture.summed.to(dtype_of(rotated)).expand(part.stop - part.start, -1)
+                rows = combinations.summed.to(dtype_of(rotated)).expand(part.stop - part.start, -1)
                 self._total += rotated.total(rows)
         if not view.complete:
             energy = view.energy().double()
             lengths = (weights.double() * (energy @ weights.double())).sum((0, 1))  # (Q,)
             self.length += masks @ lengths
-            self._total += view.total(mixture.total)
+            self._total += view.total(combinations.total)
 
-    def _add_single(self, view: BasisView, mixture: Mixture) -> bool:
+    def _add_single(self, view: BasisView, combinations: Combinations) -> bool:
         """The same with a single cotangent; false where this form does not serve."""
-        squared, total = mixture.squared, mixture.total
+        squared, total = combinations.squared, combinations.total
         for part, rotated in view.chunks():
             if not has_single(rotated):
                 return False
@@ -159,14 +167,14 @@ class Sums:
             self._total += view.total(total)
         return True
 
-    def finish(self) -> list[Squares]:
+    def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
         rest = self.basis.outside
         found = []
         for inside, length in zip(self.inside, self.length, strict=True):
             left = float(length if self.rounded else length - inside.sum())
             outside = max(left, 0.0) / rest if rest else 0.0
-            found.append(Squares(inside, outside))
+            found.append(DiagonalMoments(inside, outside))
         return found
 
 
@@ -177,66 +185,91 @@ def has_single(rotated: Rotated) -> TypeGuard[Factored | Full]:
     return isinstance(rotated, Full)
 
 
-def gather_squares(
-    stream: LayerGradients,
-    bases: Sequence[Basis],
-    noise: Tensor,
-    observe: Callable[[int, Tangent], None] | None = None,
-    observed: Mapping[str, Tensor] | None = None,
-) -> Spectrum:
-    """One pass: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
+class SpectrumSums(Accumulator):
+    """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
-    set of gradients serves both sums. With other losses the two are the same, up to a dispersion. `observe` is shown
-    the gradients J_i^T r_i of every piece of every block, and adds to what is `observed`.
+    set of gradients serves both sums. With other losses the two are the same, up to a dispersion.
+
+    Args:
+        gradients: of the training set.
+        bases: U of each block.
+        noise: (k, k) covariance of the residuals; `None` where the homoscedastic meat is not wanted.
     """
-    problem = stream.problem
-    roots = problem.hessian_roots
-    frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
-    weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
-    alone = problem.k == 1  # then the noise is one factor for all
-    if roots is None and not alone:
-        sizes, frame = eigh(noise)
-        problem.passes.process_group.share([sizes, frame], 0, "eigenvalues")
-        weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
-    elif roots is not None:  # the residuals are one more combination, which counts in the score only
-        weights = weights.new_ones(1, roots.shape[2] + 1).double()
-        weights[:, -1] = 0.0
-    sums = [Sums(basis, len(weights), problem.device) for basis in bases]
-    state = {**states(sums), **(observed or {})}
-    given = [frame, weights, *(one for basis in bases for one in basis.tensors)]
-    for where, tangents in stream.read("eigenvalues", stream.constant(frame.T), problem.k, state, given):
-        residuals = problem.residuals[where] @ frame
-        ready = list(stream.views(tangents, bases))
-        stream.spare(*ready)
-        for at in range(len(bases)):
-            view = ready.pop(0)  # the next one needs the room
-            if roots is None:
-                sums[at].add(view, weights, residuals)
-            else:
-                joined = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
-                sums[at].add_mixed(view, Mixture(joined, weights, 1.0 * (weights[0] == 0)))
-            if observe is not None:
-                observe(at, combine(view.tangent, residuals.unsqueeze(2)))
-            else:
-                view.settle()
-            del view
-        del tangents
-    found = [one.finish() for one in sums]
-    for basis, squares in zip(bases, found, strict=True):
-        check_finite_sums(squares[0].inside, f"the squares of {basis.block.name}")
-    curvature, noisy = [one[0] for one in found], [one[-1] for one in found]
-    if roots is None and alone:
-        noisy = [one.times(float(noise)) for one in curvature]
-    return Spectrum(curvature, noisy, [one.total for one in sums])
+
+    label = "eigenvalues"
+    bases: Sequence[Basis]
+
+    def __init__(self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None) -> None:
+        """Zeros."""
+        problem = gradients.problem
+        self.problem, self.bases, self.count = problem, bases, problem.k
+        self.noise = noise
+        frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+        weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
+        roots = problem.hessian_roots
+        if roots is not None:  # the residuals are one more combination, which counts in the score only
+            weights = weights.new_ones(1, roots.shape[2] + 1).double()
+            weights[:, -1] = 0.0
+        elif noise is not None and problem.k > 1:  # with one output the noise is a factor
+            sizes, frame = eigh(noise)
+            problem.passes.process_group.share([sizes, frame], 0, "eigenvalues")
+            weights = torch.cat([weights, sizes.clamp_min(0.0).unsqueeze(0)])
+        self.frame, self.weights = frame, weights
+        self.cotangents = ConstantCotangents(frame.T)
+        self.sums = [MomentSums(basis, len(weights), problem.device) for basis in bases]
+
+    def state(self) -> dict[str, Tensor]:
+        """Squares and scores of every block."""
+        return states(self.sums)
+
+    def given(self) -> list[Tensor]:
+        """The cotangents, their weights, and the bases."""
+        return [self.frame, self.weights, *(one for basis in self.bases for one in basis.tensors)]
+
+    def add(self, where: slice, gradients: ChunkGradients) -> None:
+        """Add squares in the basis, and J_i^T r_i."""
+        residuals = self.problem.residuals[where] @ self.frame
+        for at, view in enumerate(gradients):
+            self.add_block(at, view, where, residuals)
+
+    def add_block(self, at: int, view: BasisView, where: slice, residuals: Tensor) -> None:
+        """The same for one block; residuals (n, k) along the cotangents."""
+        roots = self.problem.hessian_roots
+        if roots is None:
+            self.sums[at].add(view, self.weights, residuals)
+        else:
+            joined = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
+            self.sums[at].add_combined(view, Combinations(joined, self.weights, 1.0 * (self.weights[0] == 0)))
+
+    def spectrum(self) -> Spectrum:
+        """The eigenvalues."""
+        found = [one.finish() for one in self.sums]
+        for basis, moments in zip(self.bases, found, strict=True):
+            check_finite_sums(moments[0].inside, f"the squares of {basis.block.name}")
+        curvature, noise = [one[0] for one in found], [one[-1] for one in found]
+        if self.noise is not None and self.problem.hessian_roots is None and self.problem.k == 1:
+            noise = [one.times(float(self.noise)) for one in curvature]
+        return Spectrum(curvature, noise, [one.total for one in self.sums])
 
 
-def states(sums: Sequence[Sums]) -> dict[str, Tensor]:
+def noise_covariance(problem: Linearization) -> Tensor:
+    """(k, k) covariance of the residuals, for squared error; other losses bring their own for each example."""
+    if problem.hessian_roots is not None:
+        return torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+    found = problem.noise(problem.residuals, None)
+    if problem.units is None:
+        return found.covariance
+    root = found.roots[0]
+    return root @ root.T  # the same at every position
+
+
+def states(sums: Sequence[MomentSums]) -> dict[str, Tensor]:
     """The tensors of all blocks' sums, by name."""
     return {name: tensor for at, one in enumerate(sums) for name, tensor in one.state(str(at)).items()}
 
 
-def check_invertible(bases: Sequence[Basis], curvature: Sequence[Squares], ridge: float) -> None:
+def check_invertible(bases: Sequence[Basis], curvature: Sequence[DiagonalMoments], ridge: float) -> None:
     """Raise where nothing is known along some direction, and there is no ridge."""
     if ridge > 0:
         return
@@ -260,10 +293,10 @@ class MeatSums:
         device: where to sum.
 
     Attributes:
-        in_views_alone: whether the gradients are wanted in the bases and no other way.
+        needs_captured: whether the gradients as they were captured are read, and not only those in the bases.
     """
 
-    in_views_alone: ClassVar[bool] = True
+    needs_captured: ClassVar[bool] = False
 
     def __init__(self, bases: Sequence[Basis], roots: Mapping[str, Tensor], device: torch.device) -> None:
         """Zeros."""
@@ -273,54 +306,165 @@ class MeatSums:
         eye = torch.eye(sum(sizes), dtype=torch.float64, device=device)
         self.masks = torch.stack([part.sum(0) for part in eye.split(sizes)])  # (names, Q)
         self.last = self.masks[self.names.index("hec3")] if "hec3" in roots else torch.zeros_like(self.masks[0])
-        self.sums = [Sums(basis, len(roots), device) for basis in bases]
+        self.sums = [MomentSums(basis, len(roots), device) for basis in bases]
 
-    @property
+    def state(self) -> dict[str, Tensor]:
+        """Squares and totals of every block."""
+        return states(self.sums)
+
     def given(self) -> list[Tensor]:
         """What the sums depend on beside the gradients and their weights."""
         return [one for basis in self.bases for one in basis.tensors]
 
-    def add(self, basis_views: Sequence[BasisView], roots: Mapping[str, Tensor]) -> None:
-        """Count one piece, with the outputs pulled back: they are combined by the weights."""
-        mixture = Mixture(torch.cat(list(roots.values()), dim=2).double(), self.masks, self.last)
-        for sums, view in zip(self.sums, basis_views, strict=True):
-            sums.add_mixed(view, mixture)
+    def add(self, gradients: Iterable[BasisView], roots: Mapping[str, Tensor]) -> None:
+        """Add a chunk, with the outputs pulled back: they are combined by the weights."""
+        combinations = Combinations(torch.cat(list(roots.values()), dim=2).double(), self.masks, self.last)
+        for sums, view in zip(self.sums, gradients, strict=True):
+            sums.add_combined(view, combinations)
 
-    def add_pulled(self, basis_views: Sequence[BasisView], n: int) -> None:
-        """Count one piece of n examples, with the weights themselves pulled back."""
-        for sums, view in zip(self.sums, basis_views, strict=True):
+    def add_pulled(self, gradients: Iterable[BasisView], n: int) -> None:
+        """Add a chunk of n examples, with the weights themselves pulled back."""
+        for sums, view in zip(self.sums, gradients, strict=True):
             sums.add(view, self.masks, self.last.expand(n, -1))
 
-    def finish(self) -> tuple[dict[str, list[Squares]], list[Tensor]]:
+    def finish(self) -> tuple[dict[str, list[DiagonalMoments]], list[Tensor]]:
         """The squares by name, and the totals."""
         found = [one.finish() for one in self.sums]
         squares = {name: [one[at] for one in found] for at, name in enumerate(self.names)}
         return squares, [one.total for one in self.sums]
 
 
-def gather_meats(stream: LayerGradients, sums: MeatSums, roots: Mapping[str, Tensor]) -> MeatSums:
-    """One pass for weights W (n, k, q) or (1, k, q); fewer of them than outputs are pulled back themselves."""
-    problem = stream.problem
-    whole = {name: root.expand(problem.n, -1, -1) for name, root in roots.items()}
-    joined = torch.cat(list(whole.values()), dim=2)  # (n, k, Q)
+class MeatPass(Accumulator):
+    """A pass for weights W (n, k, q) or (1, k, q); fewer of them than outputs are pulled back themselves."""
 
-    def pulled(where: slice, _: int) -> Tensor:
-        return joined[where].permute(2, 0, 1)
+    label = "meats"
 
-    directly = joined.shape[2] <= problem.k
-    reading = (pulled, joined.shape[2]) if directly else (stream.identity(), problem.k)
-    for where, tangents in stream.read("meats", *reading, states(sums.sums), [joined, *sums.given]):
-        ready = basis_views(tangents, sums.bases, problem.device)
-        if directly:
-            sums.add_pulled(ready, where.stop - where.start)
+    def __init__(self, gradients: LayerGradients, meats: MeatSums, roots: Mapping[str, Tensor]) -> None:
+        """Choose what to pull back."""
+        problem = gradients.problem
+        self.meats, self.bases, self.needs_captured = meats, meats.bases, meats.needs_captured
+        self.roots = {name: root.expand(problem.n, -1, -1) for name, root in roots.items()}
+        self.joined = torch.cat(list(self.roots.values()), dim=2)  # (n, k, Q)
+        self.pulled = self.joined.shape[2] <= problem.k
+        self.cotangents = self._weights if self.pulled else gradients.identity()
+        self.count = self.joined.shape[2] if self.pulled else problem.k
+
+    def _weights(self, where: slice, _: int) -> Tensor:
+        return self.joined[where].permute(2, 0, 1)
+
+    def state(self) -> dict[str, Tensor]:
+        """Those of the meats."""
+        return self.meats.state()
+
+    def given(self) -> list[Tensor]:
+        """The weights, and what the meats depend on."""
+        return [self.joined, *self.meats.given()]
+
+    def add(self, where: slice, gradients: ChunkGradients) -> None:
+        """Add the weighted gradients."""
+        if self.pulled:
+            self.meats.add_pulled(gradients, where.stop - where.start)
         else:
-            sums.add(ready, {name: root[where] for name, root in whole.items()})
-        del ready, tangents  # the next piece needs the room
-    return sums
+            self.meats.add(gradients, {name: root[where] for name, root in self.roots.items()})
 
 
-def centre(basis: Basis, squares: Squares, total: Tensor, n: int) -> Squares:
-    """Squares of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction.
+class Leverage(Accumulator):
+    """Pass 3: leverage blocks Q_i = J_i F_lam^-1 J_i^T, the Newton step's change J_i Delta w, and the meats.
+
+    Args:
+        gradients: of the training set.
+        bases: U of each block.
+        spectrum: the eigenvalues s.
+        ridge: lambda.
+        meat_roots: weights of the examples in the meats; without them the meats take a pass of their own.
+        meat_sums: zeros of the meats for weights W by name; in the same bases when not given.
+
+    Attributes:
+        leverage_blocks: (n, k, k) Q.
+        change: (n, k) J_i Delta w.
+        step: Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), shaped as the matrix of each block.
+        meats: sums of the meats.
+    """
+
+    label = "leverage"
+    bases: Sequence[Basis]
+
+    def __init__(
+        self,
+        gradients: LayerGradients,
+        bases: Sequence[Basis],
+        spectrum: Spectrum,
+        ridge: float,
+        meat_roots: MeatRoots | None,
+        meat_sums: Callable[[Mapping[str, Tensor]], MeatSums] | None = None,
+    ) -> None:
+        """Zeros."""
+        check_invertible(bases, spectrum.curvature, ridge)
+        problem = gradients.problem
+        self.gradients, self.bases, self.spectrum, self.ridge = gradients, bases, spectrum, ridge
+        self.cotangents, self.count = gradients.identity(), problem.k
+        self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
+        self.change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
+        self.step = newton_steps(problem, bases, spectrum, ridge)
+        precision = working_precision(problem)
+        self.inverse = [
+            Weights.of(basis, [(1.0 / (s.inside + ridge), 1.0 / (s.outside + ridge or 1.0))], 1, precision)
+            for basis, s in zip(bases, spectrum.curvature, strict=True)
+        ]
+        self.along = [
+            (step if basis.outside else basis.to(step.dtype).into(step)).to(precision)
+            for step, basis in zip(self.step, bases, strict=True)
+        ]
+        self.meat_roots = meat_roots
+        self.meats: MeatSums | None = None
+        if meat_roots is not None:
+            none = slice(0, 0)  # no examples say how many weights each will have
+            roots = meat_roots(none, self.leverage_blocks[none], self.change[none])
+            self.meats = MeatSums(bases, roots, problem.device) if meat_sums is None else meat_sums(roots)
+            self.reads, self.needs_captured = 2, self.meats.needs_captured
+
+    def state(self) -> dict[str, Tensor]:
+        """Leverages, changes and meats."""
+        meats = {} if self.meats is None else self.meats.state()
+        return {"leverage_blocks": self.leverage_blocks, "change": self.change, **meats}
+
+    def given(self) -> list[Tensor]:
+        """The inverse curvature, the step, and what the meats depend on."""
+        inverse = [one for weights in self.inverse for one in (weights.inside, weights.outside)]
+        return [*inverse, *self.along, *([] if self.meats is None else self.meats.given())]
+
+    def add(self, where: slice, gradients: ChunkGradients) -> None:
+        """Sum leverages and changes over blocks; then the weights of these examples in the meats are known."""
+        for at, view in enumerate(gradients):
+            self.leverage_blocks[where] += self.inverse[at].grams(view)[0]
+            self.change[where] += view.along(self.along[at])
+        if self.meats is not None and self.meat_roots is not None:
+            self.meats.add(gradients, self.meat_roots(where, self.leverage_blocks[where], self.change[where]))
+
+
+def inverse_times(basis: Basis, moments: DiagonalMoments, ridge: float, matrix: Tensor) -> Tensor:
+    """F_lam^-1 times something shaped as the matrix of a block."""
+    basis = basis.to(matrix.dtype)
+    weights = 1.0 / (moments.inside + ridge)
+    if not basis.outside:
+        return basis.out_of(basis.into(matrix) * weights.to(matrix.dtype))
+    outside = 1.0 / (moments.outside + ridge)  # inside too, and less of it there: nothing as large in between
+    solved = basis.out_of(basis.into(matrix) * (weights - outside).to(matrix.dtype))
+    return solved.add_(matrix, alpha=outside)
+
+
+def newton_steps(problem: Linearization, bases: Sequence[Basis], spectrum: Spectrum, ridge: float) -> list[Tensor]:
+    """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w) of each block."""
+    selected, steps = problem.selection.parameters, []
+    for basis, moments, score in zip(bases, spectrum.curvature, spectrum.score, strict=True):
+        weights = basis.block.to_matrix({name: selected[name].detach().double() for name in basis.block.parameters})
+        steps.append(inverse_times(basis, moments, ridge, score - ridge * weights))
+        problem.passes.trim_memory()
+    return steps
+
+
+def centre(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
+    """DiagonalMoments of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction.
 
     Centred in the basis, so that the variance stays above zero however the meat is approximated.
 
@@ -333,7 +477,7 @@ def centre(basis: Basis, squares: Squares, total: Tensor, n: int) -> Squares:
     means = basis.to(torch.float64).into(total).square() / n
     rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
     share = (n - 1) / n
-    return Squares((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)
+    return DiagonalMoments((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)
 
 
 @dataclass(frozen=True)
@@ -357,12 +501,12 @@ class Weights:
     def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], count: int, dtype: torch.dtype) -> Weights:
         """One set of weights for each of so many estimators, inside and outside; one in float64 at a time."""
         inside, outside, rounded = torch.empty(0, device="cpu"), [], False
-        for at, (within, beyond) in enumerate(pairs):
+        for at, (inner, outer) in enumerate(pairs):
             if at == 0:
-                rounded = products_are_rounded(within.device)
-                inside = torch.empty(count, *within.shape, dtype=dtype, device=within.device)
-            inside[at] = within if rounded or not basis.outside else within - beyond
-            outside.append(beyond)
+                rounded = products_are_rounded(inner.device)
+                inside = torch.empty(count, *inner.shape, dtype=dtype, device=inner.device)
+            inside[at] = inner if rounded or not basis.outside else inner - outer
+            outside.append(outer)
         return cls(basis, inside, inside.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
 
     @cached_property
@@ -419,292 +563,97 @@ def times_noise(root: Tensor | None, given: Tensor | None, noise: Tensor) -> flo
     return scale if torch.allclose(wanted, scale * noise, rtol=1e-9, atol=1e-12 * size) else None
 
 
-def align(tangent: Tangent, directions: Tensor) -> Tensor:
-    """<J_i^T u_c, v_q> for every example, cotangent and direction.
-
-    A layer seen at one position never has its gradient matrices formed: g^T V a takes one matrix product for each
-    direction. Layers with shared weights take that way too, unless forming the matrices first is cheaper.
-
-    Args:
-        tangent: gradients of n examples for c cotangents.
-        directions: V (q, *matrix shape of the block).
-
-    Returns:
-        (n, c, q).
-    """
-    if isinstance(tangent, Dense):
-        return raised(tangent.values).to(directions.dtype) @ directions.T
-    if isinstance(tangent, Rows):
-        return _align_rows(tangent, directions)
-    return _align_kronecker(tangent, directions)
+PLANNED_BATCH = 500
+"""Training examples whose products with an input are planned to be held at once."""
 
 
-def _align_kronecker(tangent: Kronecker, directions: Tensor) -> Tensor:
-    a, g = tangent.inputs().to(directions.dtype), tangent.grads().to(directions.dtype)
-    n, c, e, t, o = g.shape
-    i, q = a.shape[3], len(directions)
-    if not t:  # no example of this batch uses the layer
-        return directions.new_zeros(n, c, q)
-    factored = q * t * o * (i + c)
-    formed = c * o * i * (t + q)
-    numbers = q * t * o * e if factored <= formed else c * e * o * i
-    step = max(1, CHUNK_NUMBERS["cuda" if g.is_cuda else "cpu"] // numbers)
-    parts = []
-    for low in range(0, n, step):
-        some_a, some_g = a[low : low + step], g[low : low + step]
-        if factored <= formed:
-            moved = _times_inputs(some_a, directions)  # (n, e, t, q, o)
-            left = some_g.permute(0, 2, 3, 1, 4).reshape(len(some_g), e * t, c, o)
-            parts.append(torch.einsum("nsco,nsqo->ncq", left, moved.flatten(1, 2)))
-        else:
-            matrices = torch.einsum("nceto,neti->nceoi", some_g, some_a)
-            parts.append(matrices.flatten(2) @ directions.flatten(1).T)
-    return torch.cat(parts)
-
-
-def _times_inputs(a: Tensor, directions: Tensor) -> Tensor:
-    """V a: (n, e, t, i) with (q, e, o, i) to (n, e, t, q, o); one large product where there is one group."""
-    n, e, t, i = a.shape
-    q, _, o, _ = directions.shape
-    if e == 1:
-        return (a.reshape(-1, i) @ directions.reshape(-1, i).T).reshape(n, e, t, q, o)
-    return torch.einsum("neti,qeoi->netqo", a, directions)
-
-
-def _align_rows(tangent: Rows, directions: Tensor) -> Tensor:
-    rows, examples, values = tangent.aggregate()
-    n, c = tangent.index.shape[0], tangent.grads.shape[1]
-    values = raised(values).to(directions.dtype)  # (u, c, d)
-    found = values.new_zeros(n, c, len(directions))
-    step = max(1, CHUNK_NUMBERS["cuda" if values.is_cuda else "cpu"] // (len(directions) * values.shape[2]))
-    for low in range(0, len(rows), step):
-        part = slice(low, low + step)
-        products = torch.einsum("ucd,qud->ucq", values[part], directions[:, rows[part]])
-        found.index_add_(0, examples[part], products)
-    return found
-
-
-HELD = {"cpu": 2**18, "cuda": 2**26}
-"""Numbers that are multiplied one by one in one go: on a CPU as many as stay in its cache."""
-
-LARGEST = 2048
-"""Outputs of a layer of which the complement of a corner is worked out, which takes their cube."""
-
-
-@dataclass(frozen=True)
-class FactorParts:
-    """Factors of gradients g a^T, turned into a basis and split at its corner.
-
-    Attributes:
-        inputs: a (n, i).
-        inputs_inside: ua (n, x).
-        inputs_beyond: b (n, i), without columns where the basis spans all.
-        grads_inside: vg (n, c, y).
-        grads_beyond: h, likewise: (n, c, o - y) in a basis of what the corner does not span, or (n, c, o).
-    """
-
-    inputs: Tensor
-    inputs_inside: Tensor
-    inputs_beyond: Tensor
-    grads_inside: Tensor
-    grads_beyond: Tensor
-
-    @classmethod
-    def of(cls, tangent: Kronecker, basis: Basis, dtype: torch.dtype, complement: Tensor | None = None) -> FactorParts:
-        """Split what was captured; a basis of the output directions outside the corner makes h shorter."""
-        a, g = tangent.inputs()[:, 0, 0].to(dtype), tangent.grads()[:, :, 0, 0].to(dtype)
-        into, out = (None if one is None else one[0].to(dtype) for one in (basis.inputs, basis.outputs))
-        inside, turned = a if into is None else a @ into, g if out is None else g @ out
-        if not basis.outside or into is None or out is None:
-            return cls(a, inside, a[:, :0], turned, g[:, :, :0])
-        beyond = g - turned @ out.T if complement is None else g @ complement
-        return cls(a, inside, a - inside @ into.T, turned, beyond)
-
-    def matrices(self, basis: Basis, complement: Tensor | None = None) -> Tensor:
-        """The gradients that were split, as matrices (n c, 1, o, i)."""
-        g = self.grads_inside
-        if basis.outputs is not None:
-            g = g @ basis.outputs[0].to(g.dtype).T
-        if self.grads_beyond.shape[2]:
-            g = g + (self.grads_beyond if complement is None else self.grads_beyond @ complement.T)
-        return torch.einsum("nco,ni->ncoi", g, self.inputs).flatten(0, 1).unsqueeze(1)
-
-    @classmethod
-    def join(cls, pieces: Sequence[FactorParts]) -> FactorParts:
-        """Several pieces of a batch as one."""
-        return cls(*(torch.cat([getattr(piece, name) for piece in pieces]) for name in cls.__dataclass_fields__))
-
-
-@dataclass(frozen=True)
-class Preconditioned:
-    """F_lam^-1 times the gradients of m inputs for k cotangents each.
-
-    Attributes:
-        basis: of the block.
-        parts: the factors of the gradients themselves.
-        complement: (o, o - y) output directions that the corner does not span, where they were worked out.
-        inside: (m, y, x) turned inputs, divided by s + lambda.
-        weight: 1 / (s_outside + lambda), zero where the basis spans all.
-    """
-
-    basis: Basis
-    parts: FactorParts
-    complement: Tensor | None
-    inside: Tensor
-    weight: float
-
-    @classmethod
-    def of(
-        cls, pieces: Sequence[FactorParts], basis: Basis, squares: Squares, ridge: float, complement: Tensor | None
-    ) -> Preconditioned:
-        """Divide by the curvature."""
-        parts = FactorParts.join(pieces)
-        inside = parts.inputs_inside.unsqueeze(1) / (squares.inside[0] + ridge).to(parts.inputs.dtype)
-        return cls(basis, parts, complement, inside, 1.0 / (squares.outside + ridge) if basis.outside else 0.0)
-
-    def align(self, tangent: Tangent) -> Tensor:
-        """Inner products with the gradients of n examples for c cotangents, seen once as well, (n, c, m k)."""
-        assert isinstance(tangent, Kronecker)
-        others = FactorParts.of(tangent, self.basis, self.inside.dtype, self.complement)
-        theirs, ours = others.grads_inside, self.parts.grads_inside
-        n, c, y = theirs.shape
-        m, k = ours.shape[:2]
-        found = self.inside.new_empty(n, c, m * k)
-        held = HELD["cuda" if self.inside.is_cuda else "cpu"]
-        many, few = (max(1, room // (m * max(y, 1))) for room in (16 * held, held // k))
-        weights, room = self.inside.new_empty(min(many, n), m, y), self.inside.new_empty(min(few, n), m, k, y)
-        for low in range(0, n, many):
-            some = slice(low, min(low + many, n))
-            here = self._weights(others, some, weights[: some.stop - low]).unsqueeze(2)  # (some, m, 1, y)
-            for scale, left, into in zip(*(one.split(few) for one in (here, theirs[some], found[some])), strict=True):
-                space = room if few == 1 else room[: len(scale)]
-                torch.mul(scale, ours, out=space)
-                torch.bmm(left, space.view(-1, m * k, y).mT, out=into)
-            if self.weight:
-                self._add_beyond(others, some, found[some].unflatten(2, (m, k)))
-        return found
-
-    def _weights(self, others: FactorParts, some: slice, into: Tensor) -> Tensor:
-        """B of every pair of examples, (some, m, y), written where it is told to."""
-        torch.mm(others.inputs_inside[some], self.inside.flatten(0, 1).T, out=into.flatten(1))
-        if self.weight:
-            into += (self.weight * others.inputs_beyond[some] @ self.parts.inputs_beyond.T).unsqueeze(2)
-        return into
-
-    def _add_beyond(self, others: FactorParts, some: slice, found: Tensor) -> None:
-        """Add what output directions outside the corner say to (some, c, m, k): one weight for all of them."""
-        alike = self.weight * others.inputs[some] @ self.parts.inputs.T  # (some, m)
-        products = others.grads_beyond[some].flatten(0, 1) @ self.parts.grads_beyond.flatten(0, 1).T
-        found.addcmul_(products.view_as(found), alike[:, None, :, None])
-
-
-def complement_of(basis: Basis, dtype: torch.dtype) -> Tensor | None:
-    """Orthonormal output directions (o, o - y) that a corner does not span; nothing where that would take long."""
-    if not basis.outside or basis.inputs is None or basis.outputs is None or basis.outputs.shape[1] > LARGEST:
-        return None
-    kept = basis.outputs[0].double()
-    whole: Tensor = torch.linalg.qr(kept, mode="complete").Q
-    return whole[:, kept.shape[1] :].to(dtype)
-
-
-def seen_once(tangent: Tangent) -> Kronecker | None:
-    """The gradients of a block, if they are outer products of two vectors."""
-    if not isinstance(tangent, Kronecker) or tangent.positions != 1 or tangent.g.shape[2] > 1:
-        return None
-    return tangent
-
-
-BATCH = 500
-"""Training examples that are taken to be multiplied with at once, where memory is planned."""
-
-
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FittedSpectral(FittedCurvature):
     """F ~ U diag(s) U^T, block by block: every estimator is a weighted sum of squares of U^T phi.
 
     Attributes:
+        stream: gradients of all layers.
         bases: U of each block.
         spectrum: s of each block, and what was summed along with it.
+        noise: (k, k) covariance of the residuals.
+        step: Delta w of each block.
+        change: (n, k) J_i Delta w.
+        summed_meats: the meats of HeC0, HeC2 and HeC3, where they were summed along with the leverages.
     """
 
-    def __init__(
-        self,
-        stream: LayerGradients,
-        bases: Sequence[Basis],
-        spectrum: Spectrum,
-        ridge: float,
-        noise: Tensor,
-        facts: list[str],
-        weigh: Weigh | None,
-    ) -> None:
-        """Take leverage blocks, the Newton step's effect and, where the weights are known, the meats in one pass."""
-        self.stream = stream
-        self.problem = stream.problem
-        self.bases = bases
-        self.spectrum = spectrum
-        self.ridge = ridge
-        self.noise = noise
-        self.path: RidgePath | None = None
-        self.facts = facts
-        check_invertible(bases, spectrum.curvature, ridge)
-        freedom = sum(
-            float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
-            for s, basis in zip(spectrum.curvature, bases, strict=True)
+    stream: LayerGradients
+    bases: Sequence[Basis]
+    spectrum: Spectrum
+    noise: Tensor
+    step: list[Tensor]
+    change: Tensor
+    summed_meats: MeatSums | None = None
+
+    @classmethod
+    def of(cls, leverage: Leverage, noise: Tensor, notes: list[str]) -> FittedSpectral:
+        """What the last pass found."""
+        return FittedSpectral(
+            problem=leverage.gradients.problem,
+            ridge=leverage.ridge,
+            leverage_blocks=leverage.leverage_blocks,
+            degrees_of_freedom=degrees_of_freedom(leverage.bases, leverage.spectrum.curvature, leverage.ridge),
+            notes=notes,
+            stream=leverage.gradients,
+            bases=leverage.bases,
+            spectrum=leverage.spectrum,
+            noise=noise,
+            step=leverage.step,
+            change=leverage.change,
+            summed_meats=leverage.meats,
         )
-        self.degrees_of_freedom = freedom
-        selected = self.problem.selection.parameters
-        self._step = []
-        for at, (score, basis) in enumerate(zip(spectrum.score, bases, strict=True)):
-            here = {name: selected[name].detach().double() for name in basis.block.parameters}
-            self._step.append(self.solve(at, score - ridge * basis.block.to_matrix(here)))
-            self.problem.passes.trim_memory()
-        self._meats: MeatSums | None = None
-        self.leverage_blocks, self._change = self._leverage(weigh)
+
+    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedSpectral:
+        """The same bases and eigenvalues: one pass, for the leverages and the meats."""
+        leverage = Leverage(self.stream, self.bases, self.spectrum, ridge, meat_roots)
+        return FittedSpectral.of(self.stream.accumulate(leverage, last=True), self.noise, [])
 
     def solve(self, at: int, matrix: Tensor) -> Tensor:
         """F_lam^-1 times something shaped as the matrix of block `at`."""
-        basis = self.bases[at].to(matrix.dtype)
-        squares = self.spectrum.curvature[at]
-        weights = 1.0 / (squares.inside + self.ridge)
-        if not basis.outside:
-            return basis.out_of(basis.into(matrix) * weights.to(matrix.dtype))
-        beyond = 1.0 / (squares.outside + self.ridge)  # inside too, and less of it there: nothing as large in between
-        solved = basis.out_of(basis.into(matrix) * (weights - beyond).to(matrix.dtype))
-        return solved.add_(matrix, alpha=beyond)
+        return inverse_times(self.bases[at], self.spectrum.curvature[at], self.ridge, matrix)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
-        size = math.hypot(*(float(step.norm()) for step in self._step))
-        weights = self.problem.weights()
-        relative = size / max(float(weights.norm()), torch.finfo(torch.float64).tiny)
-        direction = None
-        if with_direction:
-            direction = self.stream.flatten(self._step).to(self.problem.dtype)
-        return NewtonStep(self._change, relative, direction)
+        size = math.hypot(*(float(step.norm()) for step in self.step))
+        relative = size / max(float(self.problem.weights().norm()), torch.finfo(torch.float64).tiny)
+        direction = self.stream.flatten(self.step).to(self.problem.dtype) if with_direction else None
+        return NewtonStep(self.change, relative, direction)
 
     def sandwich(self, meats: Meats) -> SpectralSandwich:
         """Squares of the weighted gradients in the same basis."""
+        return self.sandwich_of(meats)[0]
+
+    def sandwich_of(self, meats: Meats) -> tuple[SpectralSandwich, list[MeatSums]]:
+        """The same, and the sums of its meats."""
         roots = dict(meats.roots)
         scale = times_noise(roots.get("ho"), self.problem.hessian_roots, self.noise)
         if scale is not None:
             del roots["ho"]
-        if self._meats is not None:
-            squares, total = self._meats.finish()
-            rest = {name: root for name, root in roots.items() if name not in squares}
-            if rest:
-                squares.update(gather_meats(self.stream, self.open_meats(rest), rest).finish()[0])
-        else:
-            squares, total = gather_meats(self.stream, self.open_meats(roots), roots).finish()
+        summed = [] if self.summed_meats is None else [self.summed_meats]
+        rest = {name: root for name, root in roots.items() if not any(name in one.names for one in summed)}
+        if rest:
+            more = self.meat_sums(rest)
+            self.stream.accumulate(MeatPass(self.stream, more, rest))
+            summed.append(more)
+        found = [one.finish() for one in summed]
+        squares = {name: one for each, _ in found for name, one in each.items()}
+        total = found[0][1]  # of the sums that hold "hec3"
 
-        def of(at: int) -> Iterator[Squares]:
+        def moments(at: int) -> Iterator[DiagonalMoments]:
             if scale is not None:
                 yield self.spectrum.noise[at].times(scale)
             yield from (one[at] for one in squares.values())
             yield centre(self.bases[at], squares["hec3"][at], total[at], meats.deletions)
 
-        return SpectralSandwich.make(self, [*["ho"] * (scale is not None), *squares, "jackknife"], of)
+        names = [*["ho"] * (scale is not None), *squares, "jackknife"]
+        return SpectralSandwich.make(self, names, moments), summed
 
-    def open_meats(self, roots: Mapping[str, Tensor]) -> MeatSums:
-        """Where the squares of the weighted gradients are summed."""
+    def meat_sums(self, roots: Mapping[str, Tensor]) -> MeatSums:
+        """Zeros of meats for these weights."""
         return MeatSums(self.bases, roots, self.problem.device)
 
     def alignments(self, inputs: Inputs) -> Alignments:
@@ -732,10 +681,6 @@ class FittedSpectral(FittedCurvature):
         solved = [self.solve(at, basis.block.to_matrix(given)) for at, basis in enumerate(self.bases)]
         return self.stream.flatten(solved, len(vectors)).to(vectors.dtype)
 
-    def at(self, ridge: float, weigh: Weigh | None) -> FittedSpectral:
-        """The same bases and eigenvalues: one pass, for the leverages and the meats."""
-        return FittedSpectral(self.stream, self.bases, self.spectrum, ridge, self.noise, [], weigh)
-
     def _preconditioned(self, inputs: Inputs) -> Iterator[tuple[slice, list[Tensor | Preconditioned]]]:
         """F_lam^-1 J^T of some inputs at a time, (m k, *shape) for each block, or factored where that serves."""
         problem, precision = self.problem, working_precision(self.problem)
@@ -745,44 +690,46 @@ class FittedSpectral(FittedCurvature):
         outside = [complement_of(basis, precision) for basis in self.bases]
         for low in range(0, size, most):
             where = slice(low, min(low + most, size))
-            pieces: list[list[Tensor | FactorParts]] = [[] for _ in self.bases]
+            chunks: list[list[Tensor | FactorParts]] = [[] for _ in self.bases]
             for _, tangents, _ in self.stream.of(take(inputs, where), 0, self.stream.identity(k), k):
                 for at, (tangent, basis) in enumerate(zip(tangents, self.bases, strict=True)):
-                    once = seen_once(tangent)
-                    if once is not None:
-                        pieces[at].append(FactorParts.of(once, basis, precision, outside[at]))
+                    factored = as_outer_product(tangent)
+                    if factored is not None:
+                        chunks[at].append(FactorParts.of(factored, basis, precision, outside[at]))
                     else:
-                        pieces[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
-            yield where, [self._joined(at, piece, outside[at]) for at, piece in enumerate(pieces)]
+                        chunks[at].append(self.solve(at, tangent.materialize().flatten(0, 1).to(precision)))
+            yield where, [self._joined(at, parts, outside[at]) for at, parts in enumerate(chunks)]
 
     def _joined(
-        self, at: int, pieces: Sequence[Tensor | FactorParts], complement: Tensor | None
+        self, at: int, chunks: Sequence[Tensor | FactorParts], complement: Tensor | None
     ) -> Tensor | Preconditioned:
         """The preconditioned gradients of one block; factored where all of them are seen once."""
-        basis, parts = self.bases[at], [one for one in pieces if isinstance(one, FactorParts)]
-        if len(parts) == len(pieces):
-            return Preconditioned.of(parts, basis, self.spectrum.curvature[at], self.ridge, complement)
+        basis, parts = self.bases[at], [one for one in chunks if isinstance(one, FactorParts)]
+        if len(parts) == len(chunks):
+            s = self.spectrum.curvature[at]
+            outside = 1.0 / (s.outside + self.ridge or 1.0)
+            return Preconditioned.of(parts, basis, s.inside + self.ridge, outside, complement)
         whole = [
-            self.solve(at, one.matrices(basis, complement)) if isinstance(one, FactorParts) else one for one in pieces
+            self.solve(at, one.matrices(basis, complement)) if isinstance(one, FactorParts) else one for one in chunks
         ]
         return torch.cat(whole)
 
     def _row(self, inputs: Inputs, k: int, precision: torch.dtype) -> int:
         """Bytes that the preconditioned gradients of one input take, and its products with a batch of examples."""
-        numbers = min(self.problem.n, BATCH) * self.problem.k * k
+        numbers = min(self.problem.n, PLANNED_BATCH) * self.problem.k * k
         for _, tangents, _ in self.stream.of(take(inputs, slice(0, 1)), 0, self.stream.identity(k), k):
             for tangent, basis in zip(tangents, self.bases, strict=True):  # one seen once is kept factored
-                numbers += k * basis.block.numel if seen_once(tangent) is None else math.prod(basis.shape)
+                numbers += k * basis.block.numel if as_outer_product(tangent) is None else math.prod(basis.shape)
         return numbers * torch.finfo(precision).bits // 8
 
     def _align(self, directions: list[Tensor | Preconditioned], m: int, k: int) -> Iterator[tuple[slice, Tensor]]:
         c = self.problem.k
-        for where, tangents in self.stream.read("alignments", self.stream.identity(), c):
+        for where, tangents in self.stream.chunks("alignments"):
             yield where, self._contract(tangents, directions, (where.stop - where.start, c, m, k))
 
     def _fitting(self, at: int, tangent: Tangent, one: Tensor | Preconditioned) -> Tensor | Preconditioned:
         """Directions as matrices where gradients that they are multiplied with are not seen once, as they are."""
-        if not isinstance(one, Preconditioned) or seen_once(tangent) is not None:
+        if not isinstance(one, Preconditioned) or as_outer_product(tangent) is not None:
             return one
         return self.solve(at, one.parts.matrices(self.bases[at], one.complement))
 
@@ -799,42 +746,13 @@ class FittedSpectral(FittedCurvature):
         ]
         return sum_of(summed).reshape(n, c, m, k).permute(2, 3, 0, 1)
 
-    def _leverage(self, weigh: Weigh | None) -> tuple[Tensor, Tensor]:
-        problem = self.problem
-        leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
-        change = torch.zeros(problem.n, problem.k, dtype=problem.dtype, device=problem.device)
-        precision = working_precision(problem)
-        weights = [
-            Weights.of(basis, [(1.0 / (s.inside + self.ridge), 1.0 / (s.outside + self.ridge or 1.0))], 1, precision)
-            for basis, s in zip(self.bases, self.spectrum.curvature, strict=True)
-        ]
-        steps = [
-            (step if basis.outside else basis.to(step.dtype).into(step)).to(precision)
-            for step, basis in zip(self._step, self.bases, strict=True)
-        ]
-        state, given = (
-            {"leverage_blocks": leverage_blocks, "change": change},
-            [one for w in weights for one in (w.inside, w.outside)] + steps,
-        )
-        if weigh is not None:  # no examples tell how many weights each will have
-            none = slice(0, 0)
-            self._meats = self.open_meats(weigh(none, leverage_blocks[none], change[none]))
-            state.update(states(self._meats.sums))
-            given += self._meats.given
-        for where, tangents in self.stream.read("leverage", self.stream.identity(), problem.k, state, given):
-            ready = self.stream.views(tangents, self.bases)
-            for at, view in enumerate(ready):
-                leverage_blocks[where] += weights[at].grams(view)[0]
-                change[where] += view.along(steps[at])
-                if self._meats is None or self._meats.in_views_alone:
-                    view.let_go()
-                del view
-            if weigh is not None and self._meats is not None:
-                self._meats.add(ready, weigh(where, leverage_blocks[where], change[where]))
-            self.stream.forget(where)
-            self.stream.spare(ready)
-            del ready, tangents  # the next piece needs the room
-        return leverage_blocks, change
+
+def degrees_of_freedom(bases: Sequence[Basis], curvature: Sequence[DiagonalMoments], ridge: float) -> float:
+    """Sum s / (s + lambda)."""
+    return sum(
+        float((s.inside / (s.inside + ridge)).sum()) + basis.outside * s.outside / (s.outside + ridge or 1.0)
+        for s, basis in zip(curvature, bases, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -848,48 +766,45 @@ class SpectralSandwich(Sandwich):
 
     variances_alone: ClassVar[bool] = True
 
-    bread: FittedSpectral
+    fitted: FittedSpectral
     names: tuple[str, ...]
     weights: list[Weights]
 
     @classmethod
     def make(
-        cls, bread: FittedSpectral, meats: Sequence[str], of: Callable[[int], Iterator[Squares]]
+        cls, fitted: FittedSpectral, meats: Sequence[str], of: Callable[[int], Iterator[DiagonalMoments]]
     ) -> SpectralSandwich:
-        """Divide by the bread on both sides, one block and one meat at a time."""
-        precision = working_precision(bread.problem)
+        """Divide by the curvature on both sides, one block and one meat at a time."""
+        precision = working_precision(fitted.problem)
         names = (*meats, "laplace")
         weights = []
-        for at, curvature in enumerate(bread.spectrum.curvature):
-            inside, outside = curvature.inside + bread.ridge, curvature.outside + bread.ridge or 1.0
+        for at, curvature in enumerate(fitted.spectrum.curvature):
+            inside, outside = curvature.inside + fitted.ridge, curvature.outside + fitted.ridge or 1.0
             # One division after the other: squares of small and large ridges are no numbers.
             pairs = ((one.inside / inside / inside, one.outside / outside / outside) for one in of(at))
             each = chain(pairs, [(1.0 / inside, 1.0 / outside)])
-            weights.append(Weights.of(bread.bases[at], each, len(names), precision))
-        return cls(bread, names, weights)
+            weights.append(Weights.of(fitted.bases[at], each, len(names), precision))
+        return cls(fitted, names, weights)
 
     def predict(self, inputs: Inputs) -> Predicted:
         """One forward pass, k backward passes, and a few products."""
-        dtype = self.bread.problem.dtype
+        dtype = self.fitted.problem.dtype
         outputs, grams = self._sum(inputs, lambda weights, view: weights.grams(view))
         return Predicted(outputs.to(dtype), dict(zip(self.names, grams.to(dtype), strict=True)), None)
 
     def variances(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The same without the covariances between outputs: gradients are read once for all estimators."""
-        dtype = self.bread.problem.dtype
+        dtype = self.fitted.problem.dtype
         outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view))
         return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
 
     def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k)."""
-        stream, k = self.bread.stream, self.bread.problem.output_count(inputs)
+        stream, k = self.fitted.stream, self.fitted.problem.output_count(inputs)
         outputs, sums = [], []
-        with stream.by_few_threads(batch_size(inputs, "this batch"), k):
-            for _, tangents, out in stream.of(inputs, 0, stream.identity(k), k):
-                ready = basis_views(tangents, self.bread.bases, self.bread.problem.device)
-                found = [of(weights, one) for weights, one in zip(self.weights, ready, strict=True)]
-                sums.append(sum_of(found))
+        with stream.few_threads(batch_size(inputs, "this batch"), k):
+            for views, out in stream.views_of(inputs, self.fitted.bases, k):
+                sums.append(sum_of([of(weights, one) for weights, one in zip(self.weights, views, strict=True)]))
                 outputs.append(out)
-                stream.spare(ready)
-                del ready, tangents  # the next piece needs the room
+                del views  # the next chunk needs the memory
         return torch.cat(outputs), torch.cat(sums, dim=1)

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from whence.curvature.base import Meats, Weigh
+from whence.curvature.accumulate import LayerGradients
+from whence.curvature.base import MeatRoots, Meats
 from whence.curvature.kronecker import matrix_moments, whole_moments
 from whence.curvature.rotation import (
     CHUNK_NUMBERS,
@@ -22,17 +23,21 @@ from whence.curvature.rotation import (
     Full,
     Rotated,
     Sparse,
+    combine,
     dtype_of,
     outer,
     times,
 )
 from whence.curvature.spectral import (
+    Combinations,
+    DiagonalMoments,
     FittedSpectral,
+    Leverage,
     MeatSums,
-    Mixture,
+    MomentSums,
     SpectralSandwich,
-    Squares,
-    Sums,
+    Spectrum,
+    SpectrumSums,
     Weights,
     centre,
 )
@@ -54,7 +59,7 @@ def leading(basis: Basis, size: int | None) -> Basis | None:
 
 
 @dataclass(frozen=True)
-class Turn:
+class MeatRotation:
     """The rotation R = U^T V from the leading coordinates of the curvature's basis U to the basis V of the meats.
 
     Attributes:
@@ -82,7 +87,7 @@ class Turn:
 
     @property
     def where(self) -> tuple[Any, ...]:
-        """Which of the coordinates of U are turned."""
+        """Which of the coordinates of U are rotated."""
         if self.outputs is None:
             return (..., slice(-self.shape[0], None))
         _, o, i = self.shape
@@ -123,7 +128,7 @@ class Turn:
 
 
 class MeatFactors:
-    """Sums of G^T G and G G^T of residual-weighted gradients among leading coordinates, block by block.
+    """MomentSums of G^T G and G G^T of residual-weighted gradients among leading coordinates, block by block.
 
     Args:
         bases: leading directions of each block; `None` for those that keep one basis.
@@ -153,7 +158,7 @@ class MeatFactors:
         return {f"{name}.{at}": one for name, at, one in pairs if one is not None}
 
     def add(self, at: int, tangent: Tangent) -> None:
-        """Count the gradients J_i^T r_i of one piece of one block."""
+        """Add the gradients J_i^T r_i of a chunk of one block."""
         basis, below, above = self.bases[at], self.inputs[at], self.outputs[at]
         if basis is None or below is None:
             return
@@ -172,102 +177,106 @@ class MeatFactors:
             if above is not None:
                 above += moments[1]
 
-    def turns(self, facts: list[str]) -> list[Turn | None]:
+    def rotations(self, notes: list[str]) -> list[MeatRotation | None]:
         """The eigenvectors of the sums, as rotations."""
-        found: list[Turn | None] = []
+        found: list[MeatRotation | None] = []
         for basis, below, above in zip(self.bases, self.inputs, self.outputs, strict=True):
             if basis is None or below is None or basis.inputs is None:
                 found.append(None)
                 continue
             name, dtype = basis.block.name, basis.inputs.dtype
-            inputs = eigenvectors(below, f"the input factor of the meat of {name}", facts)[1].to(dtype)
+            inputs = eigenvectors(below, f"the input factor of the meat of {name}", notes)[1].to(dtype)
             outputs = None
             if above is not None:
-                outputs = eigenvectors(above, f"the output factor of the meat of {name}", facts)[1].to(dtype)
-            turned = Basis(
+                outputs = eigenvectors(above, f"the output factor of the meat of {name}", notes)[1].to(dtype)
+            own = Basis(
                 basis.block,
                 basis.inputs @ inputs,
                 None if outputs is None or basis.outputs is None else basis.outputs @ outputs,
             )
-            found.append(Turn(turned, inputs, outputs))
+            found.append(MeatRotation(own, inputs, outputs))
         return found
 
 
-class TurnedSums(Sums):
+class TwoBasisSums(MomentSums):
     """Weighted squares of one block in the curvature's basis, and in that of the meats."""
 
-    def __init__(self, basis: Basis, turn: Turn, count: int, device: torch.device) -> None:
+    def __init__(self, basis: Basis, rotation: MeatRotation, count: int, device: torch.device) -> None:
         """Zeros for `count` sets of weights."""
         super().__init__(basis, count, device)
-        self.turn = turn
-        self.turned = torch.zeros(count, *turn.basis.shape, dtype=torch.float64, device=device)
+        self.rotation = rotation
+        self.rotated = torch.zeros(count, *rotation.basis.shape, dtype=torch.float64, device=device)
 
     def state(self, name: str) -> dict[str, Tensor]:
         """What is summed up, by name."""
-        return {**super().state(name), f"{name}.turned": self.turned}
+        return {**super().state(name), f"{name}.rotated": self.rotated}
 
     def add(self, view: BasisView, weights: Tensor, summed: Tensor | None = None) -> None:
-        """Count one piece: weights (q, c) of the cotangents."""
+        """Add a chunk: weights (q, c) of the cotangents."""
         super().add(view, weights, summed)
-        for _, rotated in BasisView(view.tangent, self.turn.basis).chunks():
-            self.turned += rotated.squares(weights.to(dtype_of(rotated)))
+        for _, rotated in BasisView(view.tangent, self.rotation.basis).chunks():
+            self.rotated += rotated.squares(weights.to(dtype_of(rotated)))
 
-    def add_mixed(self, view: BasisView, mixture: Mixture) -> None:
-        """Count combinations of the cotangents of one piece."""
-        super().add_mixed(view, mixture)
-        for _, rotated in BasisView(view.tangent, self.turn.basis).mixed(mixture.weights):
-            self.turned += rotated.squares(mixture.masks.to(dtype_of(rotated)))
+    def add_combined(self, view: BasisView, combinations: Combinations) -> None:
+        """Add combinations of the cotangents of a chunk."""
+        super().add_combined(view, combinations)
+        for _, rotated in BasisView(view.tangent, self.rotation.basis).mixed(combinations.weights):
+            self.rotated += rotated.squares(combinations.masks.to(dtype_of(rotated)))
 
 
-class TurnedMeats(MeatSums):
-    """Squares of J_i^T W_i in both bases."""
+class TwoBasisMeats(MeatSums):
+    """DiagonalMoments of J_i^T W_i in both bases."""
 
-    in_views_alone: ClassVar[bool] = False
+    needs_captured: ClassVar[bool] = True
 
     def __init__(
         self,
         bases: Sequence[Basis],
-        turns: Sequence[Turn | None],
+        rotations: Sequence[MeatRotation | None],
         roots: Mapping[str, Tensor],
         device: torch.device,
     ) -> None:
         """Zeros."""
         super().__init__(bases, roots, device)
-        self.turns = turns
-        for at, turn in enumerate(turns):
-            if turn is not None:
-                self.sums[at] = TurnedSums(bases[at], turn, len(roots), device)
+        self.rotations = rotations
+        for at, rotation in enumerate(rotations):
+            if rotation is not None:
+                self.sums[at] = TwoBasisSums(bases[at], rotation, len(roots), device)
 
-    @property
     def given(self) -> list[Tensor]:
         """The same, and the bases of the meats."""
-        return [*super().given, *(one for turn in self.turns if turn is not None for one in turn.basis.tensors)]
+        return [
+            *super().given(),
+            *(one for rotation in self.rotations if rotation is not None for one in rotation.basis.tensors),
+        ]
 
-    def turned(self, at: int) -> dict[str, Tensor]:
+    def rotated(self, at: int) -> dict[str, Tensor]:
         """D of each meat of one block, in the basis of the meats."""
         sums = self.sums[at]
-        assert isinstance(sums, TurnedSums)
-        return dict(zip(self.names, sums.turned, strict=True))
+        assert isinstance(sums, TwoBasisSums)
+        return dict(zip(self.names, sums.rotated, strict=True))
 
 
 @dataclass(frozen=True)
-class TurnedWeights(Weights):
+class TwoBasisWeights(Weights):
     """Weights of a block some of whose meats have a basis of their own among the leading coordinates.
 
     Attributes:
-        turn: to that basis.
-        which: positions of these meats among the weights, whose weights inside are zero where the turn is.
+        rotation: to that basis.
+        which: positions of these meats among the weights, whose weights inside are zero where the rotation is.
         solved: 1 / (s + lambda) of the leading coordinates.
-        meats: (w, e, j, q) D of these meats, inputs before outputs as `Turn.apply` gives them.
+        meats: (w, e, j, q) D of these meats, inputs before outputs as `MeatRotation.apply` gives them.
     """
 
-    turn: Turn
+    rotation: MeatRotation
     which: list[int]
     solved: Tensor
     meats: Tensor
 
     @classmethod
-    def add_to(cls, plain: Weights, turn: Turn, meats: Mapping[int, Tensor], solved: Tensor) -> TurnedWeights:
+    def add_to(
+        cls, plain: Weights, rotation: MeatRotation, meats: Mapping[int, Tensor], solved: Tensor
+    ) -> TwoBasisWeights:
         """Take the leading coordinates of some meats out of weights in one basis, and put D (by position) there."""
         which = list(meats)
         inside = plain.inside.clone()
@@ -275,75 +284,127 @@ class TurnedWeights(Weights):
         if plain.basis.outside and not plain.rounded:
             empty = -plain.outside  # the squared length adds the weight outside everywhere
         for at in which:
-            inside[at][turn.where] = empty[at].item()
+            inside[at][rotation.where] = empty[at].item()
         dtype = inside.dtype
         chosen = torch.stack(list(meats.values())).to(dtype)
-        if turn.outputs is not None:
+        if rotation.outputs is not None:
             chosen = chosen.transpose(-1, -2).contiguous()
-        return cls(plain.basis, inside, plain.outside, plain.rounded, turn, which, solved[turn.where].to(dtype), chosen)
+        return cls(
+            plain.basis, inside, plain.outside, plain.rounded, rotation, which, solved[rotation.where].to(dtype), chosen
+        )
 
     def squared(self, rotated: Rotated) -> Tensor:
         """Weighted squared lengths inside the basis, (w, n, c)."""
         found = super().squared(rotated)
         found[self.which] += torch.cat(
-            [full.variances(self.meats) for full in self.turn.apply(rotated, self.solved)], 1
+            [full.variances(self.meats) for full in self.rotation.apply(rotated, self.solved)], 1
         )
         return found
 
     def crossed(self, rotated: Rotated) -> Tensor:
         """Weighted inner products inside the basis, (w, n, c, c)."""
         found = super().crossed(rotated)
-        found[self.which] += torch.cat([full.grams(self.meats) for full in self.turn.apply(rotated, self.solved)], 1)
+        found[self.which] += torch.cat(
+            [full.grams(self.meats) for full in self.rotation.apply(rotated, self.solved)], 1
+        )
         return found
 
 
+class TwoBasisSpectrumSums(SpectrumSums):
+    """Pass 2, and the factors of the meats' own bases among the leading directions of each block."""
+
+    needs_captured = True
+
+    def __init__(
+        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor, directions: int | None
+    ) -> None:
+        """Zeros."""
+        super().__init__(gradients, bases, noise)
+        self.factors = MeatFactors([leading(basis, directions) for basis in bases], gradients.problem.device)
+
+    def state(self) -> dict[str, Tensor]:
+        """Squares, scores, and factors of the meats."""
+        return {**super().state(), **self.factors.state()}
+
+    def add_block(self, at: int, view: BasisView, where: slice, residuals: Tensor) -> None:
+        """Add squares, and the second moments of J_i^T r_i."""
+        super().add_block(at, view, where, residuals)
+        self.factors.add(at, combine(view.tangent, residuals.unsqueeze(2)))
+
+    def spectrum_and_rotations(self, notes: list[str]) -> tuple[Spectrum, list[MeatRotation | None]]:
+        """The eigenvalues, and the rotations from the curvature's basis to that of the meats."""
+        rotations = self.factors.rotations(notes)
+        parts = [one for rotation in rotations if rotation is not None for one in rotation.tensors]
+        self.problem.passes.process_group.share(parts, 0, "the eigenvectors of the meats")  # their signs are arbitrary
+        return self.spectrum(), rotations
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FittedTwoBases(FittedSpectral):
     """A spectral curvature whose heteroscedastic meats have a basis of their own.
 
     Attributes:
-        turns: from the curvature's basis to that of the meats, for each block; `None` for blocks that keep one basis.
+        rotations: from the curvature's basis to that of the meats, for each block; `None` where there is one basis.
     """
 
-    def __init__(self, turns: Sequence[Turn | None], *given: Any) -> None:
-        """The turns, then what `SpectralBread` takes."""
-        self.turns = turns
-        self._opened: list[TurnedMeats] = []
-        super().__init__(*given)
-        self.facts.append(self._describe())
+    rotations: Sequence[MeatRotation | None]
 
-    def open_meats(self, roots: Mapping[str, Tensor]) -> MeatSums:
-        """Where the squares of the weighted gradients are summed, in both bases."""
-        self._opened.append(TurnedMeats(self.bases, self.turns, roots, self.problem.device))
-        return self._opened[-1]
+    @classmethod
+    def fit(
+        cls,
+        gradients: LayerGradients,
+        bases: Sequence[Basis],
+        rotations: Sequence[MeatRotation | None],
+        spectrum: Spectrum,
+        ridge: float,
+        noise: Tensor,
+        notes: list[str],
+        meat_roots: MeatRoots | None,
+    ) -> FittedTwoBases:
+        """Pass 3: leverages, the Newton step and, where the weights are known, the meats in both bases."""
 
-    def at(self, ridge: float, weigh: Weigh | None) -> FittedTwoBases:
+        def meat_sums(roots: Mapping[str, Tensor]) -> MeatSums:
+            return TwoBasisMeats(bases, rotations, roots, gradients.problem.device)
+
+        leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, ridge, meat_roots, meat_sums), last=True)
+        found = cls(**vars(FittedSpectral.of(leverage, noise, notes)), rotations=rotations)
+        found.notes.append(found._describe())
+        return found
+
+    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedTwoBases:
         """The same bases and eigenvalues: one pass, for the leverages and the meats."""
-        return FittedTwoBases(self.turns, self.stream, self.bases, self.spectrum, ridge, self.noise, [], weigh)
+        given = (self.stream, self.bases, self.rotations, self.spectrum, ridge, self.noise)
+        return FittedTwoBases.fit(*given, [], meat_roots)
+
+    def meat_sums(self, roots: Mapping[str, Tensor]) -> MeatSums:
+        """Zeros of meats for these weights, in both bases."""
+        return TwoBasisMeats(self.bases, self.rotations, roots, self.problem.device)
 
     def sandwich(self, meats: Meats) -> SpectralSandwich:
         """Squares of the weighted gradients in the basis of the meats where there is one, else in the curvature's."""
-        plain = super().sandwich(meats)
+        plain, summed = self.sandwich_of(meats)
         weights = list(plain.weights)
-        for at, turn in enumerate(self.turns):
-            if turn is None:
+        for at, rotation in enumerate(self.rotations):
+            if rotation is None:
                 continue
             found: dict[int, Tensor] = {}
-            for sums in self._opened:
-                squares = {name: one for name, one in sums.turned(at).items() if name != "ho"}
+            for sums in summed:
+                assert isinstance(sums, TwoBasisMeats)
+                squares = {name: one for name, one in sums.rotated(at).items() if name != "ho"}
                 if "hec3" in squares:
-                    one = Squares(squares["hec3"], 0.0)
-                    squares["jackknife"] = centre(turn.basis, one, sums.sums[at].total, meats.deletions).inside
+                    one = DiagonalMoments(squares["hec3"], 0.0)
+                    squares["jackknife"] = centre(rotation.basis, one, sums.sums[at].total, meats.deletions).inside
                 found.update({plain.names.index(name): one for name, one in squares.items()})
-            solved = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
-            weights[at] = TurnedWeights.add_to(weights[at], turn, found, solved)
+            inverse = 1.0 / (self.spectrum.curvature[at].inside + self.ridge)
+            weights[at] = TwoBasisWeights.add_to(weights[at], rotation, found, inverse)
         return replace(plain, weights=weights)
 
     def _describe(self) -> str:
         inside = whole = 0.0
-        for turn, basis, one in zip(self.turns, self.bases, self.spectrum.curvature, strict=True):
+        for rotation, basis, one in zip(self.rotations, self.bases, self.spectrum.curvature, strict=True):
             weight = (one.inside / (one.inside + self.ridge)).square()
             whole += float(weight.sum()) + basis.outside * (one.outside / (one.outside + self.ridge or 1.0)) ** 2
-            inside += float(weight[turn.where].sum()) if turn is not None else 0.0
+            inside += float(weight[rotation.where].sum()) if rotation is not None else 0.0
         return (
             "meats in a basis of their own where "
             f"{100 * inside / max(whole, torch.finfo(torch.float64).tiny):.1f} % of the homoscedastic variance lies, "

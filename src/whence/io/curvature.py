@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from whence.curvature import FittedCurvature, Meats, Sandwich
-from whence.curvature.base import RidgePath
+from whence.curvature.accumulate import LayerGradients, LayerSizes
+from whence.curvature.base import AlignmentSandwich, RidgePath
 from whence.curvature.core import Projected
-from whence.curvature.dual import DualSandwich, FittedDual
-from whence.curvature.iterative import FittedIterative, MatrixFreeSandwich
-from whence.curvature.primal import Features, FittedPrimal, PrimalSandwich, TrainingRows
+from whence.curvature.dual import FittedDual
+from whence.curvature.iterative import FittedIterative, IterativeSolver
+from whence.curvature.primal import Features, FittedPrimal, PrimalSandwich, TrainingRows, Whitening
 from whence.curvature.rotation import Basis
-from whence.curvature.spectral import FittedSpectral, SpectralSandwich, Spectrum, Squares, Weights
-from whence.curvature.stream import LayerGradients, LayerSizes
-from whence.curvature.two_bases import FittedTwoBases, Turn, TurnedWeights
+from whence.curvature.spectral import DiagonalMoments, FittedSpectral, SpectralSandwich, Spectrum, Weights
+from whence.curvature.two_bases import FittedTwoBases, MeatRotation, TwoBasisWeights
 from whence.errors import InputError
 from whence.io.files import Draft, Saved
 from whence.io.problem import Given, read_budget
@@ -29,10 +29,10 @@ from whence.jacobian.linearization import Linearization
 
 def write_stream(draft: Draft, stream: LayerGradients) -> None:
     """What the capture found out about the model."""
-    known = stream.known
-    sizes = {"fixed": known.fixed, "each": known.each, "work": known.work}
-    draft.note(**sizes, notes=list(stream.notes), blocks=len(known.blocks))
-    for at, block in enumerate(known.blocks):
+    sizes = stream.sizes
+    each = {"activations": sizes.activations, "gradients": sizes.gradients, "workspace": sizes.workspace}
+    draft.note(**each, notes=list(stream.notes), blocks=len(sizes.blocks))
+    for at, block in enumerate(sizes.blocks):
         draft.part(f"layer_{at}").note(
             name=block.name,
             parameters=list(block.parameters),
@@ -49,8 +49,8 @@ def read_stream(saved: Saved, problem: Linearization) -> LayerGradients:
     blocks = tuple(_read_block(saved.part(f"layer_{at}"), problem) for at in range(count))
     if sorted(name for block in blocks for name in block.parameters) != sorted(problem.selection.parameters):
         raise saved.wrong("blocks", "all selected parameters")
-    known = LayerSizes(blocks, saved.number("fixed", 0.0), saved.number("each", 0.0), saved.number("work", 0.0))
-    stream = LayerGradients(problem, known)
+    each = (saved.number(name, 0.0) for name in ("activations", "gradients", "workspace"))
+    stream = LayerGradients(problem, LayerSizes(blocks, *each))
     stream.notes = saved.texts("notes")
     return stream
 
@@ -104,34 +104,34 @@ def _at_most(saved: Saved, columns: int, rows: int) -> int:
     return columns
 
 
-def write_squares(draft: Draft, name: str, squares: Squares) -> None:
+def write_squares(draft: Draft, name: str, squares: DiagonalMoments) -> None:
     """Sums of squares, inside and outside of the basis."""
     draft.put(name, squares.inside)
     draft.note(**{f"{name}_outside": squares.outside})
 
 
-def read_squares(saved: Saved, name: str, basis: Basis) -> Squares:
+def read_squares(saved: Saved, name: str, basis: Basis) -> DiagonalMoments:
     """The same, put together again."""
-    return Squares(saved.double(name, *basis.shape), saved.number(f"{name}_outside", 0.0))
+    return DiagonalMoments(saved.double(name, *basis.shape), saved.number(f"{name}_outside", 0.0))
 
 
-def write_turn(draft: Draft, turn: Turn) -> None:
+def write_turn(draft: Draft, turn: MeatRotation) -> None:
     """A basis of the meats, and the rotation to it."""
     write_basis(draft.part("basis"), turn.basis)
     draft.put("inputs", turn.inputs)
     draft.put("outputs", turn.outputs)
 
 
-def read_turn(saved: Saved, basis: Basis) -> Turn:
+def read_turn(saved: Saved, basis: Basis) -> MeatRotation:
     """The same, put together again: leading coordinates of `basis`, as many as the rotation has."""
     turned = read_basis(saved.part("basis"), basis.block)
     shape = turned.shape
     if any(mine > whole for mine, whole in zip(shape, basis.shape, strict=True)) or turned.inputs is None:
         raise saved.wrong("basis", f"a part of {basis.shape}")
     if turned.outputs is None:
-        return Turn(turned, saved.working("inputs", shape[-1], shape[-1]), None)
+        return MeatRotation(turned, saved.working("inputs", shape[-1], shape[-1]), None)
     e, o, i = shape
-    return Turn(turned, saved.working("inputs", e, i, i), saved.working("outputs", e, o, o))
+    return MeatRotation(turned, saved.working("inputs", e, i, i), saved.working("outputs", e, o, o))
 
 
 def write_weights(draft: Draft, weights: Weights) -> None:
@@ -139,13 +139,13 @@ def write_weights(draft: Draft, weights: Weights) -> None:
     draft.put("inside", weights.inside)
     draft.put("outside", weights.outside)
     draft.note(rounded=weights.rounded)
-    if isinstance(weights, TurnedWeights):
+    if isinstance(weights, TwoBasisWeights):
         draft.note(which=list(weights.which))
         draft.put("solved", weights.solved)
         draft.put("meats", weights.meats)
 
 
-def read_weights(saved: Saved, basis: Basis, turn: Turn | None, count: int) -> Weights:
+def read_weights(saved: Saved, basis: Basis, turn: MeatRotation | None, count: int) -> Weights:
     """The same, put together again, for `count` estimators."""
     inside = saved.working("inside", count, *basis.shape)
     plain = Weights(basis, inside, saved.working("outside", count, 1, 1, 1), saved.flag("rounded"))
@@ -157,7 +157,7 @@ def read_weights(saved: Saved, basis: Basis, turn: Turn | None, count: int) -> W
     shape = turn.basis.shape
     flipped = shape if turn.outputs is None else (shape[0], shape[2], shape[1])
     solved, meats = saved.working("solved", *turn.shape), saved.working("meats", len(which), *flipped)
-    return TurnedWeights(basis, inside, plain.outside, plain.rounded, turn, which, solved, meats)
+    return TwoBasisWeights(basis, inside, plain.outside, plain.rounded, turn, which, solved, meats)
 
 
 def rounded(weights: Weights, device: torch.device, tf32: bool) -> bool:
@@ -170,7 +170,7 @@ def write_bread(draft: Draft, bread: Any) -> None:
     draft.note(
         ridge=bread.ridge,
         freedom=bread.degrees_of_freedom,
-        facts=list(bread.facts),
+        notes=list(bread.notes),
         tf32=bread.tf32,
         limit=bread.problem.budget.limit,
     )
@@ -180,18 +180,21 @@ def write_bread(draft: Draft, bread: Any) -> None:
         draft.put("path_errors", bread.path.errors)
 
 
-def read_bread(saved: Saved, bread: Any, problem: Linearization, given: Given) -> None:
-    """Put back what every curvature has."""
-    bread.problem = replace(problem, budget=read_budget(saved, given, problem.device))
-    bread.ridge = saved.number("ridge", 0.0)
-    bread.degrees_of_freedom = saved.number("freedom", 0.0)
-    bread.facts = saved.texts("facts")
-    bread.tf32 = saved.flag("tf32")
-    bread.leverage_blocks = saved.algebra("leverage_blocks", problem.n, problem.k, problem.k)
-    bread.path = None
+def read_bread(saved: Saved, problem: Linearization, given: Given) -> dict[str, Any]:
+    """What every curvature has, by the names of its fields."""
+    path = None
     if saved.has("path_ridges"):
         sizes = saved.sizes("path_ridges", 1)
-        bread.path = RidgePath(_path(saved, "path_ridges", sizes), _path(saved, "path_errors", sizes))
+        path = RidgePath(_path(saved, "path_ridges", sizes), _path(saved, "path_errors", sizes))
+    return {
+        "problem": replace(problem, budget=read_budget(saved, given, problem.device)),
+        "ridge": saved.number("ridge", 0.0),
+        "degrees_of_freedom": saved.number("freedom", 0.0),
+        "notes": saved.texts("notes"),
+        "tf32": saved.flag("tf32"),
+        "leverage_blocks": saved.algebra("leverage_blocks", problem.n, problem.k, problem.k),
+        "path": path,
+    }
 
 
 def _path(saved: Saved, name: str, sizes: tuple[int, ...]) -> Tensor:
@@ -203,9 +206,10 @@ def write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) ->
     """Features, factor, and meats in whitened coordinates."""
     write_bread(draft, bread)
     write_features(draft.part("features"), bread.features)
-    for name in ("scale", "inverse", "step"):
-        draft.put(name, getattr(bread, name))
-    draft.put("change", bread._change)
+    draft.put("scale", bread.whiten.scale)
+    draft.put("inverse", bread.whiten.inverse)
+    draft.put("step", bread.step)
+    draft.put("change", bread.change)
     draft.note(meats=list(sandwich.matrices))
     for name, matrix in sandwich.matrices.items():
         draft.put(f"meat_{name}", matrix)
@@ -214,15 +218,17 @@ def write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) ->
 
 def read_primal(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
     """The same, put together again."""
-    bread = FittedPrimal.__new__(FittedPrimal)
-    read_bread(saved, bread, problem, given)
-    bread.features = read_features(saved.part("features"), bread.problem, bread.facts)
-    bread.facts = bread.features.notes
-    bread.rows = TrainingRows(bread.problem, bread.features)
-    size = bread.features.size
-    bread.scale, bread.step = saved.algebra("scale", size), saved.algebra("step", size)
-    bread.inverse = saved.algebra("inverse", size, size)
-    bread._change = saved.algebra("change", problem.n, problem.k)
+    common = read_bread(saved, problem, given)
+    features = read_features(saved.part("features"), common["problem"], common["notes"])
+    size = features.size
+    bread = FittedPrimal(
+        **{**common, "notes": features.notes},
+        features=features,
+        rows=TrainingRows(common["problem"], features),
+        whiten=Whitening(saved.algebra("scale", size), saved.algebra("inverse", size, size)),
+        step=saved.algebra("step", size),
+        change=saved.algebra("change", problem.n, problem.k),
+    )
     names = saved.texts("meats")
     if names != list(meats.roots):
         raise saved.wrong("meats", " and ".join(meats.roots))
@@ -230,7 +236,7 @@ def read_primal(saved: Saved, problem: Linearization, meats: Meats, given: Given
     return bread, PrimalSandwich(bread, matrices, saved.algebra("total", size))
 
 
-def write_dual(draft: Draft, bread: FittedDual, sandwich: DualSandwich) -> None:
+def write_dual(draft: Draft, bread: FittedDual, sandwich: AlignmentSandwich) -> None:
     """The kernel and its factor."""
     write_bread(draft, bread)
     _check_features(bread.features, Jacobian)
@@ -240,33 +246,37 @@ def write_dual(draft: Draft, bread: FittedDual, sandwich: DualSandwich) -> None:
 
 def read_dual(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
     """The same, put together again. Predictions read the training data."""
-    bread = FittedDual.__new__(FittedDual)
-    read_bread(saved, bread, problem, given)
-    bread.features = _jacobian(bread.problem, bread.facts)
-    bread.rows = TrainingRows(bread.problem, bread.features)
+    common = read_bread(saved, problem, given)
+    features = _jacobian(common["problem"], common["notes"])
     size = problem.n * problem.k
     roots = problem.hessian_roots
     inner = size if roots is None else problem.n * roots.shape[2]
-    bread.kernel, bread.factor = saved.algebra("kernel", size, size), saved.algebra("factor", inner, inner)
-    bread.inner_weights = saved.algebra("inner_weights", problem.n, problem.k)
-    return bread, DualSandwich(bread, meats)
+    bread = FittedDual(
+        **common,
+        features=features,
+        rows=TrainingRows(common["problem"], features),
+        kernel=saved.algebra("kernel", size, size),
+        factor=saved.algebra("factor", inner, inner),
+        inner_weights=saved.algebra("inner_weights", problem.n, problem.k),
+    )
+    return bread, AlignmentSandwich(bread, meats)
 
 
-def write_free(draft: Draft, bread: FittedIterative, sandwich: MatrixFreeSandwich) -> None:
+def write_free(draft: Draft, bread: FittedIterative, sandwich: AlignmentSandwich) -> None:
     """How solves stop."""
     write_bread(draft, bread)
-    draft.note(tolerance=bread.tolerance, iterations=bread.iterations, worst=bread.worst)
+    draft.note(tolerance=bread.solver.tolerance, iterations=bread.solver.iterations, worst=bread.worst)
 
 
 def read_free(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
     """The same, put together again. Predictions read the training data."""
-    bread = FittedIterative.__new__(FittedIterative)
-    read_bread(saved, bread, problem, given)
-    bread.jacobian = _jacobian(bread.problem, bread.facts)
-    bread.tolerance = max(saved.number("tolerance", 0.0, 1.0), 4 * bread.jacobian.precision)
-    bread.iterations = saved.whole("iterations", 1)
-    bread.worst = saved.number("worst", 0.0)
-    return bread, MatrixFreeSandwich(bread, meats)
+    common = read_bread(saved, problem, given)
+    jacobian = _jacobian(common["problem"], common["notes"])
+    tolerance = max(saved.number("tolerance", 0.0, 1.0), 4 * jacobian.precision)
+    iterations = saved.whole("iterations", 1)
+    solver = IterativeSolver(common["problem"], jacobian, common["ridge"], tolerance, iterations)
+    bread = FittedIterative(**common, solver=solver, worst=saved.number("worst", 0.0))
+    return bread, AlignmentSandwich(bread, meats)
 
 
 def write_features(draft: Draft, features: Features) -> None:
@@ -321,15 +331,15 @@ def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwi
     write_stream(draft.part("stream"), bread.stream)
     draft.note(estimators=list(sandwich.names))
     draft.put("noise", bread.noise)
-    draft.put("change", bread._change)
-    turns = bread.turns if isinstance(bread, FittedTwoBases) else [None] * len(bread.bases)
+    draft.put("change", bread.change)
+    turns = bread.rotations if isinstance(bread, FittedTwoBases) else [None] * len(bread.bases)
     for at, (basis, turn) in enumerate(zip(bread.bases, turns, strict=True)):
-        part = draft.part(f"block_{bread.stream.known.blocks.index(basis.block)}")
+        part = draft.part(f"block_{bread.stream.blocks.index(basis.block)}")
         write_basis(part.part("basis"), basis)
         write_squares(part, "curvature", bread.spectrum.curvature[at])
         write_squares(part, "noise", bread.spectrum.noise[at])
         part.put("score", bread.spectrum.score[at])
-        part.put("step", bread._step[at])
+        part.put("step", bread.step[at])
         part.note(turned=turn is not None)
         if turn is not None:
             write_turn(part.part("turn"), turn)
@@ -338,49 +348,46 @@ def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwi
 
 def read_spectral(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
     """The same, put together again."""
-    bread = FittedSpectral.__new__(FittedSpectral)
-    return _read(saved, bread, problem, meats, given)
+    return _read(saved, problem, meats, given, two_bases=False)
 
 
 def read_two_bases(
     saved: Saved, problem: Linearization, meats: Meats, given: Given
 ) -> tuple[FittedCurvature, Sandwich]:
     """The same with meats in a basis of their own."""
-    bread = FittedTwoBases.__new__(FittedTwoBases)
-    bread._opened = []
-    return _read(saved, bread, problem, meats, given)
+    return _read(saved, problem, meats, given, two_bases=True)
 
 
 def _read(
-    saved: Saved, bread: FittedSpectral, problem: Linearization, meats: Meats, given: Given
+    saved: Saved, problem: Linearization, meats: Meats, given: Given, two_bases: bool
 ) -> tuple[FittedCurvature, Sandwich]:
-    read_bread(saved, bread, problem, given)
-    bread.stream = read_stream(saved.part("stream"), bread.problem)
-    bread.noise = saved.algebra("noise", problem.k, problem.k)
-    bread._change = saved.algebra("change", problem.n, problem.k)
-    bread._meats = None
+    common = read_bread(saved, problem, given)
+    stream = read_stream(saved.part("stream"), common["problem"])
     names = saved.texts("estimators")
     if sorted(names) != sorted([*meats.roots, "jackknife", "laplace"]):
         raise saved.wrong("estimators", "those of this version")
-    parts = [saved.part(f"block_{at}") for at in range(len(bread.stream.blocks))]
-    bread.bases = [
-        read_basis(part.part("basis"), block) for part, block in zip(parts, bread.stream.blocks, strict=True)
-    ]
-    pairs = list(zip(parts, bread.bases, strict=True))
-    bread.spectrum = Spectrum(
-        [read_squares(part, "curvature", basis) for part, basis in pairs],
-        [read_squares(part, "noise", basis) for part, basis in pairs],
-        [part.double("score", *basis.block.matrix_shape) for part, basis in pairs],
-    )
-    bread._step = [part.double("step", *basis.block.matrix_shape) for part, basis in pairs]
+    parts = [saved.part(f"block_{at}") for at in range(len(stream.blocks))]
+    bases = [read_basis(part.part("basis"), block) for part, block in zip(parts, stream.blocks, strict=True)]
+    pairs = list(zip(parts, bases, strict=True))
     turns = [read_turn(part.part("turn"), basis) if part.flag("turned") else None for part, basis in pairs]
-    if isinstance(bread, FittedTwoBases):
-        bread.turns = turns
-    elif any(turn is not None for turn in turns):
+    if not two_bases and any(turn is not None for turn in turns):
         raise saved.wrong("block_0.turned", "no")
     weights = [
         read_weights(part.part("weights"), basis, turn, len(names))
         for (part, basis), turn in zip(pairs, turns, strict=True)
     ]
-    bread.tf32 = all(rounded(one, problem.device, bread.tf32) for one in weights)
+    common |= {
+        "tf32": all(rounded(one, problem.device, common["tf32"]) for one in weights),
+        "stream": stream,
+        "bases": bases,
+        "spectrum": Spectrum(
+            [read_squares(part, "curvature", basis) for part, basis in pairs],
+            [read_squares(part, "noise", basis) for part, basis in pairs],
+            [part.double("score", *basis.block.matrix_shape) for part, basis in pairs],
+        ),
+        "noise": saved.algebra("noise", problem.k, problem.k),
+        "step": [part.double("step", *basis.block.matrix_shape) for part, basis in pairs],
+        "change": saved.algebra("change", problem.n, problem.k),
+    }
+    bread = FittedTwoBases(**common, rotations=turns) if two_bases else FittedSpectral(**common)
     return bread, SpectralSandwich(bread, tuple(names), weights)

@@ -12,11 +12,11 @@ import torch
 
 from whence._version import __version__
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
+from whence.curvature.accumulate import working_precision
 from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative
 from whence.curvature.primal import FittedPrimal
 from whence.curvature.spectral import FittedSpectral
-from whence.curvature.stream import working_precision
 from whence.curvature.two_bases import FittedTwoBases
 from whence.errors import InputError, StaleModelError
 from whence.estimators import AdjustedResiduals, LeaveOneOut

@@ -198,8 +198,7 @@ def _verdicts(fitted: Fitted, sample: list[Inputs]) -> list[str]:
 
 def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
     """The same fit with another lambda, from the curvature at hand."""
-    bread = fitted.bread.at(ridge, fitted.loo.meat_roots)
-    bread.tf32 = fitted.bread.tf32
+    bread = replace(fitted.bread.at(ridge, fitted.loo.meat_roots), tf32=fitted.bread.tf32)
     found = assemble(fitted.problem, bread, fitted.loo, unbiased=False)  # the scale of the noise changes no verdict
     return replace(
         fitted,

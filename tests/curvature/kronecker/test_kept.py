@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.stream import TAKEN, TURNED, LayerSizes, cache_bytes, chunk_examples
+from whence.curvature.accumulate import CHUNK_PEAK, ROTATED_SIZE, LayerSizes, cache_bytes, chunk_examples
 from whence.runtime.memory import Budget
 
-ROOM = "whence.curvature.stream"
-KEPT = f"{ROOM}.KEPT_BYTES"
+ROOM = "whence.curvature.accumulate"
+KEPT = f"{ROOM}.CACHE_BYTES"
 
 
 class Counted:
@@ -62,9 +62,9 @@ def test_kept_or_pulled_back_anew(
 
 def test_nothing_stays_behind() -> None:
     tracer = whence.fit(network(1), Counted(1, "gaussian"), structure="ekfac", ridge=0.5, progress=False)
-    kept = tracer.bread.stream._kept
+    kept = tracer.bread.stream._cache
     assert not kept.most
-    assert not kept._pieces
+    assert not kept._chunks
 
 
 def test_a_chunk_size_is_the_most_that_is_held() -> None:
@@ -94,7 +94,7 @@ def test_some_kept_the_others_pulled_back_anew(structure: str, most: int, monkey
         model, called = network(1), []
         model.register_forward_hook(lambda *_, called=called: called.append(1))
         monkeypatch.setattr(
-            "whence.curvature.stream.cache_bytes", lambda known, k, *_, kept=kept: kept * known.example(k)
+            "whence.curvature.accumulate.cache_bytes", lambda known, k, *_, kept=kept: kept * known.example(k)
         )
         tracer = whence.fit(model, Counted(1, "gaussian"), structure=structure, ridge=0.5, progress=False)
         calls.append(len(called))
@@ -105,12 +105,12 @@ def test_some_kept_the_others_pulled_back_anew(structure: str, most: int, monkey
 
 
 def test_no_more_is_kept_than_pieces_leave_of_a_batch() -> None:
-    known = LayerSizes((), fixed=400.0, each=1200.0)
+    known = LayerSizes((), activations=400.0, gradients=1200.0)
     cpu, budget = torch.device("cpu"), Budget(torch.device("cpu"), 2**33)
     batch = 16_000
     kept = cache_bytes(known, 1, batch, batch, cpu, budget)
     at_once = chunk_examples(known, 1, batch, cpu, budget, 0.0)
-    assert 0 < TURNED * kept + TAKEN * at_once * known.example(1) <= batch * known.example(1)
+    assert 0 < ROTATED_SIZE * kept + CHUNK_PEAK * at_once * known.example(1) <= batch * known.example(1)
     assert cache_bytes(known, 1, 10 * batch, batch, cpu, budget) == 0.0  # of so many, little would be kept
 
 

@@ -11,8 +11,18 @@ from torch import Tensor
 from whence.curvature import spectral as moments
 from whence.curvature import spectral as weighting
 from whence.curvature.kronecker import Factors, whole_moments
-from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, along, beyond, combine, energy, lengths, total
-from whence.curvature.spectral import Sums
+from whence.curvature.rotation import (
+    CHUNK_NUMBERS,
+    Basis,
+    BasisView,
+    along,
+    combine,
+    energy,
+    lengths,
+    outside_of,
+    total,
+)
+from whence.curvature.spectral import MomentSums
 from whence.jacobian.gradients import Block, Dense, Kronecker, Rows, Tangent, Whole
 
 CPU = torch.device("cpu")
@@ -93,7 +103,7 @@ def test_what_lies_outside_a_corner_is_measured_without_a_difference(
     tangent = make(count)
     basis = corner(tangent.block, 0.6)
     outside = tangent.materialize() - basis.out_of(basis.into(tangent.materialize()))
-    flat, parts = outside.flatten(2), beyond(tangent, basis)
+    flat, parts = outside.flatten(2), outside_of(tangent, basis)
     same(torch.stack([energy(part) for part in parts]).sum(0), flat @ flat.transpose(1, 2))
     same(torch.stack([lengths(part) for part in parts]).sum(0), flat.square().sum(2))
 
@@ -129,7 +139,7 @@ def test_squares_inside_and_outside_a_corner(
     monkeypatch.setattr(moments, "products_are_rounded", lambda device: rounded)
     tangent = make(count)
     basis = corner(tangent.block, keep)
-    sums = Sums(basis, 2, CPU)
+    sums = MomentSums(basis, 2, CPU)
     weights, summed = normal(2, count, seed=5).abs(), normal(6, count, seed=6)
     for _ in range(2):
         sums.add(BasisView(tangent, basis, rounded), weights, summed)
@@ -156,10 +166,10 @@ def test_squares_of_combined_cotangents(
     basis = corner(tangent.block, keep)
     combinations = normal(6, count, 3, seed=6)
     masks, summed = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]).double(), torch.tensor([0.0, 1.0, 2.0]).double()
-    sums, wanted = Sums(basis, 2, CPU), Sums(basis, 2, CPU)
+    sums, wanted = MomentSums(basis, 2, CPU), MomentSums(basis, 2, CPU)
     view = BasisView(tangent, basis, rounded)
     for _ in range(2):
-        sums.add_mixed(view, moments.Mixture(combinations, masks, summed))
+        sums.add_combined(view, moments.Combinations(combinations, masks, summed))
         wanted.add(BasisView(combine(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
     same(sums.total, wanted.total)
     for one, two in zip(sums.finish(), wanted.finish(), strict=True):
