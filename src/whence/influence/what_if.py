@@ -295,8 +295,8 @@ def _check_leverages(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts
     lost = (counts > 0) & (1 - h < 100 * rounding) & (rounding > 1e-12)
     if bool(lost.any()):
         raise SingularCurvatureError(
-            "expected leverages after the change that can be told from one, got a changed example with large logits "
-            f"that decides its own prediction ({float((1 - h)[lost].min()):.1e} below one, with a rounding error of "
+            "expected leverages below one after the change, got a changed example with large logits that decides its "
+            f"own prediction ({float((1 - h)[lost].min()):.1e} below one, with a rounding error of "
             f"{float(rounding[lost].max()):.1e}). Raise `ridge`, change other examples, or fit with recenter=True."
         )
 
