@@ -27,9 +27,7 @@ from whence.curvature import Auto
 
 
 def test_every_structure_runs_the_contract() -> None:
-    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {
-        Auto
-    }  # which takes one of them
+    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {Auto}
 
 
 # --- Shapes and signs ------------------------------------------------------------------------------------------------

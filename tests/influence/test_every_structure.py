@@ -43,9 +43,7 @@ every_loss = pytest.mark.parametrize("loss", LOSSES)
 
 def test_every_likelihood_and_structure_is_here() -> None:
     assert set(LOSSES) == set(LIKELIHOODS)
-    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {
-        Auto
-    }  # which takes one of them
+    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {Auto}
 
 
 def network_and_data(loss: str) -> tuple[torch.nn.Module, Tensor, Tensor, Any]:

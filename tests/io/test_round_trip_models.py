@@ -148,8 +148,8 @@ def test_another_likelihood_than_that_of_the_fit(tmp_path: Path) -> None:
 
 def test_a_structure_of_ones_own_is_not_saved(tmp_path: Path) -> None:
     fit = regression("primal")
-    bread = fit.tracer.bread
-    object.__setattr__(bread, "__class__", type("Mine", (type(bread),), {}))  # a fitted curvature is frozen
+    kind = type(fit.tracer.bread)
+    object.__setattr__(fit.tracer.bread, "__class__", type("Mine", (kind,), {}))
     with pytest.raises(whence.InputError, match="expected a structure of whence itself to save, got Mine"):
         fit.tracer.save(tmp_path / "fit.whence")
     assert list(tmp_path.iterdir()) == []

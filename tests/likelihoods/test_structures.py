@@ -38,9 +38,7 @@ def covariances(tracer: whence.Tracer) -> dict[str, np.ndarray]:
 
 
 def test_every_structure_is_here() -> None:
-    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {
-        Auto
-    }  # which takes one of them
+    assert {type(structure) for structure in STRUCTURES.values()} == set(KNOWN.values()) - {Auto}
 
 
 @every_structure

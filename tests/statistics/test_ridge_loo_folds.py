@@ -85,8 +85,10 @@ def test_pieces_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
     roads = ("primal", "dual")
     at_once = [path(road) for road in roads]
-    one_by_one = loo.pieces
-    monkeypatch.setattr(loo, "pieces", lambda *given: (one for some in one_by_one(*given) for one in some.split(1)))
+    one_by_one = loo.groups_within_memory
+    monkeypatch.setattr(
+        loo, "groups_within_memory", lambda *given: (one for some in one_by_one(*given) for one in some.split(1))
+    )
     for road, wanted in zip(roads, at_once, strict=True):
         np.testing.assert_allclose(path(road), wanted, rtol=1e-9)
 
