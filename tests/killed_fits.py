@@ -41,8 +41,10 @@ def killed_fits(folder: Path) -> dict[str, Any]:
             kills += died
             found["worlds"].append(world)
         found[name] = {"gaps": [one.get("trace") or gap(one, wanted) for one in said], "kills": kills}
+    whole = whence.Execution(checkpoint=folder / "ekfac")
+    _fit("ekfac", ALL, execution=whole)  # other shards may round otherwise: then its passes are done again, once
     counted = Counted(_batches("ekfac", ALL))
-    alone = _fit("ekfac", ALL, lambda _: counted, execution=whence.Execution(checkpoint=folder / "ekfac"))
+    alone = _fit("ekfac", ALL, lambda _: counted, execution=whole)
     found["again"] = [gap(alone, _fit("ekfac", ALL)), counted.read]
     return found
 

@@ -159,7 +159,7 @@ def test_fits_go_on_after_every_kill(told: dict[str, Any]) -> None:
     for name in ("ekfac", "ekfac, two bases", "diagonal"):
         assert found[name]["kills"] >= 1
         assert all(isinstance(gap, float) and gap <= 1e-12 for gap in found[name]["gaps"]), found[name]
-    gap, batches = found["again"]  # in one process, from the files of all
+    gap, batches = found["again"]  # in one process, a second time
     assert gap <= 1e-12
     assert batches < 11 + 5  # no pass was done again: the network was looked at, the data marked, outputs taken
 
