@@ -68,9 +68,10 @@ def test_a_process_that_is_killed_at_random_moments(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path / "fit.whence")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    old, new, _ = map(int, done.stdout.split())
+    old, new, parts = map(int, done.stdout.split())
     assert old + new == 25  # whole each time: what a killed process leaves is beside the file, never in its place
     assert old > 0  # killed before the end
+    assert parts <= 25  # at most one each time; it may also lie beside a new file, where its folder was not yet removed
 
 
 @pytest.fixture(scope="module")
