@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.curvature.accumulate import Features, TrainingRows
 from whence.curvature.base import (
     AlignedCurvature,
     Alignments,
@@ -19,7 +20,7 @@ from whence.curvature.base import (
     times_hessian,
     trace_of_hat,
 )
-from whence.curvature.primal import Features, TrainingRows, path_from_kernel, singular
+from whence.curvature.primal import path_from_kernel, singular
 from whence.data.batches import Inputs
 from whence.jacobian.linearization import Linearization
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.curvature.accumulate import check_gradients
 from whence.curvature.base import AlignedCurvature, Alignments, NewtonStep, times_hessian, trace_of_hat
-from whence.curvature.primal import check_gradients
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
 from whence.jacobian.jacobian import Jacobian

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whence.curvature.core import Projected
-from whence.curvature.primal import FittedPrimal
+from whence.curvature.primal import FittedPrimal, Projected
 from whence.data.batches import take
 from whence.display import Column, Shown, Table
 from whence.influence.fitted import Fitted, evenly_spaced, frame, training_examples
