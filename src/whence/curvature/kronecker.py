@@ -480,6 +480,9 @@ class MomentSums:
             summed: (n, c) weights of the gradients in the total.
             mixing: (n, k, c) combinations of the k cotangents in the view, where these are the c cotangents.
         """
+        if mixing is not None and mixing.shape[1] == 1:
+            self._add_multiples(view, mixing[:, 0].double().square() @ squared.T, (mixing[:, 0] * summed).sum(1, True))
+            return
         for part, rotated in view.chunks() if mixing is None else view.mixed(mixing):
             self.inside += rotated.squares(squared.to(rotated.dtype))
             if view.complete:
@@ -494,6 +497,16 @@ class MomentSums:
             given = (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
         self.length += squared.double() @ lengths.sum(0)
         self._total += view.total(given)
+
+    def _add_multiples(self, view: BasisView, squared: Tensor, summed: Tensor) -> None:
+        """The same for multiples of a single cotangent: weights (n, count) of its squares, and (n, 1) in the total."""
+        for part, rotated in view.chunks():
+            self.inside += rotated.weighted_squares(squared[part].to(rotated.dtype))
+            if view.complete:
+                self._total += rotated.total(summed[part].to(rotated.dtype))
+        if not view.complete:
+            self.length += squared.T @ view.lengths().double().squeeze(1)
+            self._total += view.total(summed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""

@@ -96,8 +96,18 @@ class Factored:
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, e, o, i)."""
-        outer = torch.einsum("qc,nceo->nqeo", weights, self.g.square())
-        return self._crossed(outer, self.a.square())
+        outer, inner = self.g.square(), self.a.square()
+        if outer.shape[1] <= len(weights):  # whichever takes fewer products
+            return torch.einsum("qc,ceoi->qeoi", weights, self._crossed(outer, inner))
+        return self._crossed(torch.einsum("qc,nceo->nqeo", weights, outer), inner)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """sum_n weights[n, q] phi^2 of a single cotangent: (q, e, o, i)."""
+        outer, inner = self.g.square().squeeze(1), self.a.square()
+        scale = weights[:, :, None, None]
+        if inner.shape[2] < outer.shape[2]:  # the shorter vector is weighted
+            return self._crossed(scale * inner.unsqueeze(1), outer).transpose(2, 3)
+        return self._crossed(scale * outer.unsqueeze(1), inner)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
@@ -110,9 +120,12 @@ class Factored:
     def variances(self, weights: Tensor) -> Tensor:
         """The diagonals of `grams` alone: (w, n, c)."""
         inner, outer = self.a.square(), self.g.square()
-        if outer.shape[1] == 1 and inner.shape[2] < outer.shape[3]:  # the longer vector is summed over first
-            moved = torch.einsum("nceo,weoi->nwei", outer, weights)
-            return torch.einsum("nwei,nei->wn", moved, inner).unsqueeze(2)
+        if outer.shape[1:3] == (1, 1):  # as one product for all examples, and over the longer vector first
+            rows, columns, matrices = outer.flatten(1), inner.flatten(1), weights.squeeze(1)
+            if columns.shape[1] < rows.shape[1]:
+                rows, columns, matrices = columns, rows, matrices.transpose(1, 2)
+            moved = (matrices.flatten(0, 1) @ columns.T).reshape(*matrices.shape[:2], -1)  # (w, o, n)
+            return (moved * rows.T).sum(1).unsqueeze(2)
         return torch.einsum("nceo,wneo->wnc", outer, torch.einsum("nei,weoi->wneo", inner, weights))
 
     def mix(self, weights: Tensor) -> Factored:
@@ -171,8 +184,14 @@ class Full:
         """sum_n sum_c weights[q, c] phi^2: (q, *shape)."""
         return self._trimmed(weights.repeat(1, len(self.values)) @ self.values.square().flatten(0, 1))
 
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """sum_n weights[n, q] phi^2 of a single cotangent: (q, *shape)."""
+        return self._trimmed(weights.T @ self.values.squeeze(1).square())
+
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
+        if self.values.shape[1] == 1:
+            return self.variances(weights).unsqueeze(3)
         return scaled_grams(self.values, self._padded(weights).reshape(len(weights), 1, 1, -1), positive)
 
     def variances(self, weights: Tensor) -> Tensor:
@@ -180,7 +199,7 @@ class Full:
         n, c, p = self.values.shape
         columns = self._padded(weights).reshape(len(weights), p)
         parts = self.values.reshape(n * c, p).split(n * c if columns.is_cuda else max(1, CACHE_NUMBERS // p))
-        return torch.cat([columns @ part.square().T for part in parts], 1).reshape(-1, n, c)
+        return joined([columns @ part.square().T for part in parts]).reshape(-1, n, c)
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
@@ -227,6 +246,10 @@ class Sparse:
         """sum_n sum_c weights[q, c] phi^2: (q, V, d)."""
         summed = torch.einsum("qc,ucd->uqd", weights, self.values.square())
         return self._by_row(summed).transpose(0, 1)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """sum_n weights[n, q] phi^2 of a single cotangent: (q, V, d)."""
+        return self._by_row(weights[self.of].unsqueeze(2) * self.values.square()).transpose(0, 1)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, V, d): (w, n, c, c)."""
@@ -383,6 +406,11 @@ def _rest(values: Tensor, columns: Tensor | None, inside: Tensor | None = None) 
     if columns is None:
         return torch.zeros_like(values)
     return values - times(times(values, columns) if inside is None else inside, columns.transpose(-1, -2))
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts along the second axis, without a copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
 
 
 def times(values: Tensor, matrix: Tensor) -> Tensor:
@@ -638,12 +666,12 @@ class Weights:
 
     def variances(self, view: BasisView) -> Tensor:
         """Weighted squared lengths of the gradients alone, (w, n, c)."""
-        found = torch.cat([self.squared(rotated) for _, rotated in view.chunks()], dim=1)
+        found = joined([self.squared(rotated) for _, rotated in view.chunks()])
         return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
 
     def grams(self, view: BasisView) -> Tensor:
         """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
-        found = torch.cat([self.crossed(rotated) for _, rotated in view.chunks()], dim=1)
+        found = joined([self.crossed(rotated) for _, rotated in view.chunks()])
         return found if view.complete else found.add_(self.outside * view.energy())
 
     def squared(self, rotated: Rotated) -> Tensor:

@@ -60,6 +60,9 @@ def check(form: Rotated, phi: Tensor) -> None:
 
     weights = normal(3, c, seed=2)
     same(form.squares(weights), torch.einsum("qc,nc...->q...", weights, phi.square()))
+    if c == 1:
+        weights = normal(n, 3, seed=7)
+        same(form.weighted_squares(weights), torch.einsum("nq,n...->q...", weights, phi[:, 0].square()))
     weights = normal(2, *shape, seed=3)
     flat = phi.reshape(n, c, -1)
     same(form.grams(weights), torch.einsum("wp,ncp,ndp->wncd", weights.reshape(2, -1), flat, flat))
