@@ -528,6 +528,13 @@ class TrainingRows:
         everything = process_group.gather(torch.cat(found) if found else None, "rows", problem.device)
         self._cached, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
 
+    def times(self, vectors: Tensor) -> Tensor:
+        """Inner products of vectors (q, r) with all training rows, (q, n k)."""
+        found = vectors.new_empty(len(vectors), self.problem.n, self.problem.k)
+        for where, rows in self.read("alignments"):
+            found[:, where] = (vectors @ rows.flatten(0, 1).T).reshape(len(vectors), -1, self.problem.k)
+        return found.flatten(1)
+
     def curved(self, where: slice, rows: Tensor) -> Tensor:
         """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
         roots = self.problem.hessian_roots

@@ -26,7 +26,6 @@ from whence.curvature.accumulate import (
     working_precision,
 )
 from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, combine, outer, products_are_rounded, raised
-from whence.display import count
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
 from whence.linalg import check_finite_sums, eigenvectors, eigh
@@ -323,8 +322,8 @@ def describe_blocks(blocks: Sequence[Block], largest_exact: int) -> list[str]:
     for kind, some in kinds.items():
         if some:
             names = ", ".join(block.name for block in some[:4]) + (", ..." if len(some) > 4 else "")
-            weights, blocks_text = count(sum(block.numel for block in some), "weight"), count(len(some), "block")
-            notes.append(f"{kind}: {weights} in {blocks_text} ({names})")
+            weights, many = sum(block.numel for block in some), len(some)
+            notes.append(f"{kind}: {weights} weight{'s' * (weights > 1)} in {many} block{'s' * (many > 1)} ({names})")
     return notes
 
 

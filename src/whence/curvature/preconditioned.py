@@ -66,16 +66,6 @@ def _align_rows(tangent: Rows, directions: Tensor) -> Tensor:
     return found
 
 
-def inverse_times(basis: Basis, inside: Tensor, outside: float, matrices: Tensor) -> Tensor:
-    """F_lam^-1 times something shaped as the matrix of a block, for s + lambda inside and outside of its basis."""
-    basis = basis.to(matrices.dtype)
-    weights = 1.0 / inside
-    if not basis.outside:
-        return basis.out_of(basis.into(matrices) * weights.to(matrices.dtype))
-    rest = 1.0 / outside  # inside too, and less of it there: nothing as large in between
-    return basis.out_of(basis.into(matrices) * (weights - rest).to(matrices.dtype)).add_(matrices, alpha=rest)
-
-
 def is_outer_product(tangent: Tangent) -> bool:
     """Whether the gradients of a block are outer products of two vectors."""
     return isinstance(tangent, Kronecker) and tangent.positions == 1 and tangent.g.shape[2] == 1
@@ -140,7 +130,7 @@ class Directions:
     def _matrices(self) -> Tensor:
         """(m k, *matrix shape of the block)."""
         matrices = torch.cat([one.materialize().flatten(0, 1).to(self.dtype) for one in self.tangents])
-        return inverse_times(self.basis, self.inside, self.outside, matrices)
+        return self.basis.solve(self.inside, self.outside, matrices)
 
     @cached_property
     def _solved(self) -> Tensor:

@@ -7,7 +7,7 @@ random sketch), or what a user brings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,13 +32,12 @@ from whence.curvature.base import (
     RidgePath,
     Sandwich,
     groups_within_memory,
-    members_of,
 )
 from whence.curvature.cost import ProblemSizes
 from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
-from whence.jacobian.linearization import Linearization
+from whence.jacobian.linearization import Folds, Linearization
 from whence.linalg import eigenvectors
 from whence.runtime.execution import State
 from whence.runtime.memory import Budget
@@ -136,94 +135,85 @@ def ridge_grid(values: Tensor) -> Tensor:
     return top * torch.logspace(*DECADES, POINTS, dtype=values.dtype, device=values.device)
 
 
-Rotated = Callable[[Mapping[str, Tensor], Sequence[Tensor]], Iterator[tuple[slice, Tensor, Tensor]]]
-"""From what a pass adds to and depends on to places, rows (n, k, r) and the linearized model's targets (n, k)."""
-
-
-def path_from_eigenvectors(values: Tensor, chunks: Rotated, problem: Linearization) -> RidgePath:
-    """Leave-one-out error from rows rotated into the eigenvectors of F.
+def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
+    """Leave-one-out error over ridges from rows q rotated into the eigenvectors of F.
 
     For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
     u_i = (I - H_ii)^-1 e_i, where i is an example, a position or an output of one, or a whole group.
-
-    Args:
-        values: (r,) eigenvalues of F.
-        chunks: gives, each time it is called, all rotated rows and targets.
-        problem: knows what is left out at once.
     """
-    cross = torch.zeros_like(values)
-    for _, rows, targets in chunks({"cross": cross}, ()):
-        cross += torch.einsum("nkp,nk->p", rows, targets)
+    problem = rows.problem
+    values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
+    # signs of eigenvectors are arbitrary: those of one process serve all
+    problem.passes.process_group.share([values, vectors], 0, "leave-one-out path")
+    weights = rows.features.weights()
+
+    def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """One pass: rows (n, k, r), and the targets (n, k) of the linearized model."""
+        for where, some in rows.read("leave-one-out path", state, [vectors, *given]):
+            wide = some.to(vectors.dtype)
+            yield where, wide @ vectors, problem.residuals[where] + wide @ weights
+
+    along = torch.zeros_like(values)
+    for _, some, targets in rotated({"cross": along}, ()):
+        along += torch.einsum("nkp,nk->p", some, targets)
     ridges = ridge_grid(values)
-
-    def add(sums: Tensor, rows: Tensor, targets: Tensor) -> None:
-        for g, ridge in enumerate(ridges):
-            weights = 1.0 / (values + ridge)
-            leverage_blocks = problem.folds.blocks((rows * weights) @ rows.transpose(1, 2))
-            residuals = problem.folds.parts(targets - rows @ (cross * weights))
-            eye = torch.eye(leverage_blocks.shape[1], dtype=leverage_blocks.dtype, device=leverage_blocks.device)
-            sums[g] += _squares(eye - leverage_blocks, residuals)
-
     sums = torch.zeros_like(ridges)
     if problem.folds.groups is None:
-        for _, rows, targets in chunks({"sums": sums}, [cross, ridges]):
-            add(sums, rows, targets)
-    else:
-        for rows, targets in _whole_groups(problem.folds.groups, chunks, len(values), problem):
-            add(sums, rows, targets)
+        for _, some, targets in rotated({"sums": sums}, [along, ridges]):
+            sums += _errors(ridges, values, along, some, problem.folds, targets)
+        return RidgePath(ridges, sums / problem.n)
+    size = len(values)
+    for members in groups_within_memory(problem.folds.groups, problem, size):  # a pass for as many as memory allows
+        both = problem.outputs.new_zeros(members.numel(), problem.k, size + 1)  # rows and targets
+        for where, some, targets in rotated({"rows": both}, [members]):
+            into, at = members_in(where, members)
+            both[into] = torch.cat([some[at], targets[at].unsqueeze(2)], 2).to(both.dtype)
+        of_groups = both.reshape(len(members), -1, size + 1)
+        sums += _errors(ridges, values, along, of_groups[..., :-1], problem.folds, of_groups[..., -1])
     return RidgePath(ridges, sums / problem.n)
 
 
-def _whole_groups(index: Tensor, chunks: Rotated, size: int, problem: Linearization) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows (g, members k, r) and targets (g, members k) of as many groups as memory allows, a pass for each."""
-    for members in groups_within_memory(members_of(index), problem, size):
-        place = torch.full((problem.n,), -1, device=problem.device)
-        place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
-        members_rows = problem.outputs.new_zeros(members.numel(), problem.k, size)
-        aims = problem.outputs.new_zeros(members.numel(), problem.k)
-        for where, rows, targets in chunks({"rows": members_rows, "targets": aims}, [members]):
-            here = place[where] >= 0
-            members_rows[place[where][here]] = rows[here].to(members_rows.dtype)
-            aims[place[where][here]] = targets[here].to(aims.dtype)
-        yield members_rows.reshape(len(members), -1, size), aims.reshape(len(members), -1)
+def members_in(where: slice, members: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the members (groups, size), in a row, are among some training examples; and at which place there."""
+    flat = members.reshape(-1)
+    found = ((flat >= where.start) & (flat < where.stop)).nonzero().squeeze(1)
+    return found, flat[found] - where.start
 
 
 def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
-    """Leave-one-out error from the kernel matrix.
+    """Leave-one-out error over ridges from the kernel matrix (n k, n k), and the linearized model's targets (n, k).
 
     u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and C_ii its diagonal blocks: of examples, of positions or outputs of
     them, or of whole groups.
-
-    Args:
-        kernel: (n k, n k).
-        targets: (n, k) of the linearized model.
-        problem: knows what is left out at once.
-        notes: what was done out of the ordinary is added here.
     """
     values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", notes))
-    n, k = targets.shape
-    rows = vectors.reshape(n, k, -1)
-    along = vectors.T @ targets.reshape(-1)
+    rows, along, groups = vectors.reshape(*targets.shape, -1), vectors.T @ targets.reshape(-1), problem.folds.groups
     ridges = ridge_grid(values)
+    if groups is None:
+        return RidgePath(ridges, _errors(ridges, values, along, rows, problem.folds) / problem.n)
     errors = torch.zeros_like(ridges)
-    index, folds = problem.folds.groups, problem.folds
-    whole = (
-        [rows]
-        if index is None
-        else (rows[some].flatten(1, 2) for some in groups_within_memory(members_of(index), problem, n * k))
-    )
-    for part in whole:
-        for g, ridge in enumerate(ridges):
-            weights = 1.0 / (values + ridge)
-            blocks = folds.blocks((part * weights) @ part.transpose(1, 2))
-            errors[g] += _squares(blocks, folds.parts(part @ (along * weights))) / n
+    for members in groups_within_memory(groups, problem, len(values)):
+        errors += _errors(ridges, values, along, rows[members].flatten(1, 2), problem.folds) / problem.n
     return RidgePath(ridges, errors)
 
 
-def _squares(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """Sum of squares of the solutions, infinite where a leverage reaches one to machine precision."""
-    solved: Tensor = torch.linalg.solve_ex(matrices, vectors.unsqueeze(-1)).result
-    return solved.square().sum().nan_to_num(nan=torch.inf)
+def _errors(
+    ridges: Tensor, values: Tensor, along: Tensor, rows: Tensor, folds: Folds, targets: Tensor | None = None
+) -> Tensor:
+    """(g,) sums of squared leave-one-out residuals at each ridge: by the curvature where targets are given, else by C.
+
+    Infinite where a leverage reaches one to machine precision.
+    """
+    errors = []
+    for ridge in ridges:
+        weights = 1.0 / (values + ridge)
+        blocks, vectors = folds.blocks((rows * weights) @ rows.transpose(1, 2)), rows @ (along * weights)
+        if targets is not None:
+            eye = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
+            blocks, vectors = eye - blocks, targets - vectors
+        solved = torch.linalg.solve_ex(blocks, folds.parts(vectors).unsqueeze(-1)).result
+        errors.append(solved.square().sum().nan_to_num(nan=torch.inf))
+    return torch.stack(errors)
 
 
 @dataclass(frozen=True)
@@ -413,14 +403,12 @@ class FittedPrimal(FittedCurvature):
         problem.budget.require(
             3.0 * groups.total * size * problem.outputs.element_size(), f"{groups.total} groups", "Make fewer groups."
         )
-        for members in groups_within_memory(groups.members(), problem, size):
-            place = torch.full((problem.n,), -1, device=problem.device)
-            place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
+        for members in groups_within_memory(groups.index, problem, size):
             white = self.whiten.inverse.new_zeros(members.numel(), problem.k, size)
             given = [self.whiten.scale, self.whiten.inverse, members]
             for where, rows in self.rows.read("groups", {"white": white}, given):
-                here = place[where] >= 0
-                white[place[where][here]] = self.whiten(rows[here]).to(white.dtype)
+                into, at = members_in(where, members)
+                white[into] = self.whiten(rows[at]).to(white.dtype)
             flat = white.reshape(len(members), -1, size)
             yield members, flat @ flat.transpose(1, 2)
 
@@ -525,22 +513,6 @@ def _rounding(problem: Linearization, ridge: float) -> str:
         f" With a ridge above zero it is rounding that hides them: gradients are in {name} here, and "
         "`model.double()` (with inputs to match) has the digits for a ridge as small as this."
     )
-
-
-def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
-    """Leave-one-out error over ridges from the curvature's eigenvectors."""
-    problem = rows.problem
-    values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
-    # signs of eigenvectors are arbitrary: those of one process serve all
-    problem.passes.process_group.share([values, vectors], 0, "leave-one-out path")
-    weights = rows.features.weights()
-
-    def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        for where, some in rows.read("leave-one-out path", state, [vectors, *given]):
-            wide = some.to(vectors.dtype)
-            yield where, wide @ vectors, problem.residuals[where] + wide @ weights
-
-    return path_from_eigenvectors(values, rotated, problem)
 
 
 @dataclass(frozen=True)

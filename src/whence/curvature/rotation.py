@@ -347,6 +347,14 @@ class Basis:
         moved = matrix if self.outputs is None else self.outputs @ matrix
         return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
 
+    def solve(self, inside: Tensor, outside: float, matrices: Tensor) -> Tensor:
+        """F_lam^-1 v of something shaped (..., *block.matrix_shape), for s + lambda inside and outside of the basis."""
+        basis, weights = self.to(matrices.dtype), 1.0 / inside
+        if not self.outside:
+            return basis.out_of(basis.into(matrices) * weights.to(matrices.dtype))
+        rest = 1.0 / outside  # inside too, and less of it there: nothing as large in between
+        return basis.out_of(basis.into(matrices) * (weights - rest).to(matrices.dtype)).add_(matrices, alpha=rest)
+
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
         """The same basis in another precision, perhaps elsewhere."""
         parts = [None if part is None else part.to(device=device, dtype=dtype) for part in (self.inputs, self.outputs)]

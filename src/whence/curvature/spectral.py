@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.curvature.accumulate import Accumulator, ChunkGradients, LayerGradients, working_precision
 from whence.curvature.base import Alignments, FittedCurvature, MeatRoots, Meats, NewtonStep, Predicted, Sandwich
 from whence.curvature.kronecker import DiagonalMoments, MomentSums, Spectrum, states
-from whence.curvature.preconditioned import Directions, inverse_times, is_outer_product
+from whence.curvature.preconditioned import Directions, is_outer_product
 from whence.curvature.rotation import Basis, BasisView, Weights
 from whence.curvature.two_bases import MeatRotation, RotatedMomentSums, TwoBasisWeights
 from whence.data.batches import Inputs, batch_size, take
@@ -185,7 +185,7 @@ def newton_steps(problem: Linearization, bases: Sequence[Basis], spectrum: Spect
     for basis, moments, score in zip(bases, spectrum.curvature, spectrum.score, strict=True):
         weights = basis.block.to_matrix({name: selected[name].detach().double() for name in basis.block.parameters})
         inside, outside = moments.inside + ridge, moments.outside + ridge or 1.0
-        steps.append(inverse_times(basis, inside, outside, score - ridge * weights))
+        steps.append(basis.solve(inside, outside, score - ridge * weights))
         problem.passes.trim_memory()
     return steps
 
@@ -272,7 +272,7 @@ class FittedSpectral(FittedCurvature):
     def solve(self, at: int, matrix: Tensor) -> Tensor:
         """F_lam^-1 times something shaped as the matrix of block `at`."""
         s = self.spectrum.curvature[at]
-        return inverse_times(self.bases[at], s.inside + self.ridge, s.outside + self.ridge or 1.0, matrix)
+        return self.bases[at].solve(s.inside + self.ridge, s.outside + self.ridge or 1.0, matrix)
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
