@@ -380,6 +380,7 @@ def _diagnose(
     lost = loo.hessian_times(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
+    undetermined = loo.policy == "exact" and adjusted.guarded > 0
     chosen = f", by leave-one-out of {loo.unit_name}" if bread.path else ""
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
@@ -409,7 +410,11 @@ def _diagnose(
         Finding(
             "guarded leverages",
             adjusted.guarded,
-            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}",
+            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}"
+            + (
+                "; without them their predictions are not determined, so that HeC3 is rounding: raise ridge"
+                * undetermined
+            ),
         ),
     ]
     findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]
