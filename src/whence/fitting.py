@@ -362,12 +362,13 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     if odd:
         bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
     finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
+    names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
-        Finding("HeC3 inside the core", check.numbers["share"], "share of it, on a sample of training inputs")
+        Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")
         if check.numbers
-        else Finding("HeC3 inside the core", "not checked", check.words)
+        else Finding(names[check.name], "not checked", check.words)
         for check in trust
-        if check.name == "outside the core"
+        if check.name in names
     ]
     return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, *beyond, finding)))
 

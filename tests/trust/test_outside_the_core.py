@@ -1,4 +1,4 @@
-"""A core that misses the gradients of wrong labels says so with the fit: against the exact dual algebra."""
+"""A core, or an eigenbasis, that misses the gradients of wrong labels says so: against the exact dual algebra."""
 
 from __future__ import annotations
 
@@ -82,6 +82,19 @@ def test_the_share_does_not_depend_much_on_the_sample(sample: tuple[int, int, in
         share = _sampled_share(tracer, tracer.bread, tracer.bread.features, *sample)
         assert share is not None
         assert low < share < high
+
+
+@pytest.mark.parametrize("structure", ["ekfac", "kfac", whence.EKFAC(meat="two_bases")], ids=str)
+def test_an_eigenbasis_without_the_gradients_of_wrong_labels_says_so(structure: str | whence.EKFAC) -> None:
+    for times, wrong, sized in ((20.0, 6, False), (1.0, 6, True), (20.0, 0, True)):
+        model, x, labels = certain(times, wrong)
+        exact, tracer = (
+            whence.fit(model, [(x, labels)], likelihood="categorical", structure=one, ridge=1.0, progress=False)
+            for one in ("exact", structure)
+        )
+        assert (share_of_truth(tracer, exact, x) > 0.4) == sized
+        assert ("diagonal meat" in told(tracer)[1]) != sized
+        assert (float(tracer.diagnostics["HeC3 in the eigenbasis"]) > 0.4) == sized
 
 
 def test_networks_of_ordinary_size_are_checked_in_little_memory() -> None:

@@ -392,7 +392,22 @@ def _sketched_derivatives(
     sketch = OutputSketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in headers))
     local: list[Tensor | None] = [torch.cat(each) for each in zip(*chunks, strict=True)] or [None] * 5
     outputs, residuals, roots, weights, largest = (process_group.gather(one, "the outputs", device) for one in local)
+    _note_rounded(batches, outputs, residuals)
     return (outputs, residuals, roots, weights, largest), sketch
+
+
+def _note_rounded(batches: SketchedBatches, outputs: Tensor, residuals: Tensor) -> None:
+    """Say so where residuals, along which the mixtures are taken, are no more than the rounding of the network."""
+    used = next(batches.network.model.parameters()).dtype
+    scale = float(outputs.abs().max()) if not batches.likelihood.has_classes else 1.0
+    size, rounding = float(residuals.abs().max()), 8 * torch.finfo(used).eps * scale
+    note = (
+        f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: the mixtures of "
+        "outputs along them, HeC0 to HeC3 and shares mean nothing, and differ from one machine to another. Use "
+        "model.double(), hessian_columns='all', or targets that the network does not reproduce"
+    )
+    if 0 < size <= rounding and note not in batches.notes:
+        batches.notes.append(note)
 
 
 def _sizes(shape: torch.Size) -> str:
