@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, Projected, affordable_sample
-from whence.curvature.primal import FittedPrimal
+from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
+from whence.curvature.primal import FittedPrimal, Projected
 from whence.curvature.spectral import FittedSpectral
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table
