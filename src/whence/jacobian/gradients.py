@@ -57,6 +57,11 @@ class Block:
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
+    def alone(self) -> bool:
+        """Whether this is one parameter in no particular form."""
+        return self.kind == "dense" and len(self.parameters) == 1
+
+    @property
     def has_bias(self) -> bool:
         """Whether the last column of a kronecker block's matrix is the bias."""
         return self.kind == "kronecker" and len(self.parameters) == 2
@@ -259,9 +264,9 @@ class Dense:
         return self.values
 
     @classmethod
-    def of_parameter(cls, name: str, parameter: Tensor, grads: Tensor) -> Dense:
+    def of_parameter(cls, name: str, grads: Tensor) -> Dense:
         """Gradients (n, c, *shape) of a parameter that is a block of its own."""
-        block = Block(name, (name,), (tuple(parameter.shape),), "dense")
+        block = Block(name, (name,), (tuple(grads.shape[2:]),), "dense")
         return cls(block, (grads.reshape(*grads.shape[:2], -1),))
 
     def sum_over_examples(self) -> tuple[Tensor, float]:
@@ -463,19 +468,3 @@ def possible_layouts(axes: Iterable[int], shape: Sequence[int], n: int) -> Itera
         if shape[axis] > n and shape[axis] % n == 0:
             yield Layout(axis, "outer")
             yield Layout(axis, "inner")
-
-
-def separating_sets(n: int) -> Tensor:
-    """Sets of examples (s, n) of bool such that, for any two examples, one set has the first and not the second.
-
-    Example:
-        >>> separating_sets(3).int().tolist()
-        [[0, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
-    """
-    digits = [(torch.arange(n, device="cpu") >> bit) % 2 == 1 for bit in range(max(n - 1, 1).bit_length())]
-    return torch.stack([side for digit in digits for side in (digit, ~digit)])
-
-
-def vanishes_outside(gradient: Tensor, layout: Layout, examples: Tensor) -> bool:
-    """Whether a gradient pulled back from these examples alone, (n,) of bool, is zero for all others."""
-    return not bool(layout.canonical(gradient, len(examples))[~examples].any())
