@@ -7,7 +7,6 @@ the second way was taken.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +20,7 @@ from whence.jacobian.functional import OneByOne
 from whence.jacobian.network import Network, Selection, first_line
 from whence.jacobian.record import gradients
 from whence.runtime.execution import Chunks
-from whence.runtime.model_state import plain_kernels
+from whence.runtime.model_state import after_fork, plain_kernels
 
 CHUNK_BYTES = 256 * 2**20
 """A chunk of Jacobian rows is kept under this size unless `chunk_size` says otherwise."""
@@ -235,8 +234,7 @@ class _ForwardModeLock:
 
     def __init__(self) -> None:
         self.renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.renew)
+        after_fork(self.renew)
 
     def renew(self) -> None:
         self.lock = threading.RLock()
