@@ -54,11 +54,7 @@ class Batches:
 
     Attributes:
         fingerprints: checksums of the inputs, weights and targets of each batch read so far.
-        complete: whether some pass has reached the end, so that the number of batches is known.
-        positional: how many positional arguments the inputs are.
-        target_transform: applied to the targets of every batch.
         passes: how the data are shared: this process has those from `passes.offset` on.
-        fitting: whether a fit runs, during which the data are not changed without torch's knowledge.
     """
 
     loader: Iterable[Any]
@@ -66,11 +62,11 @@ class Batches:
     progress: Progress
     notes: list[str] = field(default_factory=list)
     fingerprints: list[tuple[int, ...]] = field(default_factory=list)
-    complete: bool = False
-    positional: int = 1
-    target_transform: Callable[[Tensor], Tensor] | None = None
+    complete: bool = False  # whether some pass has reached the end, so that the number of batches is known
+    positional: int = 1  # how many positional arguments the inputs are
+    target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
-    fitting: bool = False
+    fitting: bool = False  # whether a fit runs, during which the data are not changed without torch's knowledge
     _first: Any = None
     _versions: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
 

@@ -27,14 +27,6 @@ class Block:
     axis is split into `groups`, the axes after it are flattened; `transposed` says that they come as `(e, i, o)`
     (transposed convolutions, weights stored input first). The bias is the last column, so `i` is fan-in + 1.
 
-    Args:
-        name: A name for reports: that of the first parameter.
-        parameters: Names of the parameters, weight first.
-        shapes: Shapes of the parameters, in the same order.
-        kind: "kronecker", "rows" (one matrix V x d) or "dense" (all parameters flattened, one after the other).
-        groups: e, for kronecker blocks.
-        transposed: Whether the weight is stored input first, for kronecker blocks.
-
     Example:
         >>> block = Block("fc", ("fc.weight", "fc.bias"), ((2, 3), (2,)), "kronecker")
         >>> block.matrix_shape, block.numel, block.has_bias
@@ -44,12 +36,12 @@ class Block:
                  [0., 0., 0., 1.]]])
     """
 
-    name: str
-    parameters: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    kind: Kind
-    groups: int = 1
-    transposed: bool = False
+    name: str  # A name for reports: that of the first parameter
+    parameters: tuple[str, ...]  # names of the parameters, weight first
+    shapes: tuple[tuple[int, ...], ...]  # shapes of the parameters, in the same order
+    kind: Kind  # "kronecker", "rows" (one matrix V x d) or "dense" (all parameters flattened, one after the other)
+    groups: int = 1  # e, for kronecker blocks
+    transposed: bool = False  # whether the weight is stored input first, for kronecker blocks
 
     @cached_property
     def numel(self) -> int:

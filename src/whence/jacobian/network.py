@@ -50,7 +50,6 @@ class Network:
     """A user's model, called in one way whatever it takes and returns."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Remember the model; nothing is copied or changed."""
         self.model = model
         first = next(model.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")
@@ -297,18 +296,14 @@ def first_line(error: BaseException) -> str:
 class SelectedOutputs:
     """Inputs, with some outputs of each example selected.
 
-    Attributes:
-        inputs: what the model is called with.
-        index: (n, c) positions among the K outputs.
-
     Examples:
         >>> SelectedOutputs(None, torch.tensor([[2], [0]])).apply(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
         tensor([[3.],
                 [4.]])
     """
 
-    inputs: Any
-    index: Tensor
+    inputs: Any  # what the model is called with
+    index: Tensor  # (n, c) positions among the K outputs
 
     @property
     def count(self) -> int:
@@ -324,19 +319,14 @@ class SelectedOutputs:
 class OutputMixtures:
     """Inputs, with mixtures of neighbouring outputs of each example.
 
-    Attributes:
-        inputs: what the model is called with.
-        basis: (n, j, c) weights of j outputs in c mixtures.
-        start: the first of the j outputs.
-
     Examples:
         >>> OutputMixtures(None, torch.ones(1, 2, 1), start=1).apply(torch.tensor([[1.0, 2.0, 3.0]]))
         tensor([[5.]])
     """
 
-    inputs: Any
-    basis: Tensor
-    start: int = 0
+    inputs: Any  # what the model is called with
+    basis: Tensor  # (n, j, c) weights of j outputs in c mixtures
+    start: int = 0  # the first of the j outputs
 
     @property
     def count(self) -> int:

@@ -17,19 +17,12 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 @dataclass(frozen=True)
 class RowsUse(Use):
-    """Row index[t] of a table (V, *width) at every position t, times a weight where there is one.
+    """Row index[t] of a table (V, *width) at every position t, times a weight where there is one."""
 
-    Args:
-        index: The rows, (...), or (b, t) for bags: their gradients are those of the bag, (b, *width).
-        table: Shape of the table.
-        weights: Factor of every position, shaped as the index.
-        bag: Whether the last axis of the index is summed.
-    """
-
-    index: Tensor
-    table: tuple[int, ...]
-    weights: Tensor | None = None
-    bag: bool = False
+    index: Tensor  # the rows, (...), or (b, t) for bags: their gradients are those of the bag, (b, *width)
+    table: tuple[int, ...]  # shape of the table
+    weights: Tensor | None = None  # factor of every position, shaped as the index
+    bag: bool = False  # whether the last axis of the index is summed
     kind: ClassVar[Kind] = "rows"
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
