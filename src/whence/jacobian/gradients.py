@@ -36,7 +36,7 @@ class Block:
                  [0., 0., 0., 1.]]])
     """
 
-    name: str  # A name for reports: that of the first parameter
+    name: str  # for reports: that of the first parameter
     parameters: tuple[str, ...]  # names of the parameters, weight first
     shapes: tuple[tuple[int, ...], ...]  # shapes of the parameters, in the same order
     kind: Kind  # "kronecker", "rows" (one matrix V x d) or "dense" (all parameters flattened, one after the other)
@@ -157,10 +157,6 @@ class Kronecker:
         norm = (a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt()
         return torch.einsum("nceto,neti->eoi", g, a), float(norm)
 
-    def pulled_back(self) -> Tensor:
-        """What the backward passes brought."""
-        return self.grads()
-
     @classmethod
     def concatenate(cls, tangents: Sequence[Kronecker]) -> Kronecker:
         """Several batches as one; where there are fewer positions, zeros are appended."""
@@ -221,10 +217,6 @@ class Rows:
         each = self.materialize().double()[:, 0]
         return each.sum(0), float(each.norm())
 
-    def pulled_back(self) -> Tensor:
-        """What the backward passes brought."""
-        return self.grads
-
     @classmethod
     def concatenate(cls, tangents: Sequence[Rows]) -> Rows:
         """Several batches as one; where there are fewer positions, some of weight zero are appended."""
@@ -265,10 +257,6 @@ class Dense:
         """The sum for one cotangent, (p,), and the norm of its terms, which may cancel in it; in float64."""
         each = self.values.double()[:, 0]
         return each.sum(0), float(each.norm())
-
-    def pulled_back(self) -> Tensor:
-        """What the backward passes brought."""
-        return self.values
 
     @classmethod
     def concatenate(cls, tangents: Sequence[Dense]) -> Dense:

@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Batch, Batches, Inputs, check_finite, take
-from whence.data.targets import (
-    LossDerivatives,
-    Positions,
-    check_weights_given,
-    none_if_ones,
-)
+from whence.data.targets import LossDerivatives, Positions, check_weights_given, none_if_ones
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, OutputView, Selection

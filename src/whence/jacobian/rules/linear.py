@@ -11,17 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whence.jacobian.gradients import Factor, Kind, Layout, Whole
-from whence.jacobian.rules.base import (
-    Arguments,
-    Function,
-    Keywords,
-    Reader,
-    Recorder,
-    Use,
-    bind,
-    functions,
-    positions,
-)
+from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, functions, positions
 
 
 @dataclass(frozen=True)
