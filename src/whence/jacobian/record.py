@@ -491,25 +491,21 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
 
 
 def _rows(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Rows:
-    found: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    n, c, _ = empty.shape
+    index = [torch.zeros(n, 0, dtype=torch.long, device=empty.device)]
+    values = [empty.new_zeros(n, c, 0, block.matrix_shape[1])]
     for use in uses:
         source = use.record.roles.get("weight")
         if source is not None and source.parameter == block.parameters[0]:
-            found.append(use.record.use.rows(use.layout, torch.cat(use.grads, 1)))
-            continue
-        for root, grads in use.of_parameter(block.parameters[0]):
-            if root.index is not None:
-                found.append((*_common_rows(root.index, grads), None))
-    if not found:
-        n, c, _ = empty.shape
-        index = torch.zeros(n, 0, dtype=torch.long, device=empty.device)
-        return Rows(block, index, empty.new_zeros(n, c, 0, block.matrix_shape[1]))
-    if len(found) == 1:
-        return Rows(block, *found[0])
-    weighted = any(weights is not None for _, _, weights in found)
-    weights = [torch.ones_like(index) if weights is None else weights for index, _, weights in found]
-    index, grads = torch.cat([f[0] for f in found], 1), torch.cat([f[1] for f in found], 2)
-    return Rows(block, index, grads, torch.cat(weights, 1) if weighted else None)
+            found = [use.record.use.rows(use.layout, torch.cat(use.grads, 1))]
+        else:
+            roots = use.of_parameter(block.parameters[0])
+            found = [_common_rows(root.index, grads) for root, grads in roots if root.index is not None]
+        index += [one for one, _ in found]
+        values += [one for _, one in found]
+    if len(index) == 2:
+        return Rows(block, index[1], values[1])
+    return Rows(block, torch.cat(index, 1), torch.cat(values, 2))
 
 
 def _dense(block: Block, at: int, uses: Sequence[UseGradients], empty: Tensor) -> Tensor:

@@ -107,8 +107,8 @@ class Use(ABC):
         """The two sides (n, e, t, i) and (n, c, e, t, o) of a kronecker use."""
         raise NotImplementedError(f"{type(self).__name__} has no Kronecker form")
 
-    def rows(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Index (n, t), gradients (n, c, t, d) and weights (n, t) of a rows use."""
+    def rows(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Index (n, t) and gradients (n, c, t, d) of a rows use."""
         raise NotImplementedError(f"{type(self).__name__} has no rows")
 
 
