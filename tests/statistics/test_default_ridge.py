@@ -24,14 +24,17 @@ def told(tracer: whence.Tracer) -> str:
 def test_half_the_decay_times_the_squares_of_the_targets(structure: str) -> None:
     tracer = whence.fit(mlp(), list(zip(X.split(5), Y.split(5), strict=True)), structure=structure, progress=False)
     y = Y.numpy()
-    assert tracer.ridge == pytest.approx(DECAY / 2 * ((y - y.mean(0)) ** 2).sum() / 2, rel=1e-9)
-    words = f"of an assumed weight decay of 0.01, for n = 12 and targets of variance {y.var(0).mean():.3g}"
+    assert tracer.ridge == pytest.approx(DECAY / 2 * ((y - y.mean(0)) ** 2).sum(), rel=1e-9)
+    assert tracer.ridge == pytest.approx(whence.ridge_from_weight_decay(DECAY, 12, outputs=2) * y.var(0).mean())
+    words = (
+        f"of an assumed weight decay of 0.01 of the mean over 24 terms, for targets of variance {y.var(0).mean():.3g}"
+    )
     assert told(tracer) == f"lambda on the sum scale: {words}"
 
 
 def test_sample_weights_count() -> None:
     y, w = Y.numpy(), WEIGHTS.numpy()[:, None]
-    expected = DECAY / 2 * (w * (y - (w * y).sum(0) / w.sum()) ** 2).sum() / 2
+    expected = DECAY / 2 * (w * (y - (w * y).sum(0) / w.sum()) ** 2).sum()
     assert whence.fit(mlp(), [(X, Y, WEIGHTS)], progress=False).ridge == pytest.approx(expected, rel=1e-9)
     doubled = whence.fit(mlp(), [(X, Y, torch.full((12,), 2.0))], progress=False)
     repeated = whence.fit(mlp(), [(X, Y), (X, Y)], progress=False)
@@ -61,9 +64,11 @@ def test_other_losses_count_their_terms() -> None:
     labels = torch.arange(12) % 2
     tracer = whence.fit(mlp(), [(X, labels)], "categorical", progress=False)
     assert tracer.ridge == pytest.approx(DECAY * 12, rel=1e-12)
-    assert told(tracer) == "lambda on the sum scale: of an assumed weight decay of 0.01, for n = 12"
+    assert told(tracer) == "lambda on the sum scale: of an assumed weight decay of 0.01 of the mean over 12 terms"
     weighted = whence.fit(mlp(), [(X, labels, WEIGHTS)], "categorical", progress=False)
     assert weighted.ridge == pytest.approx(DECAY * float(WEIGHTS.sum()), rel=1e-12)
+    logits = whence.fit(mlp(), [(X, (Y > 0).double())], "bernoulli", progress=False)
+    assert logits.ridge == whence.ridge_from_weight_decay(DECAY, 12, outputs=2, loss="binary_cross_entropy")
 
 
 class Tagger(nn.Module):
@@ -92,14 +97,14 @@ def test_mixtures_of_outputs_tell_the_mean_square_on_average() -> None:
     wide, x = nn.Linear(3, 100).double().eval(), torch.randn(400, 3, dtype=torch.float64)
     y = torch.randn(400, 100, dtype=torch.float64)
     tracer = whence.fit(wide, [(x, y)], structure="ekfac", progress=False)
-    assert tracer.ridge == pytest.approx(DECAY / 2 * float(y.square().sum()) / 100, rel=0.1)
+    assert tracer.ridge == pytest.approx(DECAY / 2 * float(y.square().sum()), rel=0.1)
     assert "targets of mean square" in told(tracer)
 
 
 def test_equal_targets_have_no_variance() -> None:
     tracer = whence.fit(mlp(), [(X, torch.full_like(Y, 0.3))], progress=False)
-    assert tracer.ridge == pytest.approx(DECAY * 12, rel=1e-12)
-    assert told(tracer).endswith("for n = 12")
+    assert tracer.ridge == pytest.approx(DECAY * 24, rel=1e-12)
+    assert told(tracer).endswith("the mean over 24 terms")
 
 
 def test_where_a_ridge_came_from() -> None:

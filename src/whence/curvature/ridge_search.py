@@ -46,19 +46,20 @@ WEIGHT_DECAY = 0.01
 def default_ridge(problem: Linearization) -> tuple[float, str]:
     """The ridge of a weight decay of 0.01 of the mean loss, and in words where it came from.
 
-    For squared error with targets of variance one: in other units the ridge goes with the variance of the targets. Sums
-    run over examples by their weights, or over positions: repeated examples have the ridge of those that weigh more.
+    The mean runs over examples or positions by their weights, and over outputs where the loss does not tie them to each
+    other. The decay is that of squared error with targets of variance one: in other units the ridge goes with them.
     """
     weights = problem.sample_weights if problem.units is None else problem.units.weights
     n = float(problem.n * problem.k / problem.width if weights is None else weights.sum())
     if problem.sketch is not None:
         n = problem.total_weight * problem.sketch.counted / max(problem.counted, 1)
-    words = f"of an assumed weight decay of {WEIGHT_DECAY:g}, for n = {n:g}"
+    terms = n if problem.likelihood.couples_outputs else n * problem.width
+    words = f"of an assumed weight decay of {WEIGHT_DECAY:g} of the mean over {terms:g} terms"
     if problem.likelihood.squared_error:
         name, variance = _target_variance(problem, n)
         if variance > 0:
-            return WEIGHT_DECAY * n * variance / 2, f"{words} and targets of {name} {variance:.3g}"
-    return WEIGHT_DECAY * n, words
+            return WEIGHT_DECAY * terms * variance / 2, f"{words}, for targets of {name} {variance:.3g}"
+    return WEIGHT_DECAY * terms, words
 
 
 def _target_variance(problem: Linearization, n: float) -> tuple[str, float]:
