@@ -127,6 +127,28 @@ def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     return basis.select(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column
 
 
+# --- Gradients outside the core: the sample that a fit looks at ---
+
+
+SAMPLES = ((24, 12, 3), (12, 8, 2))
+"""Sources, points that are predicted, and columns of a source's Hessian root that are looked at: the first that fits
+in a tenth of the memory of a fit, and in LARGEST_SAMPLE."""
+
+LARGEST_SAMPLE = 2**30
+
+
+def affordable_sample(d: int, k: int, limit: float) -> tuple[int, int, int] | None:
+    """The largest sample whose gradients fit in memory, if there is one."""
+    room = min(LARGEST_SAMPLE, 0.1 * limit)
+    return next((one for one in SAMPLES if sample_bytes(d, k, *one) <= room), None)
+
+
+def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> float:
+    """Memory of the gradients of a sample, in float32, and of one example's in float64 while they are projected."""
+    columns = min(columns, k)
+    return float(d) * (4 * (points + sources * (columns + 1)) + 8 * 8 * (columns + 2))
+
+
 @dataclass(frozen=True)
 class Sketch(FeatureStructure):
     """The exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
@@ -218,6 +240,9 @@ def core_cost(sizes: ProblemSizes, name: str, r: int) -> Cost:
     stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
     steps = {**factor_steps(sizes), "eigenvalues": _feature_rows(sizes, sizes.n, sizes.n)}
     found = sketch_cost(sizes, name, r, bases)
+    sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
+    if sample is not None:
+        stages["outside the core"] = found.stages["leverages and meats"] + sample_bytes(sizes.d, sizes.k, *sample)
     return Cost(name, {**stages, **found.stages}, {**steps, **found.steps}, found.prediction, bounded=True)
 
 
