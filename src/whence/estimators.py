@@ -258,14 +258,7 @@ class Estimators:
 
 
 def assemble(problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, unbiased: bool) -> Estimators:
-    """Adjust residuals for leverage, estimate the noise, and put the meats between the breads.
-
-    Args:
-        problem: the linearized training problem.
-        bread: its curvature.
-        loo: what is left out.
-        unbiased: whether the noise is scaled for degrees of freedom.
-    """
+    """Adjust residuals for leverage, estimate the noise (by degrees of freedom if `unbiased`), and add the meats."""
     step = bread.newton_step(with_direction=loo.recenter)
     residuals = loo.residuals(slice(0, problem.n), step.change)
     adjusted = loo.adjust(residuals, bread.leverage_blocks, loo.hessian_roots)
@@ -291,10 +284,6 @@ def observation_noise(residuals: Tensor, loo_residuals: Tensor) -> Tensor:
     """(k,) variance of a new observation around the regression function: the mean of e u, where u = e / (1 - h).
 
     In a linear model without a ridge this has no bias, however many weights there are; the mean of e^2 is too small.
-
-    Args:
-        residuals: e (n, k).
-        loo_residuals: u (n, k).
     """
     return (residuals * loo_residuals).mean(0).clamp_min(0.0)
 

@@ -224,11 +224,8 @@ class KroneckerFactors(Accumulator):
     """Pass 1: the Kronecker factors A and B of every layer, and exact blocks of small parameters without layers.
 
     Factors say in which basis the eigenvalues are summed, and nothing else. Where examples are many, one output of each
-    says as much about it as all of them: inputs are counted for every example, gradients for every k-th output.
-
-    Args:
-        gradients: of the training set.
-        whole: sum the gradients of layers seen at several positions over them before they are counted.
+    says as much about it as all of them: inputs are counted for every example, gradients for every k-th output. With
+    `whole`, gradients of layers seen at several positions are summed over them before they are counted.
     """
 
     label = "Kronecker factors"
@@ -525,12 +522,8 @@ class SpectrumSums(Accumulator):
     """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
-    set of gradients serves both sums. With other losses the two are the same, up to a dispersion.
-
-    Args:
-        gradients: of the training set.
-        bases: U of each block.
-        noise: (k, k) covariance of the residuals; `None` where the homoscedastic meat is not wanted.
+    set of gradients serves both sums; without it the homoscedastic meat is left out. With other losses the two are the
+    same, up to a dispersion.
     """
 
     label = "eigenvalues"

@@ -352,11 +352,7 @@ class FittedPrimal(FittedCurvature):
     ) -> FittedPrimal:
         """Accumulate the curvature in one pass, factor it, and take the leverage blocks in another.
 
-        Args:
-            problem: the linearized training problem.
-            features: z.
-            ridge: lambda, or `None` to choose it by leave-one-out.
-            rows: those of the features, where they are at hand.
+        Without a ridge, it is chosen by leave-one-out. Rows of the features may be at hand.
         """
         rows = rows or TrainingRows(problem, features)
         notes, path = features.notes, None

@@ -507,13 +507,8 @@ class BasisView:
     """Gradients in the coordinates of a basis, by the cheapest order of contractions.
 
     A Kronecker tangent seen at one position stays factored; else the matrices are formed in chunks, before or after the
-    rotation, whichever takes fewer products. Factors are rotated once, however often the gradients are asked for.
-
-    Args:
-        tangent: the gradients of every example's cotangents.
-        basis: of the same block.
-        rounded: whether products are so coarse that what lies outside the basis must be measured for itself, and not
-            as a difference of squared lengths.
+    rotation, whichever takes fewer products. Factors are rotated once, however often the gradients are asked for. Where
+    products are rounded, what lies outside the basis is measured for itself, not as a difference of squared lengths.
     """
 
     def __init__(self, tangent: Tangent, basis: Basis, rounded: bool = False) -> None:
