@@ -210,7 +210,7 @@ class LeaveOneOut:
 
     def hessian_times(self, rows: slice, change: Tensor) -> Tensor:
         """L_i c_i (n, k): by how much residuals shrink, to first order, when outputs change by c."""
-        return times_hessian(change, None if self.hessian_roots is None else self.hessian_roots[rows])
+        return times_hessian(change, self.hessian_roots, rows)
 
     def adjust(self, residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None) -> AdjustedResiduals:
         """Leave-one-out residuals from residuals (n, k), leverage blocks (n, k, k) and roots (n, k, q)."""

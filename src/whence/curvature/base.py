@@ -282,11 +282,12 @@ class Structure(ABC):
         """
 
 
-def times_hessian(vectors: Tensor, roots: Tensor | None) -> Tensor:
-    """L_i v_i for vectors (..., n, k), with the Hessians L = R R^T in the outputs; `None` for the identity."""
+def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice = slice(None)) -> Tensor:
+    """L_i v_i for vectors (..., n, k) of some examples, with the Hessians L = R R^T; `None` for the identity."""
     if roots is None:
         return vectors
-    return torch.einsum("nkq,...nq->...nk", roots, torch.einsum("nkq,...nk->...nq", roots, vectors))
+    some = roots[where]
+    return torch.einsum("nkq,...nq->...nk", some, torch.einsum("nkq,...nk->...nq", some, vectors))
 
 
 def trace_of_hat(leverage_blocks: Tensor, roots: Tensor | None) -> float:
@@ -302,6 +303,23 @@ class AlignedCurvature(FittedCurvature):
     @abstractmethod
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield alignments a (m, k, n, k) with all training examples and J F_lam^-1 J^T (m, k, k), in order."""
+
+    @abstractmethod
+    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Rows (m, k, d) of a batch, as many inputs at once as memory allows."""
+
+    @abstractmethod
+    def solve(self, vectors: Tensor) -> Tensor:
+        """F_lam^-1 v for vectors (q, d)."""
+
+    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
+        """Solve for the rows of the inputs, and multiply by those of the others."""
+        found, j = [], self.problem.output_count(others[0])
+        for rows in self.blocks(inputs):
+            solved = self.solve(rows.flatten(0, 1))
+            parts = [solved @ other.flatten(0, 1).T for batch in others for other in self.blocks(batch)]
+            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, j))
+        return torch.cat(found)
 
     def sandwich(self, meats: Meats) -> AlignmentSandwich:
         """Keep the weights: alignments are computed for each prediction."""
