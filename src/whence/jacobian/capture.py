@@ -322,7 +322,9 @@ class Capture:
         grads = pull_back(batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
         tangents = tangents_of(blocks, grads, batch.outputs, 1)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
-        if self._leave_to_fallback(wrong, batch.inputs):
+        if wrong:
+            if not self._leave_to_fallback(wrong, batch.inputs):
+                raise _not_autograds(wrong)
             return False
         for key, uses in batch.known_uses().items():
             self._known[key] = self._known[key].merged(uses) if key in self._known else uses
@@ -400,11 +402,7 @@ class Capture:
             del self._runners[0]
             names = ", ".join(parameters)
             self._notes.append(f"torch.vmap cannot run this model ({why}); {names}: one example at a time")
-        name, gap = next(iter(wrong.items()))
-        raise UncapturedParameterError(
-            f"expected the gradients of single examples in {name} to add up to autograd's, {gap}. Leave {name} "
-            "out of the selection, or check that no example of a batch has an influence on another."
-        )
+        raise _not_autograds(wrong)
 
     def _compare_fallback(self, run: Run, reference: AutogradReference) -> dict[str, str]:
         """Parameters whose gradients by the fallback do not add up to autograd's."""
@@ -413,6 +411,14 @@ class Capture:
         if not wrong:
             self._unverified_fallback -= reference.nonzero
         return wrong
+
+
+def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
+    name, gap = next(iter(wrong.items()))
+    return UncapturedParameterError(
+        f"expected the gradients of single examples in {name} to add up to autograd's, {gap}. Leave {name} out of the "
+        "selection, or check that no example of a batch has an influence on another."
+    )
 
 
 @dataclass(frozen=True)
