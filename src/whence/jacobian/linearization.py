@@ -397,7 +397,22 @@ def _sketched_derivatives(batches: SketchedBatches, device: torch.device) -> tup
     whole = _of_all_processes(batches.plain, shape, given)[0]
     counted = sum(batches.plain.passes.process_group.tell("the outputs", counted))
     found = _gathered(batches.plain, chunks, device)
+    _note_rounded(batches, found[0], found[1])
     return found, OutputSketch(batches.columns, whole[-1], len(whole) > 1, counted)
+
+
+def _note_rounded(batches: SketchedBatches, outputs: Tensor, residuals: Tensor) -> None:
+    """Say so where residuals, along which the mixtures are taken, are no more than the rounding of the network."""
+    used = next(batches.network.model.parameters()).dtype
+    scale = float(outputs.abs().max()) if not batches.likelihood.has_classes else 1.0
+    size, rounding = float(residuals.abs().max()), 8 * torch.finfo(used).eps * scale
+    note = (
+        f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: the mixtures of "
+        "outputs along them, HeC0 to HeC3 and shares mean nothing, and differ from one machine to another. Use "
+        "model.double(), hessian_columns='all', or targets that the network does not reproduce"
+    )
+    if 0 < size <= rounding and note not in batches.notes:
+        batches.notes.append(note)
 
 
 def _sizes(shape: torch.Size) -> str:

@@ -147,7 +147,7 @@ class SketchedBatches:
 
     def _check_weights(self, weights: Tensor | None, where: str) -> None:
         """Raise where the noise of squared error would need residuals that are mixed up with their weights."""
-        squared = type(self.likelihood).hessian_root is Likelihood.hessian_root
+        squared = self.likelihood.squared_error
         if weights is None or weights.ndim == 1 or not squared or bool(((weights == 0) | (weights == 1)).all()):
             return
         raise InputError(

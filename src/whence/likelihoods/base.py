@@ -52,6 +52,11 @@ class Likelihood(ABC):
     has_classes: ClassVar[bool] = False
     couples_outputs: ClassVar[bool] = False
 
+    @property
+    def squared_error(self) -> bool:
+        """Whether the loss's Hessian in the outputs is the identity."""
+        return type(self).hessian_root is Likelihood.hessian_root
+
     @abstractmethod
     def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
         """Return the targets in the shape `residuals` wants, or raise `TargetError`.
