@@ -190,7 +190,7 @@ class Rows:
     grads: Tensor  # (n, c, t, d)
 
     def aggregate(self) -> RowSums:
-        """Sum the positions of one example that fall on one row: what must happen before anything is squared."""
+        """Sum the gradients of all positions of an example that look up the same row, as squares of gradients need."""
         n, size = self.index.shape[0], self.block.matrix_shape[0]
         values = self.grads.transpose(1, 2).flatten(0, 1)  # (n t, c, d)
         key = (torch.arange(n, device=self.index.device)[:, None] * size + self.index).flatten()
@@ -221,7 +221,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients as they are, in parts side by side: a norm's scale and shift need not be copied next to each other."""
+    """Gradients in no particular form: one tensor for each parameter of the block, or one for all together."""
 
     block: Block
     parts: tuple[Tensor, ...]  # (n, c, p), with the sizes p of the block's parameters, or one for all
@@ -312,7 +312,7 @@ class Whole:
 
 
 def _times(rows: Tensor, linear: Tensor, constant: Tensor | None) -> Tensor:
-    """Rows (n, i) times (i, r), plus (1, 1, r). A CPU's products like columns in eights, and are a third faster."""
+    """Rows (n, i) times (i, r), plus (1, 1, r); a CPU is a third faster where the columns are a multiple of eight."""
     size = linear.shape[1]
     missing = 0 if rows.is_cuda or len(rows) < MANY_ROWS else -size % 8
     if missing:
@@ -378,12 +378,12 @@ class Padded:
 
 
 def is_transposed_in_memory(values: Tensor) -> bool:
-    """Whether the last two axes lie in memory in the other order, as positions and channels of an image do."""
+    """Whether the last two axes are stored in the other order, as positions and channels of an image are."""
     return values.shape[-1] > 1 and values.shape[-2] > 1 and values.stride(-1) > values.stride(-2)
 
 
 def cotangents_first(values: Tensor) -> bool:
-    """Whether gradients (n, c, e, t, o) lie in memory with the cotangents before the examples, as vmap leaves them."""
+    """Whether gradients (n, c, e, t, o) are stored with the cotangents before the examples, as vmap returns them."""
     return values.dim() == 5 and min(values.shape[:2]) > 1 and values.stride(1) > values.stride(0)
 
 
