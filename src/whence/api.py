@@ -163,7 +163,6 @@ def load(
     train_loader: Iterable[Any] | None = None,
     *,
     likelihood: Likelihood | None = None,
-    dtype: torch.dtype | None = None,
     max_memory: float | None = None,
     progress: bool = True,
 ) -> Tracer:
@@ -174,13 +173,11 @@ def load(
 
     Args:
         path: of the file.
-        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device. In a wider
-            dtype it may be, too.
+        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device.
         train_loader: the training data of the fit, in the same batches. Without them everything works that needs none:
             `predict` (but for `Exact` on its dual and matrix-free roads), residuals, leverages, `training_frame()`,
             `suggest`. `attribute`, `explain` and `what_if` ask for them.
         likelihood: the one that was fitted with, where it is not one of whence's own.
-        dtype: of the algebra; as it was when not given.
         max_memory: bytes that may be taken; as it was when not given, or 80 % of what is free, if that is less.
         progress: show a progress line with the time left on anything over a second.
 
@@ -202,7 +199,7 @@ def load(
             "whence's own."
         )
     given = Given(unwrap(model), train_loader, likelihood, max_memory, progress)
-    return restore(Path(path), given, dtype, Tracer)
+    return restore(Path(path), given, Tracer)
 
 
 def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> Uncertainty:

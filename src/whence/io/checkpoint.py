@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.errors import InputError, LoaderError
-from whence.io.files import Container, Draft, Saved, Target, as_bytes, damaged, opened, plain, printable, write
+from whence.io.files import Container, Draft, Saved, as_bytes, damaged, opened, plain, printable, write_file
 from whence.io.model import ADDRESS, check_same, write_model
 from whence.runtime.execution import State
 from whence.runtime.model_state import checksum
@@ -83,7 +83,7 @@ class Checkpoint:
         return self.folder / f"pass-{self._number:02d}.whence"
 
     def _write(self, done: int) -> None:
-        write(self._path, {**self._description, "done": done}, self._state)
+        write_file(self._path, {**self._description, "done": done}, self._state)
         self._last = time.monotonic()
 
     def _read(self, container: Container) -> int | None:
@@ -143,14 +143,14 @@ def open_checkpoint(
     """
     _prepare(folder)
     draft = Draft()
-    draft.note(kind="start", whence=__version__, torch=torch.__version__, limit=limit, options=dict(options))
+    draft.put(kind="start", whence=__version__, torch=torch.__version__, limit=limit, options=dict(options))
     write_model(draft.part("model"), model)
     path = folder / START
     if path.exists():
         with opened(path) as container:
             limit = _check_same_fit(container, draft, model, fingerprints)
     else:
-        write(path, draft.fields, {"fingerprints": fingerprints})
+        write_file(path, draft.fields, {"fingerprints": fingerprints})
     text = json.dumps([draft.fields[name] for name in ("whence", "torch", "options", "model")], sort_keys=True)
     key = hashlib.sha256(text.encode() + memoryview(as_bytes(fingerprints))).hexdigest()
     return Checkpoint(folder, every, key, len(fingerprints), progress), limit
@@ -186,12 +186,11 @@ def _check_same_fit(container: Container, draft: Draft, model: nn.Module, finger
     for name in dict.fromkeys([*here, *there]):
         if there.get(name) != here.get(name):
             raise _other_option(name, there.get(name), here.get(name), container)
-    saved = Saved(container, fields, {}, _FLOAT64, set())
+    saved = Saved(container, fields, torch.device("cpu"), {"index": (torch.int64,)})
     check_same(saved.part("model"), model, same_torch=True)
-    n = saved.sizes("fingerprints", 1)[0]
-    seen = saved.tensor("fingerprints", (n,), torch.int64, torch.int64)
-    if n != len(fingerprints):
-        raise _other_data(f"{len(fingerprints)} training examples instead of {n}")
+    seen = saved.tensor("fingerprints", "index", "examples")
+    if len(seen) != len(fingerprints):
+        raise _other_data(f"{len(fingerprints)} training examples instead of {len(seen)}")
     if not torch.equal(seen, fingerprints):
         raise _other_data(f"another one in place {int((seen != fingerprints).int().argmax())}")
     return saved.whole("limit", 0, 2**62)
@@ -231,6 +230,3 @@ def json_of(option: Any, depth: int = 3) -> Any:
         return ADDRESS.sub("0x", repr(option))
     kind = f"{type(option).__module__}.{type(option).__qualname__}"
     return {"kind": kind, **{name: json_of(value, depth - 1) for name, value in sorted(inner.items())}}
-
-
-_FLOAT64 = Target(torch.device("cpu"), torch.float64, torch.float64, (torch.float64, torch.float64), empty=False)
