@@ -25,19 +25,12 @@ ViewVariances = Callable[[OutputView, bool], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class OutputVariances:
-    """What was found for one batch, with m predictions at positions of any shape.
+    """What was found for one batch, with m predictions at positions of any shape."""
 
-    Attributes:
-        mean: (m, ..., c) outputs that were chosen; all k of them for sketches.
-        chosen: which they are; `None` if all.
-        covariances: (m, ..., c, c) by name; empty where variances alone were computed.
-        variances: (m, ..., c) by name, or of sketches (m, ..., s).
-    """
-
-    mean: Tensor
-    chosen: ChosenOutputs | None
-    covariances: dict[str, Tensor]
-    variances: dict[str, Tensor]
+    mean: Tensor  # (m, ..., c) outputs that were chosen; all k of them for sketches
+    chosen: ChosenOutputs | None  # which they are; `None` if all
+    covariances: dict[str, Tensor]  # (m, ..., c, c) by name; empty where variances alone were computed
+    variances: dict[str, Tensor]  # (m, ..., c) by name, or of sketches (m, ..., s)
 
     def without_padding(self, inputs: Inputs) -> OutputVariances:
         """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
@@ -51,57 +44,49 @@ class OutputVariances:
             where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
             return values.masked_fill(where, _missing(values))
 
-        return self._map(masked)
+        return OutputVariances.of({name: masked(values) for name, values in self.tensors().items()}, self.sketches)
 
     @staticmethod
     def join(parts: Sequence[OutputVariances]) -> OutputVariances:
         """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
-        positions = [part.mean.shape[1:-1] for part in parts]
-        most = tuple(max(sizes) for sizes in zip(*positions, strict=True))
-        padded = [part._map(lambda values: _padded(values, most)) for part in parts]
-        first = padded[0]
+        most = tuple(max(sizes) for sizes in zip(*(part.mean.shape[1:-1] for part in parts), strict=True))
+        padded = [{name: _padded(values, most) for name, values in part.tensors().items()} for part in parts]
+        return OutputVariances.of(_cat(padded, 0), parts[0].sketches)
 
-        def together(tensors: Sequence[Tensor | None]) -> Tensor | None:
-            there = [one for one in tensors if one is not None]
-            return torch.cat(there) if there else None
+    @property
+    def sketches(self) -> bool | None:
+        """Whether these are variances of random sketches; `None` for all outputs."""
+        return None if self.chosen is None else self.chosen.sketches
 
-        chosen = first.chosen
-        if chosen is not None:
-            several = [part.chosen for part in padded if part.chosen is not None]
-            index, chances = together([one.index for one in several]), together([one.probabilities for one in several])
-            chosen = ChosenOutputs(index, chances, chosen.sketches)
-        return OutputVariances(
-            torch.cat([part.mean for part in padded]),
-            chosen,
-            {name: torch.cat([part.covariances[name] for part in padded]) for name in first.covariances},
-            {name: torch.cat([part.variances[name] for part in padded]) for name in first.variances},
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, by names from which `of` puts them together again."""
+        chosen = self.chosen or ChosenOutputs(None, None, False)
+        listed = {"mean": self.mean, "index": chosen.index, "probabilities": chosen.probabilities}
+        listed |= {f"covariance {name}": one for name, one in self.covariances.items()}
+        listed |= {f"variance {name}": one for name, one in self.variances.items()}
+        return {name: one for name, one in listed.items() if one is not None}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], sketches: bool | None) -> OutputVariances:
+        """From what `tensors` gave, and whether they are of sketches."""
+        covariances, variances = (
+            {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
+            for kind in ("covariance ", "variance ")
         )
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> OutputVariances:
-        """The same with every tensor changed."""
-        chosen = self.chosen
-        if chosen is not None:
-            index, chances = (None if one is None else change(one) for one in (chosen.index, chosen.probabilities))
-            chosen = ChosenOutputs(index, chances, chosen.sketches)
-        covariances = {name: change(value) for name, value in self.covariances.items()}
-        return OutputVariances(
-            change(self.mean), chosen, covariances, {name: change(value) for name, value in self.variances.items()}
-        )
+        chosen = None
+        if sketches is not None:
+            chosen = ChosenOutputs(tensors.get("index"), tensors.get("probabilities"), sketches)
+        return cls(tensors["mean"], chosen, covariances, variances)
 
 
 @dataclass(frozen=True)
 class OutputChoice:
-    """Which outputs to predict.
+    """Which outputs to predict."""
 
-    Attributes:
-        kind: all outputs, that of the predicted class, some by their positions, or random sketches of all.
-        index: positions, where they are given.
-        sketches: how many, where they are asked for.
-    """
-
+    # all outputs, that of the predicted class, some by their positions, or random sketches of all
     kind: Literal["all", "predicted", "some", "sketches"]
-    index: tuple[int, ...] = ()
-    sketches: int = 0
+    index: tuple[int, ...] = ()  # positions, where they are given
+    sketches: int = 0  # how many, where they are asked for
 
     @classmethod
     def parse(cls, given: Any) -> OutputChoice:
@@ -149,16 +134,7 @@ class OutputChoice:
         covariance: bool,
         generator: torch.Generator,
     ) -> OutputVariances:
-        """Variances of the chosen outputs, in as many views as memory wants.
-
-        Args:
-            likelihood: knows the predicted class.
-            inputs: a batch of m.
-            outputs: (m, ..., k) of the network for it.
-            variances_of: a sandwich.
-            covariance: whether covariances between the outputs of a position are wanted.
-            generator: for random signs.
-        """
+        """Variances of the chosen ones of outputs (m, ..., k) for a batch, in as many views as memory wants."""
         k, shape = outputs.shape[-1], outputs.shape[:-1]
         flat = outputs.reshape(-1, k)
         if self.kind == "sketches":
@@ -184,16 +160,14 @@ def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, 
     """Covariances (m, t, c, c) of outputs (m, t, c) at t positions, or variances (m, t, c)."""
     m, t, c = index.shape
     places = index + k * torch.arange(t, device=index.device).reshape(1, t, 1)
-    parts: dict[str, list[Tensor]] = {}
+    parts = []
     for low, high in _ranges(t, max(1, MAX_OUTPUTS // c)):
-        pieces: dict[str, list[Tensor]] = {}
         flat = places[:, low:high].reshape(m, -1)
-        for start, stop in _ranges(flat.shape[1], flat.shape[1] if full else MAX_OUTPUTS):
-            for name, value in variances_of(SelectedOutputs(inputs, flat[:, start:stop]), full).items():
-                pieces.setdefault(name, []).append(value)
-        for name, values in pieces.items():
-            parts.setdefault(name, []).append(_by_position(torch.cat(values, dim=1), high - low, full))
-    return {name: torch.cat(values, dim=1) for name, values in parts.items()}
+        step = flat.shape[1] if full else MAX_OUTPUTS
+        views = [SelectedOutputs(inputs, flat[:, a:b]) for a, b in _ranges(flat.shape[1], step)]
+        found = _cat([variances_of(view, full) for view in views], 1)
+        parts.append({name: _by_position(values, high - low, full) for name, values in found.items()})
+    return _cat(parts, 1)
 
 
 def _by_position(values: Tensor, t: int, full: bool) -> Tensor:
@@ -212,20 +186,22 @@ def _sketched(
     k, m = outputs.shape[-1], len(outputs)
     t = outputs.numel() // (m * k)
     rows = max(1, MAX_SKETCH_BYTES // (k * sketches * outputs.element_size()))
-    parts: dict[str, list[Tensor]] = {}
+    parts = []
     for low, high in _ranges(m, rows):
-        some = take(inputs, slice(low, high))
-        pieces: dict[str, list[Tensor]] = {}
+        some, pieces = take(inputs, slice(low, high)), []
         for at in range(t):
             signs = torch.randint(
                 0, 2, (high - low, k, sketches), generator=generator, dtype=torch.int8, device=generator.device
             )
-            basis = (2 * signs - 1).to(outputs)
-            for name, value in variances_of(OutputMixtures(some, basis, at * k), False).items():
-                pieces.setdefault(name, []).append(value)
-        for name, values in pieces.items():
-            parts.setdefault(name, []).append(torch.stack(values, dim=1))
-    return {name: torch.cat(values) for name, values in parts.items()}
+            found = variances_of(OutputMixtures(some, (2 * signs - 1).to(outputs), at * k), False)
+            pieces.append({name: values.unsqueeze(1) for name, values in found.items()})
+        parts.append(_cat(pieces, 1))
+    return _cat(parts, 0)
+
+
+def _cat(parts: Sequence[Mapping[str, Tensor]], dim: int) -> dict[str, Tensor]:
+    """Tensors of the same names joined along an axis."""
+    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
 
 
 def _is_integer(value: Any) -> bool:

@@ -82,17 +82,11 @@ MAX_OUTPUTS = 64
 
 @dataclass(frozen=True)
 class ChosenOutputs:
-    """What was predicted, where it was not all outputs.
+    """What was predicted, where it was not all outputs."""
 
-    Attributes:
-        index: (m, ..., c) positions of the outputs among all k; `None` for sketches.
-        probabilities: (m, ..., c) of these classes, where the likelihood has classes.
-        sketches: whether the variances are of random sketches, each with the trace of the covariance as its mean.
-    """
-
-    index: Tensor | None
-    probabilities: Tensor | None
-    sketches: bool
+    index: Tensor | None  # (m, ..., c) positions of the outputs among all k; `None` for sketches
+    probabilities: Tensor | None  # (m, ..., c) of these classes, where the likelihood has classes
+    sketches: bool  # whether the variances are of random sketches, each with the trace of the covariance as its mean
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,7 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
     not both chosen while anything else would help more. For losses with a Hessian L = R R^T in the outputs, R^T V R
     takes the place of V: a label is worth L, and tr L V, summed over inputs, is twice the expected excess loss.
 
-    Args:
-        fitted: the fit.
-        pool: batches of inputs without labels.
-        test: batches whose total variance is to fall; the pool itself when `None`.
-        budget: how many to choose.
+    The variance of `test` is to fall, or that of the pool itself when `None`.
     """
     problem = fitted.problem
     p = sum(batch_size(batch, "the pool") for batch in pool)

@@ -26,15 +26,7 @@ START = "start.whence"
 
 
 class Checkpoint:
-    """Saves the states of passes in a folder, and restores them.
-
-    Args:
-        folder: of the checkpoint, which is there.
-        every: seconds between two times that the state of a pass is saved.
-        key: tells this fit from all others.
-        examples: how many there are.
-        progress: says where the fit goes on.
-    """
+    """Saves the states of passes in a folder every so many seconds, and restores them; `key` tells fits apart."""
 
     def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
         """No pass yet."""
@@ -58,7 +50,14 @@ class Checkpoint:
         if not self._path.exists():
             return 0
         with opened(self._path) as container:
-            return self._read(container)
+            done = self._done(container)
+            if done is None:
+                return 0  # made from other numbers, on another machine for example: this pass starts anew
+            self._fill(container)
+        self.progress.say(
+            f"whence: from the checkpoint: {label}, up to {'its end' if done == -1 else f'example {done}'}"
+        )
+        return None if done == -1 else done
 
     def save_if_due(self, done: int) -> None:
         """Save the state, which has so many examples in it, if the last time is long ago."""
@@ -85,16 +84,6 @@ class Checkpoint:
     def _write(self, done: int) -> None:
         write_file(self._path, {**self._description, "done": done}, self._state)
         self._last = time.monotonic()
-
-    def _read(self, container: Container) -> int | None:
-        """Fill the state: how many examples are in it, `None` for all of them."""
-        done = self._done(container)
-        if done is None:
-            return 0  # made from other numbers, on another machine for example: this pass starts anew
-        self._fill(container)
-        where = "its end" if done == -1 else f"example {done}"
-        self.progress.say(f"whence: from the checkpoint: {self._description['label']}, up to {where}")
-        return None if done == -1 else done
 
     def _fill(self, container: Container) -> None:
         """Copy the sums into the state, after all of them are found to be there."""
@@ -132,18 +121,13 @@ def open_checkpoint(
 ) -> tuple[Checkpoint, int]:
     """Begin a checkpoint, or recognise one; with the bytes of memory that the fit was planned with.
 
-    Args:
-        folder: which may be there already, with a checkpoint of the same fit.
-        every: seconds between two times that the state of a pass is saved.
-        options: of the fit, as JSON knows them.
-        model: the network.
-        fingerprints: (n,) of the training examples.
-        limit: bytes of memory that would be planned with now.
-        progress: says where the fit goes on.
+    The folder may be there already, with a checkpoint of the same fit: the same options, as JSON knows them, the same
+    model and the same fingerprints (n,) of the training examples. Else `limit`, the memory there is, is planned with.
     """
     _prepare(folder)
     draft = Draft()
-    draft.put(kind="start", whence=__version__, torch=torch.__version__, limit=limit, options=dict(options))
+    versions = {"whence": __version__, "torch": torch.__version__}
+    draft.put(kind="start", limit=limit, options={**versions, **options})
     write_model(draft.part("model"), model)
     path = folder / START
     if path.exists():
@@ -151,7 +135,7 @@ def open_checkpoint(
             limit = _check_same_fit(container, draft, model, fingerprints)
     else:
         write_file(path, draft.fields, {"fingerprints": fingerprints})
-    text = json.dumps([draft.fields[name] for name in ("whence", "torch", "options", "model")], sort_keys=True)
+    text = json.dumps([draft.fields[name] for name in ("options", "model")], sort_keys=True)
     key = hashlib.sha256(text.encode() + memoryview(as_bytes(fingerprints))).hexdigest()
     return Checkpoint(folder, every, key, len(fingerprints), progress), limit
 
@@ -177,15 +161,16 @@ def _check_same_fit(container: Container, draft: Draft, model: nn.Module, finger
     fields = container.manifest
     if fields.get("kind") != "start":
         raise damaged(container.path, "it does not say which fit it is of")
-    for name in ("whence", "torch"):
-        if fields.get(name) != draft.fields[name]:
-            raise _other_option(name, fields.get(name), draft.fields[name], container)
     there, here = fields.get("options"), draft.fields["options"]
     if not isinstance(there, dict):
         raise damaged(container.path, "it tells no options")
     for name in dict.fromkeys([*here, *there]):
         if there.get(name) != here.get(name):
-            raise _other_option(name, there.get(name), here.get(name), container)
+            raise InputError(
+                f"expected a checkpoint of this very fit, got one with {name} {printable(str(there.get(name)), 200)} "
+                f"instead of {printable(str(here.get(name)), 200)} in {container.path}. Use the options of that time, "
+                "or another folder."
+            )
     saved = Saved(container, fields, torch.device("cpu"), {"index": (torch.int64,)})
     check_same(saved.part("model"), model, same_torch=True)
     seen = saved.tensor("fingerprints", "index", "examples")
@@ -194,13 +179,6 @@ def _check_same_fit(container: Container, draft: Draft, model: nn.Module, finger
     if not torch.equal(seen, fingerprints):
         raise _other_data(f"another one in place {int((seen != fingerprints).int().argmax())}")
     return saved.whole("limit", 0, 2**62)
-
-
-def _other_option(name: str, there: Any, here: Any, container: Container) -> InputError:
-    return InputError(
-        f"expected a checkpoint of this very fit, got one with {name} {printable(str(there), 200)} instead of "
-        f"{printable(str(here), 200)} in {container.path}. Use the options of that time, or another folder."
-    )
 
 
 def _other_data(got: str) -> LoaderError:
