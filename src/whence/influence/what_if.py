@@ -129,13 +129,21 @@ def _position(example: Any, n: int) -> int:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the training set, ready to be applied to predictions."""
+    """A change of the training set, ready to be applied to predictions.
 
-    index: Tensor  # (s,) the examples concerned
-    counts: Tensor  # (n,) how often each example counts afterwards
-    step: Tensor  # (s k,) g
-    downdate: Tensor  # (s k, n k) (I + C L Q)^-1 C L J_S F^-1 J^T, by which alignments with all examples shrink
-    loo_residuals: Tensor  # (n, k) leave-one-out residuals afterwards
+    Attributes:
+        index: (s,) the examples concerned.
+        counts: (n,) how often each example counts afterwards.
+        step: (s k,) g.
+        downdate: (s k, n k) (I + C L Q)^-1 C L J_S F^-1 J^T, by which alignments with all examples shrink.
+        loo_residuals: (n, k) leave-one-out residuals afterwards.
+    """
+
+    index: Tensor
+    counts: Tensor
+    step: Tensor
+    downdate: Tensor
+    loo_residuals: Tensor
 
 
 def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int, Tensor]) -> Change:
