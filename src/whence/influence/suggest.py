@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Inputs, batch_size
-from whence.display import Column, Shown, Table, numbers, rows_shown
+from whence.display import Column, Shown, Table, listing, numbers, rows_shown
 from whence.influence.fitted import Fitted, check_variances, frame
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class Suggestion(Shown):
 
     def __repr__(self) -> str:
         """The first few."""
-        shown = ", ".join(map(str, self.index[:5].tolist())) + (", ..." if len(self) > 5 else "")
-        return f"Suggestion({len(self)} {self.kind}: {shown})"
+        return f"Suggestion({len(self)} {self.kind}: {listing(self.index.tolist())})"
 
     def _table(self) -> Table:
         rows, more = rows_shown(len(self), "to_frame()")

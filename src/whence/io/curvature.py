@@ -169,7 +169,7 @@ def write_features(draft: Draft, features: Features) -> None:
     draft.put(projected=isinstance(features, Projected))
     if isinstance(features, Projected):
         write_stream(draft, features.stream)
-        draft.put(orthonormal=features.orthonormal, sizes=features.sizes)
+        draft.put(orthonormal=features.orthonormal, moments=features.sizes)
         for at, (basis, index) in enumerate(zip(features.bases, features.indices, strict=True)):
             part = draft.part(f"block_{at}")
             write_basis(part, basis)
@@ -187,8 +187,7 @@ def read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Fea
         part.index("index", "any", below=math.prod(basis.shape)) for part, basis in zip(parts, bases, strict=True)
     ]
     saved.sizes["features"] = (sum(map(len, indices)),)
-    known = f"{saved.name}sizes" in saved.container.entries
-    sizes = saved.tensor("sizes", "double", "features") if known else None
+    sizes = saved.tensor("moments", "double", "features") if saved.has("moments") else None
     return Projected(stream, bases, indices, sizes, notes, saved.flag("orthonormal"))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -134,13 +134,6 @@ def as_bytes(tensor: Tensor) -> Any:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-class Entry(NamedTuple):
-    """Dtype and shape of a tensor of a file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
 class Container:
     """An open file whose checksum is right.
 
@@ -148,7 +141,7 @@ class Container:
         path: for messages.
         manifest: as written.
         orders: of axes in memory, by name of the tensor, where they are not in order.
-        entries: the tensors it holds.
+        entries: stand-ins of the tensors it holds, without numbers.
     """
 
     def __init__(self, path: Path, file: Any) -> None:
@@ -165,16 +158,11 @@ class Container:
             raise damaged(self.path, "it does not say in which order axes are stored")
         self.entries = {name: self._entry(name) for name in file.keys()}  # noqa: SIM118  a file is no dict
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> Tensor:
         entry = self._file.get_slice(name)
         if entry.get_dtype() not in DTYPES:
             raise damaged(self.path, f"{name[:80]!r} is of dtype {entry.get_dtype()}")
-        return Entry(DTYPES[entry.get_dtype()], tuple(entry.get_shape()))
-
-    @property
-    def size(self) -> int:
-        """Bytes of all tensors."""
-        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.entries.values())
+        return torch.empty(entry.get_shape(), dtype=DTYPES[entry.get_dtype()], device="meta")
 
     def read(self, name: str) -> Tensor:
         """A tensor, in memory of its own."""
@@ -387,9 +375,7 @@ class Saved:
                 if axis != "any" and self.sizes.setdefault(axis, (size,)) != (size,):
                     raise self.wrong(name, f"a tensor whose axes {axis} are of one size")
         self.used.add(full)
-        if self.unread:
-            return torch.empty(shape, dtype=entry.dtype, device="meta")
-        return self.container.read(full).to(self.device).permute(back)
+        return (entry if self.unread else self.container.read(full).to(self.device)).permute(back)
 
     def index(self, name: str, *axes: str, below: int = LARGEST) -> Tensor:
         """A tensor of positions from 0 to `below` - 1."""

@@ -110,9 +110,8 @@ def _read(container: Container, given: Given, build: Callable[..., T]) -> T:
     if unknown:
         raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
     device = Network(given.model).device
-    Budget(device, given.limit).require(
-        container.size, f"the fit in {container.path}", "Load it where there is more memory."
-    )
+    size = sum(entry.nbytes for entry in container.entries.values())
+    Budget(device, given.limit).require(size, f"the fit in {container.path}", "Load it where there is more memory.")
     return _build(replace(unread, device=device, sizes={"one": (1,)}), given, build)
 
 
