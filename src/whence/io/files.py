@@ -251,20 +251,14 @@ LARGEST = 2**48
 
 @dataclass
 class Draft:
-    """Fields and tensors to be written.
+    """Fields and tensors to be written."""
 
-    Attributes:
-        fields: numbers and texts, in parts.
-        tensors: by their full name.
-        orders: of the tensors that are not stored axis by axis, how their axes follow each other in memory. Products
-            of matrices round differently for another order, so that it is kept.
-        name: of this part.
-    """
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)  # numbers and texts, in parts
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # by their full name
+    # Of tensors that are not stored axis by axis, how their axes follow each other in memory: products of matrices
+    # round differently for another order.
     orders: dict[str, list[int]] = field(default_factory=dict)
-    name: str = ""
+    name: str = ""  # of this part
 
     def part(self, name: str) -> Draft:
         """A part of its own."""
@@ -324,23 +318,16 @@ def number(value: Any) -> float | None:
 class Saved:
     """A part of what was saved, read with suspicion.
 
-    Attributes:
-        container: the file.
-        fields: numbers and texts of this part.
-        device: where tensors go; "meta" to check them without reading them.
-        dtypes: those that a tensor may have, by the names that `tensor` knows them by.
-        sizes: of axes, by name. An axis that has no size yet gets that of the first tensor that has it; "any" has none.
-        used: names of all tensors so far.
-        name: of this part.
+    Axes of tensors have names. One that has no size yet gets that of the first tensor that has it; "any" has none.
     """
 
     container: Container
-    fields: Mapping[str, Any]
-    device: torch.device
-    dtypes: Mapping[str, tuple[torch.dtype, ...]]
-    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    name: str = ""
+    fields: Mapping[str, Any]  # numbers and texts of this part
+    device: torch.device  # where tensors go; "meta" to check them without reading them
+    dtypes: Mapping[str, tuple[torch.dtype, ...]]  # those that a tensor may have, by the names that `tensor` takes
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of axes, by name; several where one name is all
+    used: set[str] = field(default_factory=set)  # names of all tensors so far
+    name: str = ""  # of this part
 
     @property
     def unread(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature import conjugate_gradients
+from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, alignments, inputs_of, training_examples
@@ -247,10 +248,8 @@ class ExactSolver:
 
     def _hessian_times(self, rows: slice | Tensor, vectors: Tensor) -> Tensor:
         """L_i v_i for (q, n, k)."""
-        if self.problem.hessian_roots is None:
-            return vectors
-        roots = self.problem.hessian_roots[rows]
-        return torch.einsum("nkp,qnp->qnk", roots, torch.einsum("nkp,qnk->qnp", roots, vectors))
+        roots = self.problem.hessian_roots
+        return times_hessian(vectors, None if roots is None else roots[rows])
 
     def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
         """sum_i |W_i^T J_i z|^2 for solutions z (q, d), of groups where the fit has some."""
