@@ -16,8 +16,7 @@ from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.output_choice import OutputVariances
-from whence.results import Uncertainty
+from whence.results import OutputVariances, Uncertainty
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer

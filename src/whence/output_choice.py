@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -14,69 +14,13 @@ from whence.data.batches import Inputs, take
 from whence.errors import InputError
 from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs
+from whence.results import MAX_OUTPUTS, ChosenOutputs, OutputVariances, cat_by_name
 
 MAX_SKETCH_BYTES = 64 * 2**20
 """Random signs of one chunk are kept under this size."""
 
 ViewVariances = Callable[[OutputView, bool], dict[str, Tensor]]
 """From a view of some inputs to covariances (m, c, c) by name; or, where the flag is false, to variances (m, c)."""
-
-
-@dataclass(frozen=True)
-class OutputVariances:
-    """What was found for one batch, with m predictions at positions of any shape."""
-
-    mean: Tensor  # (m, ..., c) outputs that were chosen; all k of them for sketches
-    chosen: ChosenOutputs | None  # which they are; `None` if all
-    covariances: dict[str, Tensor]  # (m, ..., c, c) by name; empty where variances alone were computed
-    variances: dict[str, Tensor]  # (m, ..., c) by name, or of sketches (m, ..., s)
-
-    def without_padding(self, inputs: Inputs) -> OutputVariances:
-        """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
-        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-        shape = self.mean.shape[:-1]
-        if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
-            return self
-        padding = mask == 0
-
-        def masked(values: Tensor) -> Tensor:
-            where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
-            return values.masked_fill(where, _missing(values))
-
-        return OutputVariances.of({name: masked(values) for name, values in self.tensors().items()}, self.sketches)
-
-    @staticmethod
-    def join(parts: Sequence[OutputVariances]) -> OutputVariances:
-        """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
-        most = tuple(max(sizes) for sizes in zip(*(part.mean.shape[1:-1] for part in parts), strict=True))
-        padded = [{name: _padded(values, most) for name, values in part.tensors().items()} for part in parts]
-        return OutputVariances.of(_cat(padded, 0), parts[0].sketches)
-
-    @property
-    def sketches(self) -> bool | None:
-        """Whether these are variances of random sketches; `None` for all outputs."""
-        return None if self.chosen is None else self.chosen.sketches
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors, by names from which `of` puts them together again."""
-        chosen = self.chosen or ChosenOutputs(None, None, False)
-        listed = {"mean": self.mean, "index": chosen.index, "probabilities": chosen.probabilities}
-        listed |= {f"covariance {name}": one for name, one in self.covariances.items()}
-        listed |= {f"variance {name}": one for name, one in self.variances.items()}
-        return {name: one for name, one in listed.items() if one is not None}
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], sketches: bool | None) -> OutputVariances:
-        """From what `tensors` gave, and whether they are of sketches."""
-        covariances, variances = (
-            {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
-            for kind in ("covariance ", "variance ")
-        )
-        chosen = None
-        if sketches is not None:
-            chosen = ChosenOutputs(tensors.get("index"), tensors.get("probabilities"), sketches)
-        return cls(tensors["mean"], chosen, covariances, variances)
 
 
 @dataclass(frozen=True)
@@ -165,9 +109,9 @@ def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, 
         flat = places[:, low:high].reshape(m, -1)
         step = flat.shape[1] if full else MAX_OUTPUTS
         views = [SelectedOutputs(inputs, flat[:, a:b]) for a, b in _ranges(flat.shape[1], step)]
-        found = _cat([variances_of(view, full) for view in views], 1)
+        found = cat_by_name([variances_of(view, full) for view in views], 1)
         parts.append({name: _by_position(values, high - low, full) for name, values in found.items()})
-    return _cat(parts, 1)
+    return cat_by_name(parts, 1)
 
 
 def _by_position(values: Tensor, t: int, full: bool) -> Tensor:
@@ -195,13 +139,8 @@ def _sketched(
             )
             found = variances_of(OutputMixtures(some, (2 * signs - 1).to(outputs), at * k), False)
             pieces.append({name: values.unsqueeze(1) for name, values in found.items()})
-        parts.append(_cat(pieces, 1))
-    return _cat(parts, 0)
-
-
-def _cat(parts: Sequence[Mapping[str, Tensor]], dim: int) -> dict[str, Tensor]:
-    """Tensors of the same names joined along an axis."""
-    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
+        parts.append(cat_by_name(pieces, 1))
+    return cat_by_name(parts, 0)
 
 
 def _is_integer(value: Any) -> bool:
@@ -210,17 +149,3 @@ def _is_integer(value: Any) -> bool:
 
 def _ranges(size: int, step: int) -> Iterator[tuple[int, int]]:
     return ((low, min(low + step, size)) for low in range(0, size, step))
-
-
-def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
-    """(m, t, ...) with more positions, which hold nothing."""
-    if values.shape[1 : 1 + len(positions)] == positions:
-        return values
-    wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
-    wide[tuple(slice(0, size) for size in values.shape)] = values
-    return wide
-
-
-def _missing(values: Tensor) -> float:
-    """Stands for a number that is not there: -1 among whole numbers."""
-    return float("nan") if values.is_floating_point() else -1

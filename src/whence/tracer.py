@@ -37,8 +37,8 @@ from whence.influence.training import label_suspicion, squared_influence, traini
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.network import OutputView
-from whence.output_choice import OutputChoice, OutputVariances
-from whence.results import MAX_OUTPUTS, Uncertainty, findings_table
+from whence.output_choice import OutputChoice
+from whence.results import MAX_OUTPUTS, OutputVariances, Uncertainty, findings_table
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -85,35 +85,37 @@ class Tracer(Fitted):
             generator: of the sketches' random signs; by default one with seed 0.
         """
         choice = self._output_choice(outputs)
-        whole = choice is None and not self.problem.dense  # no views of the outputs are needed
-        choice, draw = choice or OutputChoice("all"), generator or torch.Generator("cpu").manual_seed(0)
-        at_once = bool(covariance) or not self.sandwich.variances_alone or (whole and self.problem.k == 1)
-        cache = None if at_once or choice.kind == "sketches" else InputCache(x, self.problem.budget)
+        draw = generator or torch.Generator("cpu").manual_seed(0)
+        at_once = bool(covariance) or not self.sandwich.variances_alone or (choice is None and self.problem.k == 1)
+        sketches = choice is not None and choice.kind == "sketches"
+        cache = None if at_once or sketches else InputCache(x, self.problem.budget)
 
         def predict_batch(inputs: Inputs, where: str) -> OutputVariances:
-            if whole:
+            if choice is None:
                 return self._all_outputs(inputs, where, at_once)
             shaped = self._shaped_outputs(inputs, where)
             found = choice.predict(self.problem.likelihood, inputs, shaped, self._view_variances, at_once, draw)
             self._check_finite({**found.variances, **found.covariances}, inputs, where)
             return found.without_padding(inputs)
 
-        found = OutputVariances.join(for_each_batch(self, x, predict_batch, plain=not whole, cache=cache))
+        parts = for_each_batch(self, x, predict_batch, plain=choice is not None, cache=cache)
+        found = parts[0] if len(parts) == 1 else OutputVariances.join(parts)
         later = None
-        if cache is not None and cache.readable and (whole or found.mean.shape[-1] <= MAX_OUTPUTS):
+        if cache is not None and cache.readable and (choice is None or found.mean.shape[-1] <= MAX_OUTPUTS):
             later = lambda: self.predict(cache, covariance=True, outputs=outputs).covariances  # noqa: E731  short
         return Uncertainty(
             found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
         )
 
     def _output_choice(self, outputs: Any) -> OutputChoice | None:
-        """Which outputs to predict; `None` for all of those that the fit looked at."""
-        sketched = self.problem.sketch is not None
-        if outputs is None:
-            classes = self.problem.likelihood.has_classes and self.problem.likelihood.couples_outputs
-            return OutputChoice("predicted" if classes else "all") if sketched else None
-        choice = OutputChoice.parse(outputs)
-        return choice if sketched or choice.kind != "all" else None
+        """Which outputs to predict; `None` for all of them, where no views of the outputs are needed."""
+        choice, problem = None if outputs is None else OutputChoice.parse(outputs), self.problem
+        if problem.sketch is not None and choice is None:
+            classes = problem.likelihood.has_classes and problem.likelihood.couples_outputs
+            return OutputChoice("predicted" if classes else "all")
+        if problem.sketch is None and not problem.dense and (choice is None or choice.kind == "all"):
+            return None
+        return choice or OutputChoice("all")
 
     def _all_outputs(self, inputs: Inputs, where: str, full: bool) -> OutputVariances:
         """Covariances of all outputs of a batch, or their variances alone."""
@@ -161,7 +163,7 @@ class Tracer(Fitted):
         if not problem.dense and problem.sketch is None and outputs.shape[1] != problem.k:
             raise ShapeError(f"expected {problem.k} outputs as in training, got {outputs.shape[1]} in {where}.")
         if not self.loo.recenter:
-            return outputs
+            return outputs.clone()  # a model may hand out the same tensor again
         assert self.step.direction is not None
         return outputs + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
 
