@@ -199,6 +199,63 @@ def asked(record: dict[str, Any]) -> str:
     return f"{origin(record)}\n\n{table(head, rows)}"
 
 
+def ridges(record: dict[str, Any]) -> str:
+    """Rules for the ridge against retrained networks: means over problems, and each problem."""
+    cases = record["cases"]
+    rules = list(dict.fromkeys(row["rule"] for case in cases for row in case["rows"]))
+
+    def mean(chosen: list[dict[str, Any]], structure: str, rule: str, what: str, key: str) -> float | None:
+        each = [
+            [
+                row[what][key]
+                for row in case["rows"]
+                if (row["structure"], row["rule"]) == (structure, rule) and what in row
+            ]
+            for case in chosen
+        ]
+        found = [sum(some) / len(some) for some in each if some]
+        return sum(found) / len(found) if found else None
+
+    def cells(chosen: list[dict[str, Any]], structure: str, rule: str) -> list[str]:
+        numbers = [
+            mean(chosen, structure, rule, f"{name}, same", key)
+            for name in ("Ho", "HeC3")
+            for key in ("log", "abs_log", "rank", "coverage")
+        ]
+        numbers += [mean(chosen, structure, rule, f"{name}, fresh", "abs_log") for name in ("Ho", "HeC3")]
+        return ["" if one is None else f"{one:.2f}" for one in numbers]
+
+    def measured(rule: str) -> int:
+        return sum(any(row["rule"] == rule and "ridge" in row for row in case["rows"]) for case in cases)
+
+    sizes = "log | size of log | rank | coverage"
+    head = (
+        f"structure | rule | cases | Ho: {sizes} | HeC3: {sizes} | fresh weights, Ho: size of log | HeC3: size of log"
+    )
+    whole = table(
+        head,
+        ([f"`{how}`", rule, measured(rule), *cells(cases, how, rule)] for how in ("exact", "ekfac") for rule in rules),
+    )
+    each = table(
+        "problem | weight decay | " + " | ".join(rules),
+        (
+            [
+                case["problem"],
+                f"{case['decay']:g}",
+                *(
+                    ""
+                    if (ho := mean([case], "exact", rule, "Ho, same", "abs_log")) is None
+                    else f"{ho:.1f}, {mean([case], 'exact', rule, 'HeC3, same', 'abs_log'):.1f}"
+                    for rule in rules
+                ),
+            ]
+            for case in cases
+        ),
+    )
+    words = "Every problem: size of log of Ho, of HeC3, for `exact` and the same first weights"
+    return f"{made(record)}\n\n{whole}\n\n{folded(words, each)}"
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "quality": quality,
     "cost": cost,
@@ -207,6 +264,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "scaling": growth,
     "two_bases": bases,
     "soak": asked,
+    "ridge_default": ridges,
 }
 
 

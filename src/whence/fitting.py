@@ -14,7 +14,7 @@ from torch import nn
 
 from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
 from whence.curvature.base import NO_GROUPS
-from whence.curvature.ridge_search import fit_at_best
+from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import all_fingerprints, example_fingerprints
 from whence.errors import InputError, TooLargeError
@@ -33,18 +33,18 @@ from whence.tracer import Tracer
 from whence.trust import trust_of_fit
 
 
-def check_ridge(ridge: float | str) -> float | None:
-    """The ridge as a number, or `None` for "loo"."""
-    if isinstance(ridge, str) and ridge == "loo":
-        return None
+def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
+    """The ridge as a number, or how it is chosen."""
+    if isinstance(ridge, str) and ridge in ("auto", "loo"):
+        return "auto" if ridge == "auto" else "loo"
     try:
-        value = float(ridge) if not isinstance(ridge, str) else None
+        value = None if isinstance(ridge, str) else float(ridge)
     except (TypeError, ValueError):
         value = None
     if value is None:
         raise InputError(
-            f'expected ridge to be a number or "loo", got {ridge!r}. It is lambda in sum of squared errors + lambda '
-            "||w||^2; see whence.ridge_from_weight_decay."
+            f'expected ridge to be a number, "auto" or "loo", got {ridge!r}. It is lambda in sum of squared errors + '
+            "lambda ||w||^2; see whence.ridge_from_weight_decay."
         )
     if not math.isfinite(value) or value < 0:
         raise InputError(
@@ -105,7 +105,7 @@ class FitOptions:
     likelihood: Likelihood
     structure: Structure
     parameters: Choice
-    ridge: float | None  # lambda, or `None` to choose it by leave-one-out
+    ridge: float | Literal["auto", "loo"]  # lambda, or how it is chosen
     recenter: bool
     noise: str
     loo: str
@@ -297,7 +297,8 @@ def _fit_within_memory(options: FitOptions, problem: Linearization, fingerprints
 def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
     """The curvature, and all that follows from it."""
     _check_positions(problem, options.loo)
-    structure, why = options.structure.resolve(problem, options.ridge)
+    ridge, source = _resolve_ridge(options.ridge, problem)
+    structure, why = options.structure.resolve(problem, ridge)
     loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
@@ -310,14 +311,16 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     problem = replace(problem, folds=loo.folds)
     tf32 = options.execution.tf32 and structure.tf32
     with rounded_products(True if tf32 else None):
-        if options.ridge is None and problem.hessian_roots is not None:
+        if ridge is None and problem.hessian_roots is not None:
             bread = fit_at_best(structure, problem, loo.meat_roots)
         else:
-            bread = structure.fit(problem, options.ridge, loo.meat_roots)
+            bread = structure.fit(problem, ridge, loo.meat_roots)
         bread = replace(bread, tf32=tf32)
         found = assemble(problem, bread, loo, unbiased=options.noise == "unbiased")
         groups = None if loo.groups is None else found.meats.deletions
         chosen = Finding("structure", structure.name, why)
+        if bread.path is not None:
+            source = f"leave-one-out error of {loo.unit_name} over {len(bread.path.ridges)} values"
         return Tracer(
             problem=problem,
             bread=bread,
@@ -329,9 +332,16 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
             sigma=found.noise.covariance,
             noise_scale=found.noise.scale,
             hc1_factor=hc1_factor(problem, bread, groups),
-            diagnostics=Diagnostics((chosen, *_diagnose(problem, bread, found.step, found.adjusted, loo))),
+            diagnostics=Diagnostics((chosen, *_diagnose(problem, bread, source, found.step, found.adjusted, loo))),
             fingerprints=fingerprints,
         )
+
+
+def _resolve_ridge(ridge: float | Literal["auto", "loo"], problem: Linearization) -> tuple[float | None, str]:
+    """The ridge, `None` to choose it by leave-one-out, and where the number came from."""
+    if ridge == "auto":
+        return default_ridge(problem)
+    return (None, "") if ridge == "loo" else (ridge, "given")
 
 
 def _check_positions(problem: Linearization, loo: str) -> None:
@@ -355,28 +365,34 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     if odd:
         bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
     finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
+    names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
-        Finding("HeC3 inside the core", check.numbers["share"], "share of it, on a sample of training inputs")
+        Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")
         if check.numbers
-        else Finding("HeC3 inside the core", "not checked", check.words)
+        else Finding(names[check.name], "not checked", check.words)
         for check in trust
-        if check.name == "outside the core"
+        if check.name in names
     ]
     return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, *beyond, finding)))
 
 
 def _diagnose(
-    problem: Linearization, bread: FittedCurvature, step: NewtonStep, adjusted: AdjustedResiduals, loo: LeaveOneOut
+    problem: Linearization,
+    bread: FittedCurvature,
+    source: str,
+    step: NewtonStep,
+    adjusted: AdjustedResiduals,
+    loo: LeaveOneOut,
 ) -> Diagnostics:
     numbers = problem.numbers
     scale = float(problem.residuals.square().mean().sqrt())
     lost = loo.hessian_times(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
-    chosen = f", by leave-one-out of {loo.unit_name}" if bread.path else ""
+    undetermined = loo.policy == "exact" and adjusted.guarded > 0
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
-        Finding("ridge", bread.ridge, f"lambda on the sum scale{chosen}"),
+        Finding("ridge", bread.ridge, f"lambda on the sum scale: {source}"),
         Finding(
             "degrees of freedom",
             freedom,
@@ -402,7 +418,11 @@ def _diagnose(
         Finding(
             "guarded leverages",
             adjusted.guarded,
-            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}",
+            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}"
+            + (
+                "; without them their predictions are not determined, so that HeC3 is rounding: raise ridge"
+                * undetermined
+            ),
         ),
     ]
     findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]

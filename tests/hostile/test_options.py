@@ -17,9 +17,9 @@ def test_a_ridge_out_of_range(ridge: Any) -> None:
         fit(mlp(), batches(), ridge=ridge)
 
 
-@pytest.mark.parametrize("ridge", ["auto", "1.0", None, [1.0], {}, torch.ones(2)])
+@pytest.mark.parametrize("ridge", ["best", "1.0", None, [1.0], {}, torch.ones(2)])
 def test_a_ridge_of_another_kind(ridge: Any) -> None:
-    with pytest.raises(whence.InputError, match=r'ridge to be a number or "loo", got .*ridge_from_weight_decay'):
+    with pytest.raises(whence.InputError, match=r'a number, "auto" or "loo", got .*ridge_from_weight_decay'):
         fit(mlp(), batches(), ridge=ridge)
 
 

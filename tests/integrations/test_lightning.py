@@ -112,9 +112,15 @@ def test_options_reach_the_fit() -> None:
     assert callback.tracer.problem.n == 10
 
 
+def test_without_weight_decay_the_ridge_is_the_default() -> None:
+    callback = WhenceCallback(progress=False)
+    trained(callback, Regression(decay=0.0))
+    assert callback.tracer is not None
+    words = next(one.words for one in callback.tracer.diagnostics if one.name == "ridge")
+    assert "of an assumed weight decay" in words
+
+
 def test_what_is_missing_is_asked_for() -> None:
-    with pytest.raises(whence.InputError, match=r"expected a weight decay above zero .* Pass ridge="):
-        trained(WhenceCallback(progress=False), Regression(decay=0.0))
     with pytest.raises(whence.InputError, match="expected one training loader, got list"):
         WhenceCallback()._loader(_Trainer(world_size=1, train_dataloader=[data()]))
     with pytest.raises(whence.InputError, match="with 2 processes"):

@@ -38,8 +38,7 @@ def test_the_largest_decay_of_all_groups_counts() -> None:
     adam = torch.optim.Adam([{"params": [weight], "weight_decay": 0.3}, {"params": [bias]}])
     assert decay_of([adam]) == 0.3
     assert decay_of([]) == 0.0
-    with pytest.raises(InputError, match="expected a weight decay above zero"):
-        ridge_of(0.0, [], "gaussian", nn.Linear(1, 1))
+    assert ridge_of(0.0, [], "gaussian", nn.Linear(1, 1)) == "auto"
 
 
 # --- Against training ------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class Scaled(nn.Module):
 
 def test_another_forward_is_noticed_with_the_data(tmp_path: Path) -> None:
     case = networks.build("mlp")
-    whence.fit(Scaled(1.0), case.batches(4), progress=False).save(tmp_path / "fit.whence")
+    whence.fit(Scaled(1.0), case.batches(4), ridge=1.0, progress=False).save(tmp_path / "fit.whence")
     assert whence.load(tmp_path / "fit.whence", Scaled(1.0), case.batches(4)).ridge == 1.0
     with pytest.raises(whence.StaleModelError, match="Its weights are the same, its forward is not"):
         whence.load(tmp_path / "fit.whence", Scaled(1.1), case.batches(4))

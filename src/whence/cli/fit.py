@@ -37,7 +37,7 @@ def fit(
     parameters: Annotated[
         list[str] | None, typer.Option(help="all, last_layer, or patterns of names; may be given several times.")
     ] = None,
-    ridge: Annotated[str | None, typer.Option(help="Lambda on the sum scale, or loo.")] = None,
+    ridge: Annotated[str | None, typer.Option(help="Lambda on the sum scale, auto or loo.")] = None,
     recenter: Annotated[bool, typer.Option("--recenter", help="Take the last step to the optimum in the fit.")] = False,
     trust: Annotated[
         bool, typer.Option("--trust/--no-trust", help="Examine a sample: how far to trust the fit.")

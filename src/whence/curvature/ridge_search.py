@@ -1,9 +1,9 @@
-"""The ridge by leave-one-out, for losses other than squared error.
+"""The ridge where none is given, and the ridge by leave-one-out for losses other than squared error.
 
-At each ridge the linearized model, f + J dw with the loss as it is, is fitted to its own optimum: for losses with a
-curvature that moves with the outputs, one Newton step from the network's weights tells little about other ridges. There
-every example (or position, or group: whatever the fit leaves out) is left out in one step, u_i = (I - L_i Q_i)^-1 r_i
-as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is summed up.
+By leave-one-out: at each ridge the linearized model, f + J dw with the loss as it is, is fitted to its own optimum: for
+losses with a curvature that moves with the outputs, one Newton step from the network's weights tells little about other
+ridges. There every example (or position, or group: whatever the fit leaves out) is left out in one step,
+u_i = (I - L_i Q_i)^-1 r_i as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is summed up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure, groups_within_memory, members_of
+from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure, groups_within_memory
 from whence.curvature.dual import FittedDual
 from whence.curvature.exact import Exact
 from whence.curvature.primal import FittedPrimal
@@ -38,6 +38,44 @@ STEPS, CLOSE = 60, 1e-9
 
 NODES = 32
 """Of the integral that the change of a loss is."""
+
+WEIGHT_DECAY = 0.01
+"""The weight decay that is assumed where no ridge is given; how near it comes: `benchmarks/ridge_default.py`."""
+
+
+def default_ridge(problem: Linearization) -> tuple[float, str]:
+    """The ridge of a weight decay of 0.01 of the mean loss, and in words where it came from.
+
+    The mean runs over examples or positions by their weights, and over outputs where the loss does not tie them to each
+    other. The decay is that of squared error with targets of variance one: in other units the ridge goes with them.
+    """
+    weights = problem.sample_weights if problem.units is None else problem.units.weights
+    n = float(problem.n * problem.k / problem.width if weights is None else weights.sum())
+    if problem.sketch is not None:
+        n = problem.total_weight * problem.sketch.counted / max(problem.counted, 1)
+    terms = n if problem.likelihood.couples_outputs else n * problem.width
+    words = f"of an assumed weight decay of {WEIGHT_DECAY:g} of the mean over {terms:g} terms"
+    if problem.likelihood.squared_error:
+        name, variance = _target_variance(problem, n)
+        if variance > 0:
+            return WEIGHT_DECAY * terms * variance / 2, f"{words}, for targets of {name} {variance:.3g}"
+    return WEIGHT_DECAY * terms, words
+
+
+def _target_variance(problem: Linearization, n: float) -> tuple[str, float]:
+    """Mean over outputs; where only mixtures of the outputs are known, the mean square, which they tell on average."""
+    targets = (problem.outputs + problem.unweighted(problem.residuals)).double()
+    if problem.sketch is not None:
+        assert problem.hessian_roots is not None
+        mixed = torch.einsum("nkc,nk->nc", problem.hessian_roots.double(), targets)
+        return "mean square", float(mixed.square().sum()) / n / problem.width
+    rows = targets.reshape(-1, problem.width)
+    weights = problem.sample_weights if problem.units is None else problem.units.weights
+    weigh = rows.new_ones(len(rows), 1) if weights is None else weights.reshape(-1, 1).double()
+    centred = rows - (weigh * rows).sum(0) / n
+    found = float((weigh * centred.square()).sum()) / n / problem.width
+    rounding = torch.finfo(problem.dtype).eps * float(rows.abs().max())
+    return "variance", found if found > rounding**2 else 0.0
 
 
 def fit_at_best(structure: Structure, problem: Linearization, meat_roots: MeatRoots | None) -> FittedCurvature:
@@ -97,17 +135,11 @@ def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
 
 @dataclass(frozen=True)
 class Linear:
-    """The linearized model with its loss.
+    """The linearized model with its loss."""
 
-    Attributes:
-        problem: training examples.
-        rows: (n, k, r) features.
-        start: (r,) the network's weights along them.
-    """
-
-    problem: Linearization
-    rows: Tensor
-    start: Tensor
+    problem: Linearization  # training examples
+    rows: Tensor  # (n, k, r) features
+    start: Tensor  # (r,) the network's weights along them
 
     @classmethod
     def of(cls, fitted: FittedCurvature, problem: Linearization) -> Linear:
@@ -201,7 +233,7 @@ class Linear:
             leverage_blocks = folds.blocks(white @ white.transpose(1, 2))
             return _solved(leverage_blocks, folds.blocks(inner), folds.parts(residuals)).reshape(residuals.shape)
         found = torch.empty_like(residuals)
-        for members in groups_within_memory(members_of(folds.groups), self.problem, white.shape[2]):
+        for members in groups_within_memory(folds.groups, self.problem, white.shape[2]):
             flat = white[members].flatten(1, 2)
             joint = block_diagonal(inner[members])
             moved = _solved(flat @ flat.transpose(1, 2), joint, residuals[members].flatten(1))

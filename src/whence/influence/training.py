@@ -10,7 +10,6 @@ from torch import Tensor
 
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, frame, leave_one_out_leverage, variance_terms
-from whence.likelihoods import Likelihood
 from whence.linalg import largest_first
 from whence.runtime.memory import few_at_once
 
@@ -75,7 +74,7 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
     if problem.sketch is not None:
         norms = problem.unweighted(residuals_without(fitted)).norm(dim=1)
         return Suspicion(norms, largest_first(norms))
-    squared_error = type(problem.likelihood).hessian_root is Likelihood.hessian_root  # roots may be sample weights
+    squared_error = problem.likelihood.squared_error  # roots may be sample weights
     if problem.hessian_roots is not None and not squared_error:
         logs, ties = problem.log_residuals_after(change_without(fitted))
         return Suspicion(logs.exp(), largest_first(logs, ties))

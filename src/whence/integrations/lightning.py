@@ -32,9 +32,9 @@ class WhenceCallback(Callback):
     Args:
         likelihood: the loss of the training, as for `whence.fit`.
         structure: as for `whence.fit`.
-        ridge: lambda, or "loo". When not given, it is what the optimiser's weight decay amounts to, for a loss that is
-            a mean over all that count: examples, or their tokens or pixels whose label is not ignored; and over outputs
-            too, for squared error and binary cross-entropy.
+        ridge: lambda, "auto" or "loo", as for `whence.fit`. When not given, it is what the optimiser's weight decay
+            amounts to, for a loss that is a mean over all that count: examples, or their tokens or pixels whose label
+            is not ignored; and over outputs too, for squared error and binary cross-entropy. "auto" without a decay.
         loader: gives the training batches as (inputs, targets); by default the one that Lightning trained with.
         network: picks the part of the module that maps inputs to outputs; by default the module itself, by its
             `forward`.
@@ -50,7 +50,7 @@ class WhenceCallback(Callback):
         likelihood: str | Likelihood = "gaussian",
         structure: str | Structure = "exact",
         *,
-        ridge: float | Literal["loo"] | None = None,
+        ridge: float | Literal["auto", "loo"] | None = None,
         loader: Iterable[Any] | None = None,
         network: Callable[[LightningModule], nn.Module] | None = None,
         **options: Any,

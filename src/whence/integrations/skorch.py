@@ -40,7 +40,7 @@ def fit(
     likelihood: str | Likelihood | None = None,
     structure: str | Structure = "exact",
     *,
-    ridge: float | Literal["loo"] | None = None,
+    ridge: float | Literal["auto", "loo"] | None = None,
     **options: Any,
 ) -> Tracer:
     """Fit `whence` to a net and the data it was trained on.
@@ -55,8 +55,8 @@ def fit(
         likelihood: as for `whence.fit`; by default what the net's criterion says. With `NLLLoss`, for which a skorch
             module gives probabilities, the fit is to their logarithms.
         structure: as for `whence.fit`.
-        ridge: lambda, or "loo". When not given, it is what the optimiser's weight decay amounts to, for a criterion
-            that is a mean (`reduction="mean"`) over all that count.
+        ridge: lambda, "auto" or "loo", as for `whence.fit`. When not given, it is what the optimiser's weight decay
+            amounts to, for a criterion that is a mean (`reduction="mean"`) over all that count; "auto" without a decay.
         options: others of `whence.fit`.
     """
     if not getattr(net, "initialized_", False):

@@ -25,7 +25,7 @@ def fit_trainer(
     likelihood: str | Likelihood | None = None,
     structure: str | Structure = "exact",
     *,
-    ridge: float | Literal["loo"] | None = None,
+    ridge: float | Literal["auto", "loo"] | None = None,
     **options: Any,
 ) -> Tracer:
     """Fit `whence` to a trainer's model and training data.
@@ -41,8 +41,8 @@ def fit_trainer(
         trainer: after training.
         likelihood: as for `whence.fit`; by default what `config.problem_type` and `config.num_labels` say.
         structure: as for `whence.fit`.
-        ridge: lambda, or "loo". When not given, it is what `args.weight_decay` amounts to, for a mean over examples, or
-            over the tokens whose label is not -100.
+        ridge: lambda, "auto" or "loo", as for `whence.fit`. When not given, it is what `args.weight_decay` amounts to,
+            for a mean over examples, or over the tokens whose label is not -100; "auto" without a weight decay.
         options: others of `whence.fit`, such as `parameters`.
     """
     model = trainer.model

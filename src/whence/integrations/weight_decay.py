@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from whence.api import ridge_from_weight_decay
 from whence.data.batches import Batch, Batches
-from whence.errors import InputError
 from whence.jacobian.network import Network, follow_own_loss
 from whence.likelihoods import Categorical, Likelihood
 from whence.runtime.model_state import preserved
@@ -23,8 +22,10 @@ def decay_of(optimizers: Iterable[Any]) -> float:
     return max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0)
 
 
-def ridge_of(decay: float, loader: Iterable[Any], likelihood: str | Likelihood, model: nn.Module) -> float:
-    """Lambda on the sum scale, for a mean loss over the training data.
+def ridge_of(
+    decay: float, loader: Iterable[Any], likelihood: str | Likelihood, model: nn.Module
+) -> float | Literal["auto"]:
+    """Lambda on the sum scale, for a mean loss over the training data; "auto" without a weight decay.
 
     The mean squared error runs over all numbers of the targets ("gaussian"), the binary cross-entropy over all logits
     ("bernoulli"), cross-entropy over all examples, or tokens or pixels of them, whose label is not `ignore_index`
@@ -45,10 +46,7 @@ def ridge_of(decay: float, loader: Iterable[Any], likelihood: str | Likelihood, 
         1.0
     """
     if not decay > 0:
-        raise InputError(
-            "expected a weight decay above zero to take the ridge from, got none. Pass ridge=..., lambda in 'sum of "
-            "losses + lambda / 2 ||w||^2' (for squared error without the 2), or train with weight decay."
-        )
+        return "auto"
     name = likelihood if isinstance(likelihood, str) else likelihood.name
     loss = Categorical() if likelihood == "categorical" else likelihood
     with preserved(model):

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar, get_args
 
 import torch
 
 from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep, Sandwich
-from whence.curvature.accumulate import LayerGradients, LayerSizes
+from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
 from whence.curvature.base import AlignmentSandwich, RidgePath
-from whence.curvature.core import Projected
 from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative, IterativeSolver
-from whence.curvature.primal import Features, FittedPrimal, PrimalSandwich, TrainingRows, Whitening
-from whence.curvature.rotation import Basis
-from whence.curvature.spectral import DiagonalMoments, FittedSpectral, SpectralSandwich, Spectrum, Weights
-from whence.curvature.two_bases import FittedTwoBases, MeatRotation, TwoBasisWeights
+from whence.curvature.kronecker import DiagonalMoments, Spectrum
+from whence.curvature.primal import FittedPrimal, PrimalSandwich, Projected, Whitening
+from whence.curvature.rotation import Basis, Weights
+from whence.curvature.spectral import FittedSpectral, SpectralSandwich
+from whence.curvature.two_bases import MeatRotation, TwoBasisWeights
 from whence.data.targets import Positions
 from whence.errors import InputError
 from whence.estimators import AdjustedResiduals
@@ -39,7 +38,6 @@ COMMON: dict[str, Any] = {
     "path": RidgePath | None,
 }
 WEIGHTS = {"inside": "working estimators basis", "outside": "working estimators one one one", "rounded": "flag"}
-SPECTRAL = {**COMMON, "noise": "algebra k k", "change": "algebra n k"}
 RECORDS: dict[type, Mapping[str, Any]] = {
     Groups: {"total": "whole 2", "counted": "whole 2", "index": "index n"},
     Positions: {"shape": "wholes 1", "width": "whole 1", "weights": "?algebra n positions"},
@@ -52,8 +50,7 @@ RECORDS: dict[type, Mapping[str, Any]] = {
     FittedDual: {**COMMON, "kernel": "algebra nk nk", "factor": "algebra nq nq", "inner_weights": "algebra n k"},
     FittedIterative: {**COMMON, "worst": "number 0"},
     IterativeSolver: {"tolerance": "number 0 1", "iterations": "whole 1"},
-    FittedSpectral: SPECTRAL,
-    FittedTwoBases: SPECTRAL,
+    FittedSpectral: {**COMMON, "noise": "algebra k k", "change": "algebra n k"},
     DiagonalMoments: {"inside": "double basis", "outside": "number 0"},
     Weights: WEIGHTS,
     TwoBasisWeights: {
@@ -234,8 +231,7 @@ def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwi
     """Bases, spectra and weights, block by block; a block is called by its place among those of all processes."""
     write_stream(draft.part("stream"), bread.stream)
     draft.put(estimators=sandwich.names)
-    rotations = bread.rotations if isinstance(bread, FittedTwoBases) else [None] * len(bread.bases)
-    for at, (basis, rotation) in enumerate(zip(bread.bases, rotations, strict=True)):
+    for at, (basis, rotation) in enumerate(zip(bread.bases, bread.rotations, strict=True)):
         part = draft.part(f"block_{bread.stream.blocks.index(basis.block)}")
         write_basis(part, basis)
         write(part, "curvature", bread.spectrum.curvature[at])
@@ -247,9 +243,7 @@ def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwi
             write_basis(part.part("meat_basis"), rotation.basis)
 
 
-def read_spectral(
-    saved: Saved, problem: Linearization, meats: Meats, kind: type[FittedSpectral] = FittedSpectral
-) -> tuple[FittedCurvature, Sandwich]:
+def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
     """The same, put together again."""
     stream = read_stream(saved.part("stream"), problem)
     names = saved.texts("estimators")
@@ -262,8 +256,6 @@ def read_spectral(
         basis = read_basis(part, block)
         part.sizes.update({"basis": basis.shape, "matrix": block.matrix_shape})
         rotation = _read_rotation(part, basis) if part.flag("rotated") else None
-        if rotation is not None and kind is not FittedTwoBases:
-            raise part.wrong("rotated", "no")
         bases.append(basis)
         rotations.append(rotation)
         weights.append(_read_weights(part.part("weights"), basis, rotation))
@@ -275,13 +267,12 @@ def read_spectral(
         "problem": problem,
         "stream": stream,
         "bases": bases,
+        "rotations": rotations,
         "spectrum": Spectrum(curvature, noise, score),
         "step": step,
         "tf32": saved.flag("tf32") and all(_bears_tf32(one, problem.device) for one in weights),
     }
-    if kind is FittedTwoBases:
-        known["rotations"] = rotations
-    bread = read(saved, kind, **known)
+    bread = read(saved, FittedSpectral, **known)
     return bread, SpectralSandwich(bread, tuple(names), weights)
 
 
@@ -321,7 +312,6 @@ KINDS: dict[str, tuple[type[FittedCurvature], Restorer]] = {
     "dual": (FittedDual, read_dual),
     "matrix_free": (FittedIterative, read_iterative),
     "spectral": (FittedSpectral, read_spectral),
-    "two_bases": (FittedTwoBases, partial(read_spectral, kind=FittedTwoBases)),
 }
 """Every fitted curvature of whence, and how it is read."""
 
