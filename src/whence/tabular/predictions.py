@@ -39,22 +39,17 @@ class Score(NamedTuple):
 class Predictions:
     """Predictions of the rows of a table.
 
-    Attributes:
-        table: the rows.
-        fitted: what predicted them.
-        values: (m,) what was observed, NaN where nothing was.
-        frame: one row each. `prediction`, with a 95 % interval of a new observation (`lower`, `upper`) and the standard
-            deviation of the prediction (`std`) for numbers, or `probability` and `probability_std` for classes; `ho`,
-            `hec3`, `ratio`; `verdict`, empty where none was asked for, and what it rests on: `noise_p`, `scarcity_p`,
-            and `check` and `near`, which name rows of the file that was trained on.
-        probabilities: (m, classes) of all classes; (m, 0) for numbers.
+    The frame has one row each: `prediction`, with a 95 % interval of a new observation (`lower`, `upper`) and the
+    standard deviation of the prediction (`std`) for numbers, or `probability` and `probability_std` for classes; `ho`,
+    `hec3`, `ratio`; `verdict`, empty where none was asked for, and what it rests on: `noise_p`, `scarcity_p`, and
+    `check` and `near`, which name rows of the file that was trained on.
     """
 
     table: Table
-    fitted: FittedTable
-    values: Any
+    fitted: FittedTable  # what predicted the rows
+    values: Any  # (m,) what was observed, NaN where nothing was
     frame: pandas.DataFrame
-    probabilities: Any
+    probabilities: Any  # (m, classes) of all classes; (m, 0) for numbers
 
     def scores(self, which: Any = slice(None)) -> list[Score]:
         """How good the predictions of some rows are, where their targets are known."""
