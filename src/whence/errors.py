@@ -65,6 +65,10 @@ class CorruptArtifactError(WhenceError, ValueError):
     """A saved file is damaged, hostile, or belongs to something else."""
 
 
+class MissingFileError(WhenceError, FileNotFoundError):
+    """There is no file at a path."""
+
+
 class FormatError(WhenceError, ValueError):
     """A saved file is of another format than this version reads."""
 

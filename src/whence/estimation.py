@@ -241,8 +241,8 @@ def measure_speed(problem: Linearization, stream: LayerGradients, inputs: Inputs
     k, jacobian = problem.k, problem.jacobian()
 
     def pull() -> None:
-        for _, tangents, _ in stream.of(few, 0, stream.identity(), k):
-            for tangent in tangents:
+        for chunk in stream.of(few, stream.identity(), k):
+            for tangent in chunk.tangents:
                 tangent.materialize() if tangent.block.kind == "dense" else None
 
     def rows() -> None:

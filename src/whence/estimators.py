@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
-from whence.curvature.base import Groups
+from whence.curvature.base import Groups, times_hessian
 from whence.data.targets import Positions, block_diagonal
 from whence.errors import InputError
 from whence.jacobian.linearization import Folds, Linearization
@@ -46,17 +46,11 @@ NEAR_ONE = 1e-6
 
 @dataclass(frozen=True)
 class LeveragePolicy:
-    """What leave-one-out makes of a leverage h.
+    """What leave-one-out makes of a leverage h."""
 
-    Attributes:
-        inflation: (I - H)^-1 as a function of h.
-        leverage: the leverage that is reported.
-        limit: leverages from here on are counted as guarded.
-    """
-
-    inflation: Callable[[Tensor], Tensor]
-    leverage: Callable[[Tensor], Tensor]
-    limit: float
+    inflation: Callable[[Tensor], Tensor]  # (I - H)^-1 as a function of h
+    leverage: Callable[[Tensor], Tensor]  # the leverage that is reported
+    limit: float  # leverages from here on are counted as guarded
 
     def guarded(self, leverages: Tensor) -> int:
         """How many rows (n, k) have a leverage at the limit."""
@@ -80,19 +74,13 @@ POLICIES: Mapping[Policy, LeveragePolicy] = {
 
 @dataclass(frozen=True)
 class AdjustedResiduals:
-    """Residuals of the training examples, adjusted for their leverages.
+    """Residuals of the training examples, adjusted for their leverages."""
 
-    Attributes:
-        hec2: (n, k) (I - H_ii)^-1/2 e_i.
-        hec3: (n, k) leave-one-out residuals u_i = (I - H_ii)^-1 e_i.
-        leverage: (n, k) diagonal of the hat blocks R^T Q R after the policy; its sum over outputs is the trace of H.
-        guarded: how many of the units that are left out had a leverage at the policy's limit.
-    """
-
-    hec2: Tensor
-    hec3: Tensor
+    hec2: Tensor  # (n, k) (I - H_ii)^-1/2 e_i
+    hec3: Tensor  # (n, k) leave-one-out residuals u_i = (I - H_ii)^-1 e_i
+    # (n, k) diagonal of the hat blocks R^T Q R after the policy; its sum over outputs is the trace of H
     leverage: Tensor
-    guarded: int
+    guarded: int  # how many of the units that are left out had a leverage at the policy's limit
 
 
 def leave_one_out(
@@ -179,25 +167,15 @@ def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """What is left out of a fit, one unit after the other: examples, outputs, positions or groups.
+    """What is left out of a fit, one unit after the other: examples, outputs, positions or groups."""
 
-    Attributes:
-        network_residuals: (n, k) residuals of the network, sample weights multiplied in.
-        hessian_roots: (n, k, q) roots of the loss's Hessian in the outputs; `None` for the identity.
-        policy: what to do with leverages.
-        recenter: use the residuals at the optimum of the linearized model.
-        by_output: leave out single outputs instead of whole examples.
-        groups: leave out whole groups instead of single examples.
-        units: leave out these positions of examples, one by one, instead of whole examples.
-    """
-
-    network_residuals: Tensor
-    hessian_roots: Tensor | None
-    policy: Policy
-    recenter: bool
-    by_output: bool
-    groups: Groups | None = None
-    units: Positions | None = None
+    network_residuals: Tensor  # (n, k) residuals of the network, sample weights multiplied in
+    hessian_roots: Tensor | None  # (n, k, q) roots of the loss's Hessian in the outputs; `None` for the identity
+    policy: Policy  # what to do with leverages
+    recenter: bool  # use the residuals at the optimum of the linearized model
+    by_output: bool  # leave out single outputs instead of whole examples
+    groups: Groups | None = None  # leave out whole groups instead of single examples
+    units: Positions | None = None  # leave out these positions of examples, one by one, instead of whole examples
 
     def deletions(self, problem: Linearization) -> int:
         """How many units are left out, one after the other; those of weight zero do not count."""
@@ -232,10 +210,7 @@ class LeaveOneOut:
 
     def hessian_times(self, rows: slice, change: Tensor) -> Tensor:
         """L_i c_i (n, k): by how much residuals shrink, to first order, when outputs change by c."""
-        if self.hessian_roots is None:
-            return change
-        roots = self.hessian_roots[rows]
-        return torch.einsum("nkq,nq->nk", roots, torch.einsum("nkq,nk->nq", roots, change))
+        return times_hessian(change, None if self.hessian_roots is None else self.hessian_roots[rows])
 
     def adjust(self, residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None) -> AdjustedResiduals:
         """Leave-one-out residuals from residuals (n, k), leverage blocks (n, k, k) and roots (n, k, q)."""

@@ -372,12 +372,13 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     if odd:
         bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
     finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
+    names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
-        Finding("HeC3 inside the core", check.numbers["share"], "share of it, on a sample of training inputs")
+        Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")
         if check.numbers
-        else Finding("HeC3 inside the core", "not checked", check.words)
+        else Finding(names[check.name], "not checked", check.words)
         for check in trust
-        if check.name == "outside the core"
+        if check.name in names
     ]
     return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, *beyond, finding)))
 
@@ -395,6 +396,7 @@ def _diagnose(
     lost = loo.hessian_times(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
+    undetermined = loo.policy == "exact" and adjusted.guarded > 0
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
         Finding("ridge", bread.ridge, f"lambda on the sum scale: {source}"),
@@ -423,7 +425,11 @@ def _diagnose(
         Finding(
             "guarded leverages",
             adjusted.guarded,
-            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}",
+            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}"
+            + (
+                "; without them their predictions are not determined, so that HeC3 is rounding: raise ridge"
+                * undetermined
+            ),
         ),
     ]
     findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]

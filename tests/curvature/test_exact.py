@@ -199,7 +199,7 @@ def test_chunks_and_batches_do_not_matter(road: Any, chunk_size: int, device: to
     assert_agree(found, expected, x, 1e-9)
 
 
-def test_models_that_vmap_cannot_follow_are_noted() -> None:
+def test_models_that_vmap_cannot_follow() -> None:
     class Asking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -211,5 +211,4 @@ def test_models_that_vmap_cannot_follow_are_noted() -> None:
 
     x, _ = inputs_and_targets()
     tracer = fit(Asking(), batches())
-    assert "torch.vmap failed (vmap: It looks like" in notes(tracer)
     assert_agree(tracer, fit(mlp(), batches()), x, 1e-10)

@@ -187,14 +187,7 @@ class Truth:
         values = np.linalg.eigvalsh(found.curvature)
         close = 1e-14 * (values[-1] + ridge) / max(ridge, values[0], 1e-14 * values[-1], 1e-300)
         if exact:
-            h = max(
-                np.linalg.eigvalsh(found.L[i] @ found.leverage_blocks[i] + (found.L[i] @ found.leverage_blocks[i]).T)[
-                    -1
-                ]
-                / 2
-                for i in range(n)
-            )
-            close *= 1 / max(1e-9, 1 - min(h, 1 - 1e-9)) ** 2
+            close *= 1 / max(1e-9, 1 - min(found.largest.max(), 1 - 1e-9)) ** 2
         floor = 1e-7 if problem.structure != "matrix free" else 1e-5
         if problem.targets.dtype == torch.float32 or "float32" in problem.words:
             floor, close = 1e-2, close * 1e9
@@ -315,6 +308,11 @@ def _fitted(problem: Problem, tracer: whence.Tracer, truth: Truth) -> Iterator[C
             yield "leverages", tracer.leverage, fitted.leverages, close
     if fitted.policy == "exact" and _rows(truth):
         yield "leverage", tracer.leverage.sum(1), fitted.leverage, close
+    if fitted.policy == "exact" and "float32" not in problem.words:
+        # those that decide their own prediction are told of; within 1e-6 of one rounding may count either way
+        least, most = (int((fitted.largest > 1 - far).sum()) for far in (1e-7, 1e-5))
+        told = float(tracer.diagnostics["guarded leverages"])
+        yield "guarded leverages", told, min(max(told, least), most), 0.0
     if problem.options["ridge"] == "loo":
         yield from _ridge(problem, tracer, truth)
 

@@ -440,6 +440,16 @@ class Dense:
         return np.where(same, self.L[at[:, None], c[:, None], c[None, :]], 0.0)
 
     @cached_property
+    def largest(self) -> Array:
+        """The largest eigenvalue of L_S Q_SS for each set S that is left out."""
+        J = self.J.reshape(-1, self.d)
+        found = []
+        for rows in self.sets():
+            L, Q = self.block(rows), J[rows] @ self.inverse @ J[rows].T
+            found.append(np.linalg.eigvals(L @ Q).real.max())
+        return np.array(found)
+
+    @cached_property
     def u(self) -> Array:
         return self.left_out(1.0)
 
@@ -648,12 +658,19 @@ class Dense:
         left = np.linalg.norm(downhill(step)) / max(1e-300, np.linalg.norm(self.J.reshape(-1, self.d), axis=1).max())
         residuals, hessians = after(step)
         other = self.forgotten()
-        other.__dict__["inverse"] = self.inverted(gram(self.J, counts[:, None, None] * hessians) + ridge)
+        damped = gram(self.J, counts[:, None, None] * hessians) + ridge
+        other.__dict__["inverse"] = self.inverted(damped)
         other.__dict__["residuals"], other.L = residuals, hessians
+        moved = other.alignments(J) * other.u
+        flat, at_once = self.J.reshape(-1, self.d), moved.reshape(*moved.shape[:2], -1)
+        for rows in self.sets():  # J F^-1 J_i^T u_i is J F_-i^-1 J_i^T r_i, where rounding would hide one minus h
+            if curved and changed[rows[0] // self.k] and counts[rows[0] // self.k]:
+                without = self.inverted(damped - flat[rows].T @ other.block(rows) @ flat[rows])
+                at_once[:, :, rows] = (J @ without @ flat[rows].T) * residuals.reshape(-1)[rows]
         noise = np.einsum("mkni,nij,mknj->mkn", other.alignments(J), self.noise[0], other.alignments(J), optimize=True)
         found = {
             "change": J @ step,
-            "new_hec3": (other.squares(other.alignments(J) * other.u) * counts).sum(2),
+            "new_hec3": (other.squares(moved) * counts).sum(2),
             "new_ho": (noise * counts).sum(2),
         }
         return found, float(left)

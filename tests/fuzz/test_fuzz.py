@@ -36,6 +36,8 @@ FOUND = {
     2195: "IndexError where a batch does not use a layer",
     2251: "suspicion not a number where probabilities are certain",
     3642: "what_if with large logits: Newton's method went to and fro between two flat sides, unseen",
+    7570: "groups that decide their own predictions, no ridge: HeC3 is rounding, and the fit must say so",
+    7688: "what_if gave a leverage of one up to rounding to an example with large logits",
     4467: "EKFAC of large logits: a basis that rounding chooses is not compared",
     4646: "no ridge: the oracle had no inverse",
 }

@@ -283,6 +283,18 @@ def test_a_prediction_without_a_gradient_is_not_a_number_and_spoils_no_other(str
     torch.testing.assert_close(some[others], expected.hec3[others, 1:])
 
 
+@pytest.mark.parametrize("structure", [whence.Exact("primal"), whence.Exact("dual"), "core", "ekfac"], ids=str)
+def test_tracing_a_prediction_without_a_gradient_says_so(structure: Any) -> None:
+    x, y = inputs_and_targets()
+    x[:, 0] = 1.0
+    tracer = fit(Norm(), [(x, y)], structure=structure)
+    x = x.clone()
+    x[5, :2] = -1.0
+    for trace in (tracer.attribute, tracer.explain):
+        with pytest.raises(whence.InputError, match=r"finite gradients .* for 1 of \d+ of a batch, as number 5 there"):
+            trace(x)
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace.* is deprecated")
 def test_a_module_compiled_by_jit() -> None:
     x, y = inputs_and_targets()

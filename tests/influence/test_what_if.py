@@ -322,10 +322,33 @@ def test_a_label_of_large_logits_settles_between_two_flat_sides() -> None:
     np.testing.assert_allclose(tracer.what_if(test, relabel={0: 1}).change, [[-by, by]], rtol=1e-8)
 
 
-def test_leverages_that_rounding_decides_are_refused() -> None:
-    """A margin of 10^9 and a leverage of 10^9: the new label's leverage is 2e-9 below one, known to 1e-7."""
-    weight = torch.tensor([[5e8, 0.0], [-5e8, 0.0]], dtype=torch.float64)
+def certain_of_all(margin: float) -> tuple[whence.Tracer, torch.Tensor]:
+    """Three examples whose loss is zero to the last digit, fitted with a ridge of 1.25 / margin."""
+    weight = torch.tensor([[margin / 2, 0.0], [-margin / 2, 0.0]], dtype=torch.float64)
     x = torch.tensor([[1.0, 0.5], [1.0, -0.5], [1.0, 0.2]], dtype=torch.float64)
-    tracer = fit(networks.linear(weight), [(x, torch.zeros(3).long())], likelihood="categorical", ridge=1.25e-9)
-    with pytest.raises(whence.SingularCurvatureError, match="leverages below one"):
+    given = [(x, torch.zeros(3).long())]
+    return fit(networks.linear(weight), given, likelihood="categorical", ridge=1.25 / margin), x
+
+
+@pytest.mark.parametrize("margin", [1e6, 1e9])
+def test_a_new_leverage_of_one_up_to_rounding(margin: float) -> None:
+    """The relabelled example alone has a residual: HeC3 is the prediction's change without it, which is x x' g / ridge.
+
+    At a margin of 10^9 its new leverage is 2e-9 below one, of which rounding leaves nothing.
+    """
+    tracer, x = certain_of_all(margin)
+    leverage, test = margin, torch.tensor([[0.3, 2.0]], dtype=torch.float64)
+    g = brentq(
+        lambda g: 1 / (1 + np.exp(np.clip(2 * leverage * g - margin, -700, 700))) - g, 0, 1, xtol=1e-16, rtol=1e-14
+    )
+    by = float(test[0] @ x[0]) * margin / 1.25 * g
+    found = tracer.what_if(test, relabel={0: 1})
+    np.testing.assert_allclose(found.change, [[-by, by]], rtol=1e-7)
+    np.testing.assert_allclose(found.new_hec3, [[by**2, by**2]], rtol=1e-6)
+
+
+def test_leverages_that_rounding_decides_are_refused() -> None:
+    """A margin of 10^14 and a leverage of 10^14, whose last digit is 1e-2."""
+    tracer, x = certain_of_all(1e14)
+    with pytest.raises(whence.SingularCurvatureError, match="rounding error of"):
         tracer.what_if(x[:1], relabel={0: 1})

@@ -27,8 +27,7 @@ def refused(path: Path, model: nn.Module, message: str, error: type[Exception] =
 
 
 def test_missing_files_are_missing_files(fit: Fit, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        whence.load(tmp_path / "nothing.whence", fit.model)
+    refused(tmp_path / "nothing.whence", fit.model, r"nothing\.whence', where there is none\. Pass", FileNotFoundError)
 
 
 def test_what_is_no_file(fit: Fit, path: Path, tmp_path: Path) -> None:

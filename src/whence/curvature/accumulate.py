@@ -1,8 +1,8 @@
-"""One pass over the training data: `LayerGradients.accumulate` adds the gradients of all layers to an `Accumulator`.
+"""Passes over the training data: `accumulate` adds gradients layer by layer, or rows of features, to sums.
 
-An accumulator knows its zeros and how to add a chunk of gradients. Everything else about a pass stands here: how many
-examples make a chunk, what happens when memory runs out, which gradients are cached from pass to pass, when they are
-freed, and how much memory a curvature built layer by layer will take.
+An accumulator knows its zeros and how to add a chunk. Everything else about a pass stands here: how many examples make
+a chunk, what happens when memory runs out, what is cached from pass to pass, when it is freed, and how much memory a
+curvature built layer by layer will take.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from math import prod
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from whence.curvature.rotation import Basis, BasisView, basis_views, formed_bytes
 from whence.data.batches import Inputs, batch_size, take
-from whence.display import count as counted
-from whence.errors import UncapturedParameterError
+from whence.errors import SingularCurvatureError, UncapturedParameterError
 from whence.jacobian.capture import Capture, examples_using
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
-from whence.runtime.execution import Chunks
+from whence.runtime.execution import Chunks, State, partial_data_error
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import one_thread, rounded_products
 
@@ -47,50 +45,28 @@ class ConstantCotangents:
 class ChunkGradients:
     """Gradients of a chunk of training examples: iterating yields every block of parameters in its basis.
 
-    A block is freed when the next one is asked for, in the last of the iterations that the accumulator announces.
+    In the last of the iterations that the accumulator announces, a block is freed when the next one is asked for.
     """
 
-    def __init__(self, views: list[BasisView], reads: int, needs_captured: bool) -> None:
-        """Nothing is freed yet."""
+    def __init__(self, views: list[BasisView], reads: int) -> None:
         self._views = views
         self._reads_left = reads
-        self._needs_captured = needs_captured
 
     def __iter__(self) -> Iterator[BasisView]:
-        """The blocks, one after the other."""
         self._reads_left -= 1
         if self._reads_left > 0:
-            for view in self._views:
-                yield view
-                if not self._needs_captured:
-                    view.free_captured()
-            return
-        while self._views:
-            view = self._views.pop(0)
-            yield view
-            if not self._needs_captured:
-                view.compact()
-            del view  # the next one needs the memory
+            yield from self._views
+        while self._reads_left <= 0 and self._views:
+            yield self._views.pop(0)
 
 
-class Accumulator(ABC):
-    """Sums over the training set: their zeros, and how to add a chunk of gradients.
+Chunk = TypeVar("Chunk")
 
-    Attributes:
-        label: what the pass is for, shown with its progress.
-        cotangents: what is pulled back for every example.
-        count: number c of cotangents.
-        bases: in which the gradients of each block are given; `None` for the gradients as they were captured.
-        reads: how often `add` iterates over the gradients of a chunk.
-        needs_captured: whether this pass or a later one reads `BasisView.tangent`, the gradients as they were captured.
-    """
 
-    label: str
-    cotangents: Cotangents
-    count: int
-    bases: Sequence[Basis] | None = None
-    reads: int = 1
-    needs_captured: bool = False
+class Sums(ABC, Generic[Chunk]):
+    """Sums over the training set: their zeros, and how to add a chunk."""
+
+    label: str  # what the pass is for, shown with its progress
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
@@ -101,70 +77,52 @@ class Accumulator(ABC):
         return []
 
     @abstractmethod
-    def add(self, where: slice, gradients: ChunkGradients) -> None:
-        """Add the gradients of some training examples."""
+    def add(self, where: slice, chunk: Chunk, /) -> None:
+        """Add some training examples."""
+
+
+class RowAccumulator(Sums[Tensor]):
+    """Sums over the rows (n, k, r) of features."""
+
+
+class Accumulator(Sums[ChunkGradients]):
+    """Sums over the gradients of all layers."""
+
+    cotangents: Cotangents  # what is pulled back for every example
+    count: int  # number c of cotangents
+    bases: Sequence[Basis] | None = None  # of each block; `None` for the gradients as they were captured
+    reads: int = 1  # how often `add` iterates over the gradients of a chunk
 
 
 Accumulated = TypeVar("Accumulated", bound=Accumulator)
+RowSums = TypeVar("RowSums", bound=RowAccumulator)
 
-CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}
-"""Activations and output gradients of one chunk take at most so many bytes, by kind of device."""
-
-CHUNKS_PER_BATCH = 3
-"""On a CPU a chunk is at most the batch over this number: what is computed from a chunk takes more than the chunk."""
-
-CHUNKS_PER_SMALL_BATCH = 4
-"""The same number where examples are small and few, so that some memory is left for the cache of gradients."""
-
-LEAST_BYTES = 4 * 2**20
-"""Chunks are not made smaller than this many bytes to stay below a share of the batch."""
-
-LEAST_EXAMPLES = 8
-"""A chunk has so many examples if they take at most four times `CHUNK_BYTES`: products of few rows are slow."""
-
-CHUNK_SHARE = 0.18
-"""A chunk takes at most this share of the memory budget."""
-
-CHUNK_WORKSPACE = 3.6
-"""Peak memory while a chunk is added, the chunk itself included, in units of the chunk."""
-
-UNFRAGMENTED = 0.7
-"""Share of the memory budget that tensors may fill where it is tight: a heap in which they come and go has holes."""
-
-LEAST_CHUNK_SHARE = 0.07
-"""Chunks get at least this share of the memory budget, however much is in use beside them."""
-
-WORKSPACE_SHARE = 0.4
-"""Gradient matrices of a chunk, or products of its pairs of positions, take at most this share of the memory budget."""
-
-CACHE_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
-"""Gradients of a training set are cached from pass to pass if twice their size is at most so many bytes."""
-
-CHUNK_PEAK = 1.7
-"""Peak memory while a chunk is added where no gradient matrix is formed, in units of the chunk."""
-
-ROTATED_SIZE = 1.1
-"""Cached gradients rotated to a basis take so many times the size of the captured ones."""
-
-FEW_NUMBERS = 512
-"""With at most so many activations and gradients an example, one thread is faster than several."""
+CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}  # of a chunk's activations and output gradients, at most
+CHUNKS_PER_BATCH = 3  # at least, on a CPU: what is computed from a chunk takes more than the chunk
+CHUNKS_PER_SMALL_BATCH = 4  # where examples are small and few, so that memory is left for the cache of gradients
+LEAST_BYTES = 4 * 2**20  # chunks are not made smaller than this to stay below a share of the batch
+LEAST_EXAMPLES = 8  # of a chunk, if they take at most four times CHUNK_BYTES: products of few rows are slow
+CHUNK_SHARE = 0.18  # of the memory budget that a chunk takes at most
+LEAST_CHUNK_SHARE = 0.07  # of the memory budget that chunks get, however much is in use beside them
+CHUNK_WORKSPACE = 3.6  # peak memory while a chunk is added, the chunk itself included, in units of the chunk
+CHUNK_PEAK = 1.7  # the same where no gradient matrix is formed
+UNFRAGMENTED = 0.7  # share of a tight budget that tensors may fill: a heap in which they come and go has holes
+WORKSPACE_SHARE = 0.4  # of the budget for gradient matrices that are formed from a chunk
+CACHE_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}  # gradients of which twice the size is at most this are cached
+CACHE_SHARE = 0.3  # of the memory budget that cached rows of features take at most
+ROTATED_SIZE = 1.1  # cached gradients rotated to a basis, in units of the captured ones
+FEW_NUMBERS = 512  # activations and gradients of an example up to which one thread is faster than several
+PROOF_EXAMPLES = 8  # on which a capture is verified against autograd
 
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The blocks of a model, and the memory that one example takes.
+    """The blocks of a model, and the memory that one example takes."""
 
-    Attributes:
-        blocks: blocks of parameters, in the order of the gradients.
-        activations: bytes of an example's activations.
-        gradients: bytes of an example's output gradients for each cotangent.
-        workspace: bytes of gradient matrices that must be formed for each cotangent, where they exceed a chunk.
-    """
-
-    blocks: tuple[Block, ...]
-    activations: float
-    gradients: float
-    workspace: float = 0.0
+    blocks: tuple[Block, ...]  # in the order of the gradients
+    activations: float  # bytes
+    gradients: float  # bytes of output gradients, for each cotangent
+    workspace: float = 0.0  # bytes of gradient matrices that must be formed for each cotangent, beyond a chunk
 
     def example(self, cotangents: int) -> float:
         """Bytes of the activations and output gradients of one example."""
@@ -179,16 +137,7 @@ class LayerSizes:
 def chunk_examples(
     sizes: LayerSizes, cotangents: int, batch: int, device: torch.device, budget: Budget, in_use: float
 ) -> int:
-    """How many examples of a batch make a chunk.
-
-    Args:
-        sizes: memory that an example takes.
-        cotangents: their number.
-        batch: examples of the batch.
-        device: where they are.
-        budget: memory that may be taken.
-        in_use: bytes of it that are in use beside the chunks.
-    """
+    """How many examples of a batch make a chunk, where `in_use` bytes of the budget are taken beside the chunks."""
     each = max(sizes.example(cotangents), 1.0)
     usual = float(CHUNK_BYTES["cuda"])
     if device.type != "cuda":
@@ -199,11 +148,6 @@ def chunk_examples(
     free = max(UNFRAGMENTED * limit - in_use, LEAST_CHUNK_SHARE * limit) / CHUNK_WORKSPACE
     by_workspace = WORKSPACE_SHARE * limit // max(cotangents * sizes.workspace, 1)
     return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
-
-
-def has_room_for_two(sizes: LayerSizes, cotangents: int, step: int, batch: int) -> bool:
-    """Whether two chunks of so many examples take less memory than the batch."""
-    return CHUNK_WORKSPACE * step <= batch and not sizes.small(batch, cotangents)
 
 
 def cache_bytes(sizes: LayerSizes, cotangents: int, n: int, batch: int, device: torch.device, budget: Budget) -> float:
@@ -222,67 +166,55 @@ def cache_bytes(sizes: LayerSizes, cotangents: int, n: int, batch: int, device: 
     return max(batch * each - taken, LEAST_BYTES) / ROTATED_SIZE
 
 
-CachedChunk = tuple[slice, list[Tangent]]
-"""Which examples, and their gradients."""
+@dataclass
+class LayerChunk:
+    """Gradients of some training examples, as they were captured until they are asked for in bases."""
 
+    where: slice
+    tangents: list[Tangent]
+    outputs: Tensor  # (n, k)
+    cached: bool = False
+    in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
-class GradientCache:
-    """Gradients of the first chunks of a training set, for passes that pull back the same cotangents.
-
-    Args:
-        most: examples that are cached.
-    """
-
-    def __init__(self, most: int = 0) -> None:
-        """Nothing yet."""
-        self.most = most
-        self._rows: Tensor | None = None
-        self._open = True
-        self._chunks: dict[tuple[int, int], CachedChunk] = {}
-        self._views: dict[int, tuple[Sequence[Basis], list[BasisView]]] = {}
-
-    def wants(self, cotangents: Cotangents) -> bool:
-        """Whether the gradients of these cotangents are to be cached."""
-        return self.most > 0 and self._rows is None and isinstance(cotangents, ConstantCotangents)
-
-    def put(self, cotangents: Cotangents, where: slice, tangents: list[Tangent]) -> None:
-        """Cache a chunk, if it and those before it are few enough."""
-        assert isinstance(cotangents, ConstantCotangents)
-        self._rows = cotangents.rows
-        self._open = self._open and where.stop <= self.most
-        if self._open:
-            self._chunks[where.start, where.stop] = where, tangents
-
-    def chunks(self, cotangents: Cotangents) -> dict[tuple[int, int], CachedChunk]:
-        """The cached chunks of these cotangents, by their first and last examples."""
-        same = (
-            self._rows is not None
-            and isinstance(cotangents, ConstantCotangents)
-            and torch.equal(cotangents.rows, self._rows)
-        )
-        return self._chunks if same else {}
-
-    def holds(self, tangents: list[Tangent]) -> bool:
-        """Whether these gradients are cached."""
-        return any(tangents is cached for _, cached in self._chunks.values())
-
-    def views(self, tangents: list[Tangent], bases: Sequence[Basis], device: torch.device) -> list[BasisView]:
-        """Cached gradients in these bases; the views alone hold them from then on, and the list is empty."""
-        if id(tangents) not in self._views:
-            self._views[id(tangents)] = bases, basis_views(tangents, bases, device)
-            tangents.clear()
-        of, found = self._views[id(tangents)]
+    def views(self, bases: Sequence[Basis] | None, device: torch.device) -> list[BasisView]:
+        """Every block in its basis; unless they are cached as they were captured, the views alone hold them."""
+        if bases is None:
+            found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
+            if not self.cached:
+                self.tangents.clear()
+            return found
+        if self.in_bases is None:
+            self.in_bases = bases, basis_views(self.tangents, bases, device)
+            self.tangents.clear()
+        of, found = self.in_bases
         assert of is bases, "gradients that are cached in other bases"
-        return found
-
-    def remove(self, where: slice) -> None:
-        """Free a chunk that no later pass reads."""
-        _, tangents = self._chunks.pop((where.start, where.stop), (where, []))
-        self._views.pop(id(tangents), None)
+        if not self.cached:
+            self.in_bases = None
+        return list(found) if self.cached else found
 
 
-PROOF_EXAMPLES = 8
-"""Examples on which a capture is verified against autograd."""
+@dataclass
+class GradientCache:
+    """Gradients of the first chunks of a training set, for passes that pull back the same cotangents."""
+
+    most: int = 0  # examples
+    rows: Tensor | None = None  # the cotangents (c, k)
+    chunks: dict[tuple[int, int], LayerChunk] = field(default_factory=dict)  # by first and last example
+
+    def of(self, cotangents: Cotangents) -> dict[tuple[int, int], LayerChunk] | None:
+        """The cached chunks of these cotangents; `None` where there can be none."""
+        if not self.most or not isinstance(cotangents, ConstantCotangents):
+            return None
+        if self.rows is None:
+            self.rows = cotangents.rows
+        return self.chunks if torch.equal(cotangents.rows, self.rows) else None
+
+    def put(self, chunk: LayerChunk) -> None:
+        """Cache a chunk, if it and those before it are few enough."""
+        start, stop = chunk.where.start, chunk.where.stop
+        if stop <= self.most and start == sum(end - begin for begin, end in self.chunks):
+            chunk.cached = True
+            self.chunks[start, stop] = chunk
 
 
 class LayerGradients:
@@ -299,7 +231,6 @@ class LayerGradients:
     """
 
     def __init__(self, problem: Linearization, sizes: LayerSizes | None = None) -> None:
-        """Verify the capture on the first batch, and measure how much memory an example takes."""
         self.problem = problem
         self._chunks = Chunks(problem.batches.notes, "gradients of all layers")
         self._capture: Capture | None = None
@@ -313,18 +244,17 @@ class LayerGradients:
             few = take(first.inputs, slice(0, min(first.size, PROOF_EXAMPLES)))
             self._capture = self._verified(few)
             if self._capture.without_uses:
-                read = problem.read("parameters not used by the first batch")
-                process_group = problem.passes.process_group
-                self._more = examples_using(
-                    self._capture.without_uses, self._capture, read, process_group, problem.device
+                read, process_group = (
+                    problem.read("parameters not used by the first batch"),
+                    problem.passes.process_group,
                 )
+                unused = self._capture.without_uses
+                self._more = examples_using(unused, self._capture, read, process_group, problem.device)
                 self._capture = self._verified(few) if self._more else self._capture
             self.notes = list(self._capture.notes)
             sizes = LayerSizes(self._capture.blocks, *self._measure(few))
         self.sizes = sizes
         self._cache = GradientCache()
-        self._keeps_last = False
-        self._last_chunk: tuple[object, ...] = ()
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -332,68 +262,49 @@ class LayerGradients:
         return self.sizes.blocks
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
-        """One pass over the training data.
-
-        Args:
-            sums: what the gradients are added to.
-            last: whether no later pass of the fit reads these gradients.
-        """
-        for where, tangents in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given()):
-            views = self._views(tangents, sums.bases)
-            if self._keeps_last:
-                self._last_chunk = tuple(views)
-            chunk = ChunkGradients(views, sums.reads, sums.needs_captured)
-            del views, tangents  # the chunk alone decides when they are freed
-            sums.add(where, chunk)
-            del chunk
+        """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
+        for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given()):
+            gradients = ChunkGradients(chunk.views(sums.bases, self.problem.device), sums.reads)
+            sums.add(chunk.where, gradients)
+            del gradients  # the next chunk needs the memory
             if last:
-                self._cache.remove(where)
+                self._cache.chunks.pop((chunk.where.start, chunk.where.stop), None)
         return sums
 
     def chunks(self, label: str) -> Iterator[tuple[slice, list[Tangent]]]:
         """Yield (which training examples, gradients of every block) for all outputs, chunk by chunk."""
-        yield from self._read(label, self.identity(), self.problem.k, None, ())
+        for chunk in self._read(label, self.identity(), self.problem.k, None, ()):
+            yield chunk.where, chunk.tangents
+            del chunk  # the next one needs the memory
 
     def of(
         self,
         inputs: Inputs,
-        start: int,
         cotangents: Cotangents,
         count: int,
-        cached: Mapping[tuple[int, int], CachedChunk] | None = None,
-    ) -> Iterator[tuple[slice, list[Tangent], Tensor]]:
-        """Gradients of one batch, in chunks, with the outputs (n, k); those of training examples may be cached."""
+        start: int = 0,
+        cached: Mapping[tuple[int, int], LayerChunk] | None = None,
+    ) -> Iterator[LayerChunk]:
+        """Gradients of one batch, in chunks; those of training examples from `start` on may be cached."""
         capture = self.capture(inputs)
 
-        def pull(part: slice) -> tuple[slice, list[Tangent], Tensor]:
+        def pull(part: slice) -> LayerChunk:
             where = slice(start + part.start, start + part.stop)
             if cached and (known := cached.get((where.start, where.stop))) is not None:
-                return *known, self.problem.outputs[where]
+                return known
             captured = capture.run(take(inputs, part))
             pulled = captured.tangents(cotangents(where, part.stop - part.start), last=True)
-            return where, list(pulled), captured.outputs
+            return LayerChunk(where, list(pulled), captured.outputs)
 
         size = batch_size(inputs, "this batch")
-        step = self.chunk_size(count, size)
-        # A CPU returns freed memory to the system, and takes long to get it again: where a batch leaves the room, the
-        # last chunk is held until the next one is there.
-        self._keeps_last = self.problem.device.type == "cpu" and has_room_for_two(self.sizes, count, step, size)
-        try:
-            for _, found in self._chunks.of(size, step, pull):
-                self._last_chunk = ()
-                yield found
-                del found  # the next chunk needs the memory
-        finally:
-            self._last_chunk = ()
+        for _, chunk in self._chunks.of(size, self.chunk_size(count, size), pull):
+            yield chunk
+            del chunk  # the next one needs the memory
 
     def views_of(self, inputs: Inputs, bases: Sequence[Basis], k: int) -> Iterator[tuple[list[BasisView], Tensor]]:
         """Gradients of k outputs of one batch in bases, and the outputs (n, k), chunk by chunk."""
-        for _, tangents, outputs in self.of(inputs, 0, self.identity(k), k):
-            views = basis_views(tangents, bases, self.problem.device)
-            if self._keeps_last:
-                self._last_chunk = tuple(views)
-            yield views, outputs
-            del views, tangents  # the next chunk needs the memory
+        for chunk in self.of(inputs, self.identity(k), k):
+            yield chunk.views(bases, self.problem.device), chunk.outputs
 
     @contextmanager
     def cached(self) -> Iterator[None]:
@@ -449,38 +360,20 @@ class LayerGradients:
         return self._capture
 
     def _read(
-        self,
-        label: str,
-        cotangents: Cotangents,
-        count: int,
-        state: Mapping[str, Tensor] | None,
-        given: Sequence[Tensor],
-    ) -> Iterator[tuple[slice, list[Tangent]]]:
-        """One pass over the training data, or over the cache: yield (which examples, gradients of every block)."""
-        cached = self._cache.chunks(cotangents)
-        if cached and sum(where.stop - where.start for where, _ in cached.values()) == self.problem.n:
-            for key in self.problem.progress.track(list(cached), f"{label}, batch", len(cached)):
-                yield cached[key]
+        self, label: str, cotangents: Cotangents, count: int, state: State | None, given: Sequence[Tensor]
+    ) -> Iterator[LayerChunk]:
+        """One pass over the training data, or over the cache."""
+        cached = self._cache.of(cotangents)
+        if cached and sum(stop - start for start, stop in cached) == self.problem.n:
+            yield from self.problem.progress.track(list(cached.values()), f"{label}, batch", len(cached))
             return
-        to_cache = self._cache.wants(cotangents)
+        to_cache = cached is not None and not cached
         for batch in self.problem.read(label, state, given):
-            for where, tangents, _ in self.of(batch.inputs, batch.start, cotangents, count, cached):
+            for chunk in self.of(batch.inputs, cotangents, count, batch.start, cached):
                 if to_cache:
-                    self._cache.put(cotangents, where, tangents)
-                yield where, tangents
-                del tangents  # the next chunk needs the memory
-
-    def _views(self, tangents: list[Tangent], bases: Sequence[Basis] | None) -> list[BasisView]:
-        """Every block of a chunk in its basis; unless they are cached, the views alone hold the gradients."""
-        if bases is None:
-            found = [BasisView(tangent, Basis(tangent.block)) for tangent in tangents]
-        elif self._cache.holds(tangents):
-            return list(self._cache.views(tangents, bases, self.problem.device))
-        else:
-            found = basis_views(tangents, bases, self.problem.device)
-        if not self._cache.holds(tangents):
-            tangents.clear()
-        return found
+                    self._cache.put(chunk)
+                yield chunk
+                del chunk  # the next one needs the memory
 
     def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
         problem = self.problem
@@ -500,12 +393,11 @@ class LayerGradients:
         captured = self.capture(few).run(few)
         ones = torch.ones(1, n, self.problem.k, dtype=captured.outputs.dtype, device=captured.outputs.device)
         activations = gradients = workspace = 0.0
-        limit = self.problem.budget.limit
         for tangent in captured.tangents(ones, last=True):
             if isinstance(tangent, Kronecker):
-                workspace = max(workspace, formed_bytes(tangent, self.problem.k, WORKSPACE_SHARE * limit))
-                activations += 4.0 * prod(tangent.a.shape) / n
-                gradients += 4.0 * prod(tangent.g.shape) / n
+                workspace = max(workspace, formed_bytes(tangent, WORKSPACE_SHARE * self.problem.budget.limit))
+                activations += 4.0 * math.prod(tangent.a.shape) / n
+                gradients += 4.0 * math.prod(tangent.g.shape) / n
             else:
                 parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
                 gradients += 4.0 * sum(part.numel() for part in parts) / n
@@ -514,7 +406,7 @@ class LayerGradients:
     def require_factors(self, largest_exact: int) -> None:
         """Raise when the Kronecker factors and their eigenvectors do not fit in memory."""
         need = decomposition_bytes(self.blocks, largest_exact)
-        what = f"the Kronecker factors of {counted(len(self.blocks), 'block')} of parameters"
+        what = f"the Kronecker factors of the {len(self.blocks)} blocks of parameters"
         self.problem.budget.require(FRAGMENTED * need, what, self._alternatives())
 
     def require_sums(self, bases: Sequence[Basis]) -> None:
@@ -544,19 +436,126 @@ def working_precision(problem: Linearization) -> torch.dtype:
     return torch.float64 if widest == torch.float64 else torch.float32
 
 
-LARGEST_SIDE = 8192
-"""A layer with more inputs, or outputs, has no eigenbasis on that side: the factor has the square of their number."""
+class Features(Protocol):
+    """A map from inputs to rows z (n, k, r) in which the network is linear."""
 
-SUMS_PER_COORDINATE = 26.0
-"""Sums over the training set, weights, and what is made on the way to them, in float64 numbers for each coordinate.
+    @property
+    def notes(self) -> list[str]:
+        """What is worth telling about these features."""
 
-Measured as the peak of real fits; `tests/test_estimate.py` compares."""
+    @property
+    def size(self) -> int:
+        """The number r of features."""
 
-SUMS_PER_WEIGHT = 5.0
-"""Scores and Newton steps, in float64 numbers for each weight."""
+    def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which examples of the batch, rows (n, k, r))."""
 
-FRAGMENTED = 1.1
-"""A heap in which factors and eigenvectors come and go takes so many times what they take."""
+    def weights(self) -> Tensor:
+        """The network's weights in the coordinates of the features, (r,)."""
+
+    def prescale(self, ridge: float | None) -> Tensor:
+        """(r,) sizes by which features may be divided so that single precision serves; ones if not known."""
+
+    @property
+    def orthonormal(self) -> bool:
+        """Whether the features are coordinates along orthonormal directions."""
+
+    def into(self, vectors: Tensor) -> Tensor:
+        """Vectors among the selected weights (..., d) along the features (..., r)."""
+
+    def lift(self, step: Tensor) -> Tensor:
+        """A step in the features (..., r) as a step of the selected weights (..., d)."""
+
+
+class TrainingRows:
+    """The features of all training examples, as often as they are needed; cached where they fit, else recomputed."""
+
+    def __init__(self, problem: Linearization, features: Features) -> None:
+        self.problem = problem
+        self.features = features
+        need = problem.max_local_rows * problem.k * features.size * problem.outputs.element_size()
+        self._cached: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
+        self._full = False
+        self._everywhere = problem.passes.process_group.alone
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows of this process are held at once."""
+        return self._cached is not None
+
+    def accumulate(self, sums: RowSums) -> RowSums:
+        """One pass over the training data."""
+        for where, rows in self.read(sums.label, sums.state(), sums.given()):
+            sums.add(where, rows)
+        return sums
+
+    def read(
+        self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
+        problem = self.problem
+        if self._cached is not None and self._full:
+            if state is not None:
+                known = problem.dependencies(given)
+                yield from problem.passes.over(self._cached, lambda item: item[0], label, state, known, resumable=False)
+                return
+            if problem.passes.closed and not self._everywhere:
+                raise partial_data_error()
+            yield from self._cached
+            return
+        found: list[tuple[slice, Tensor]] = []
+        for batch in problem.read(label, state, given):
+            for part, rows in self.features.rows(batch.inputs, problem.k):
+                where = slice(batch.start + part.start, batch.start + part.stop)
+                check_gradients(rows, where.start)
+                if self._cached is not None:
+                    found.append((where, rows))
+                yield where, rows
+        mine = problem.local_rows
+        if self._cached is not None and sum(len(rows) for _, rows in found) == mine.stop - mine.start:
+            self._cached, self._full = found, True  # a reader that stops early, or starts late, keeps nothing
+
+    def bring_together(self) -> None:
+        """Let every process have the rows of all of them."""
+        if self._everywhere:
+            return
+        process_group, problem = self.problem.passes.process_group, self.problem
+        need = 2.0 * problem.n * problem.k * self.features.size * problem.outputs.element_size()
+        problem.budget.require(
+            need, "the gradients of all training examples in each process", "Use Exact(road='primal'), or one process."
+        )
+        found = [rows for _, rows in self.read("rows")]
+        everything = process_group.gather(torch.cat(found) if found else None, "rows", problem.device)
+        self._cached, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """Inner products of vectors (q, r) with all training rows, (q, n k)."""
+        found = vectors.new_empty(len(vectors), self.problem.n, self.problem.k)
+        for where, rows in self.read("alignments"):
+            found[:, where] = (vectors @ rows.flatten(0, 1).T).reshape(len(vectors), -1, self.problem.k)
+        return found.flatten(1)
+
+    def curved(self, where: slice, rows: Tensor) -> Tensor:
+        """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
+        roots = self.problem.hessian_roots
+        return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
+
+
+def check_gradients(rows: Tensor, start: int) -> None:
+    """Raise when the features of an example, counted from `start`, are not finite."""
+    wrong = ~torch.isfinite(rows).flatten(1).all(1)
+    if bool(wrong.any()):
+        raise SingularCurvatureError(
+            "expected finite gradients of the outputs in the weights, got NaN or infinity for training example "
+            f"{start + int(wrong.int().argmax())}. Look for a square root, a logarithm or a norm at zero in the model; "
+            "gradients of a float16 model may overflow: use float32."
+        )
+
+
+LARGEST_SIDE = 8192  # a layer with more inputs, or outputs, has no eigenbasis on that side: a factor has their square
+SUMS_PER_COORDINATE = 26.0  # sums, weights, and what is made on the way to them, in float64 numbers: peaks of real fits
+SUMS_PER_WEIGHT = 5.0  # scores and Newton steps, in float64 numbers for each weight
+FRAGMENTED = 1.1  # a heap in which factors and eigenvectors come and go takes so many times what they take
 
 
 def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, float]:

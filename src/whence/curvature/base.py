@@ -65,41 +65,27 @@ class Groups:
             )
         return cls(number, len(names), counted)
 
-    def members(self) -> Iterator[Tensor]:
-        """Positions of the members, (groups, size) for all groups of one size after the other."""
-        return members_of(self.index)
 
+def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
+    """Positions (groups, size) of the members of so many groups of one size at once as memory allows.
 
-def members_of(index: Tensor) -> Iterator[Tensor]:
-    """The same for numbers (n,) of groups, each of which has an example."""
+    Args:
+        index: (n,) number of each example's group.
+        problem: whose memory budget counts.
+        numbers_each: numbers held for each output of a member, beside the square of the group's own.
+    """
     order = torch.argsort(index, stable=True)
     sizes = torch.bincount(index)
     starts = sizes.cumsum(0) - sizes
     for size in sizes.unique().tolist():
-        first = starts[sizes == size]
-        yield order[first.unsqueeze(1) + torch.arange(size, device=order.device)]
-
-
-def groups_within_memory(every: Iterator[Tensor], problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
-    """Members (groups, size) of so many groups at once as memory allows.
-
-    Args:
-        every: members of all groups, those of one size together.
-        problem: whose memory budget counts.
-        numbers_each: numbers held for each output of a member, beside the square of the group's own.
-    """
-    item = problem.outputs.element_size()
-    for members in every:
-        wide = members.shape[1] * problem.k
-        need = item * wide * (numbers_each + 6.0 * wide)
-        problem.budget.require(
-            need, f"a group of {members.shape[1]} examples", "Make smaller groups, or select fewer parameters."
-        )
+        members = order[starts[sizes == size].unsqueeze(1) + torch.arange(size, device=order.device)]
+        wide = size * problem.k
+        need = problem.outputs.element_size() * wide * (numbers_each + 6.0 * wide)
+        problem.budget.require(need, f"a group of {size} examples", "Make smaller groups, or select fewer parameters.")
         yield from members.split(max(1, int(0.1 * problem.budget.limit / need)))
 
 
-AROUND = 4
-"""Ridges shown on each side of the best."""
+AROUND = 4  # ridges shown on each side of the best
 
 
 @dataclass(frozen=True)
@@ -146,35 +132,24 @@ class RidgePath(Shown):
 
 @dataclass(frozen=True)
 class NewtonStep:
-    """The way from the weights to the optimum of the linearized, penalised problem (the paper's Delta w).
+    """The way from the weights to the optimum of the linearized, penalised problem (the paper's Delta w)."""
 
-    Attributes:
-        change: (n, k) how the outputs on the training examples would move.
-        relative: norm of the step over the norm of the weights.
-        direction: (d,) the step itself, where it was asked for.
-    """
-
-    change: Tensor
-    relative: float
-    direction: Tensor | None
+    change: Tensor  # (n, k) how the outputs on the training examples would move
+    relative: float  # norm of the step over the norm of the weights
+    direction: Tensor | None  # (d,) the step itself, where it was asked for
 
 
 @dataclass(frozen=True)
 class Meats:
-    """Weights of the training examples in each estimator.
+    """Weights of the training examples in each estimator."""
 
-    Attributes:
-        roots: for each estimator W_i (n, k, q), or (1, k, q) when all examples share it; its variance is
-            sum_i a_i W_i W_i^T a_i^T with the alignments a_i = J F_lam^-1 J_i^T.
-        total: (n, k) the vectors u_i whose weighted sum centres the full jackknife.
-        deletions: how many are left out, one after the other: examples, positions, outputs or groups that count.
-        groups: examples that belong together. Their a_i W_i are summed before they are squared, in every estimator but
-            Ho, whose noise is independent from example to example.
-    """
-
+    # for each estimator W_i (n, k, q), or (1, k, q) when all examples share it; its variance is sum_i a_i W_i W_i^T
+    # a_i^T with the alignments a_i = J F_lam^-1 J_i^T
     roots: Mapping[str, Tensor]
-    total: Tensor
-    deletions: int
+    total: Tensor  # (n, k) the vectors u_i whose weighted sum centres the full jackknife
+    deletions: int  # how many are left out, one after the other: examples, positions, outputs or groups that count
+    # examples that belong together. Their a_i W_i are summed before they are squared, in every estimator but Ho, whose
+    # noise is independent from example to example
     groups: Groups | None = None
 
     def pooled(self, name: str) -> Groups | None:
@@ -184,17 +159,12 @@ class Meats:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a sandwich says about a batch.
+    """What a sandwich says about a batch."""
 
-    Attributes:
-        outputs: (m, k) of the network.
-        covariances: (m, k, k) for each estimator of the meats, and "laplace".
-        shift: (m, k) J F_lam^-1 sum_i J_i^T u_i, which centres the full jackknife; `None` where the covariances hold
-            the jackknife already.
-    """
-
-    outputs: Tensor
-    covariances: dict[str, Tensor]
+    outputs: Tensor  # (m, k) of the network
+    covariances: dict[str, Tensor]  # (m, k, k) for each estimator of the meats, and "laplace"
+    # (m, k) J F_lam^-1 sum_i J_i^T u_i, which centres the full jackknife; `None` where the covariances hold the
+    # jackknife already
     shift: Tensor | None
 
 
@@ -338,28 +308,6 @@ class Structure(ABC):
         """
 
 
-def covariances_from_alignments(alignments: Tensor, meats: Meats) -> tuple[dict[str, Tensor], Tensor]:
-    """sum_i a_i W_i W_i^T a_i^T for every estimator, or the same over groups, and sum_i a_i u_i.
-
-    Args:
-        alignments: a (m, k, n, k) with a_i = J F_lam^-1 J_i^T.
-        meats: weights of the training examples.
-
-    Returns:
-        Covariances (m, k, k) by name, and the shift (m, k) of the full jackknife.
-    """
-    covariances = {}
-    for name, root in meats.roots.items():
-        weighted = torch.einsum("mkni,niq->mknq", alignments, root.expand(alignments.shape[2], -1, -1))
-        groups = meats.pooled(name)
-        if groups is not None:
-            m, k, _, q = weighted.shape
-            weighted = weighted.new_zeros(m, k, groups.total, q).index_add_(2, groups.index, weighted)
-        flat = weighted.flatten(2)
-        covariances[name] = flat @ flat.transpose(1, 2)
-    return covariances, torch.einsum("mkni,ni->mk", alignments, meats.total)
-
-
 def times_hessian(vectors: Tensor, roots: Tensor | None) -> Tensor:
     """L_i v_i for vectors (..., n, k), with the Hessians L = R R^T in the outputs; `None` for the identity."""
     if roots is None:
@@ -394,18 +342,25 @@ class AlignmentSandwich(Sandwich):
     meats: Meats
 
     def predict(self, inputs: Inputs) -> Predicted:
-        """Alignments with every training example, then weighted sums of them."""
-        problem = self.curvature.problem
+        """Alignments with every training example, or sums of them over groups, weighted and squared."""
+        problem, meats = self.curvature.problem, self.meats
         with torch.no_grad():
             outputs = problem.network(inputs).to(problem.dtype)
-        found: dict[str, list[Tensor]] = {}
-        shifts = []
+        parts: dict[str, list[Tensor]] = {name: [] for name in (*meats.roots, "laplace", "shift")}
         for alignments, laplace in self.curvature.aligned(inputs):
-            covariances, shift = covariances_from_alignments(alignments, self.meats)
-            for name, value in {**covariances, "laplace": laplace}.items():
-                found.setdefault(name, []).append(value)
-            shifts.append(shift)
-        return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in found.items()}, torch.cat(shifts))
+            m, k, n, _ = alignments.shape
+            for name, root in meats.roots.items():
+                weighted = torch.einsum("mkni,niq->mknq", alignments, root.expand(n, -1, -1))
+                groups = meats.pooled(name)
+                if groups is not None:
+                    sums = weighted.new_zeros(m, k, groups.total, weighted.shape[3])
+                    weighted = sums.index_add_(2, groups.index, weighted)
+                flat = weighted.flatten(2)
+                parts[name].append(flat @ flat.transpose(1, 2))
+            parts["laplace"].append(laplace)
+            parts["shift"].append(torch.einsum("mkni,ni->mk", alignments, meats.total))
+        found = {name: torch.cat(chunks) for name, chunks in parts.items()}
+        return Predicted(outputs, found, found.pop("shift"))
 
 
 class AdditiveStructure(Structure):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -14,102 +14,20 @@ from whence.curvature.accumulate import LayerGradients, factor_bytes
 from whence.curvature.base import FeatureStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import factor_stages, factor_steps
-from whence.curvature.kronecker import LARGEST_EXACT, KroneckerFactors
-from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache, singular
-from whence.curvature.rotation import Basis, BasisView
-from whence.curvature.spectral import SpectrumSums
-from whence.data.batches import Inputs
+from whence.curvature.kronecker import LARGEST_EXACT, KroneckerFactors, SpectrumSums
+from whence.curvature.primal import (
+    FittedPrimal,
+    Projected,
+    algebra_operations,
+    algebra_stages,
+    leaving,
+    primal_bytes,
+    rows_in_cache,
+    singular,
+)
+from whence.curvature.rotation import Basis
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
-from whence.runtime.memory import Budget
-
-
-@dataclass(frozen=True)
-class Projected:
-    """Features z = chosen coordinates of U^T phi, over all blocks together. Bases may have fewer columns than rows.
-
-    Attributes:
-        bases: of each block.
-        indices: flat positions among each block's coordinates.
-        sizes: (r,) second moments of the features over the training set, where they are known.
-        orthonormal: whether the bases' columns are.
-    """
-
-    stream: LayerGradients
-    bases: Sequence[Basis]
-    indices: Sequence[Tensor]
-    sizes: Tensor | None
-    notes: list[str]
-    orthonormal: bool = True
-
-    @property
-    def size(self) -> int:
-        """The number r of features."""
-        return sum(len(index) for index in self.indices)
-
-    def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples, rows (n, k, r))."""
-        for where, tangents, _ in self.stream.of(inputs, 0, self.stream.identity(outputs), outputs):
-            n = where.stop - where.start
-            rows: Tensor | None = None
-            low = 0
-            for tangent, basis, index in zip(tangents, self.bases, self.indices, strict=True):
-                for part, rotated in BasisView(tangent, basis).chunks() if len(index) else ():
-                    found = rotated.gather(index)
-                    if rows is None:
-                        rows = found.new_empty(n, outputs, self.size)
-                    rows[part, :, low : low + len(index)] = found
-                low += len(index)
-            assert rows is not None
-            yield where, rows
-
-    def weights(self) -> Tensor:
-        """The network's weights in these coordinates, (r,)."""
-        problem = self.stream.problem
-        return self._along({name: p.detach().double() for name, p in problem.selection.parameters.items()})
-
-    def into(self, vectors: Tensor) -> Tensor:
-        """U^T v: vectors among the selected weights (..., d) in these coordinates, (..., r)."""
-        return self._along(self.stream.problem.selection.unflatten(vectors.double()))
-
-    def _along(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        parts = []
-        for basis, index in zip(self.bases, self.indices, strict=True):
-            moved = basis.to(torch.float64).into(basis.block.to_matrix(parameters))
-            lead = moved.shape[: moved.ndim - len(basis.shape)]
-            parts.append(moved.reshape(*lead, math.prod(basis.shape))[..., index])
-        return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
-
-    def prescale(self, ridge: float | None) -> Tensor:
-        """Square roots of the damped second moments, which make the curvature's diagonal one."""
-        problem = self.stream.problem
-        if self.sizes is None or ridge is None:
-            return torch.ones(self.size, dtype=problem.dtype, device=problem.device)
-        return (self.sizes + max(ridge, 1e-12 * float(self.sizes.max()))).sqrt().to(problem.dtype)
-
-    def lift(self, step: Tensor) -> Tensor:
-        """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
-        problem = self.stream.problem
-        lead = step.shape[:-1]
-        tensors: dict[str, Tensor] = {}
-        for basis, index, part in zip(
-            self.bases, self.indices, step.split([len(index) for index in self.indices], dim=-1), strict=True
-        ):
-            flat = step.new_zeros(*lead, math.prod(basis.shape))
-            flat[..., index] = part
-            matrix = basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
-            tensors.update(basis.block.from_matrix(matrix))
-        return problem.selection.flatten(tensors, leading=len(lead))
-
-
-def primal_bytes(r: int) -> float:
-    """Memory of the primal algebra on r features."""
-    return 9.0 * r * r * 8
-
-
-def leaving(problem: Linearization, r: int) -> Linearization:
-    """The same problem with the memory that the algebra on r features leaves, for their rows."""
-    return replace(problem, budget=Budget(problem.device, max(problem.budget.limit - primal_bytes(r), 0.0)))
 
 
 @dataclass(frozen=True)
@@ -210,6 +128,28 @@ def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
     return basis.select(rows, columns), (group * len(rows) + at_row) * len(columns) + at_column
 
 
+# --- Gradients outside the core: the sample that a fit looks at ---
+
+
+SAMPLES = ((24, 12, 3), (12, 8, 2))
+"""Sources, points that are predicted, and columns of a source's Hessian root that are looked at: the first that fits
+in a tenth of the memory of a fit, and in LARGEST_SAMPLE."""
+
+LARGEST_SAMPLE = 2**30
+
+
+def affordable_sample(d: int, k: int, limit: float) -> tuple[int, int, int] | None:
+    """The largest sample whose gradients fit in memory, if there is one."""
+    room = min(LARGEST_SAMPLE, 0.1 * limit)
+    return next((one for one in SAMPLES if sample_bytes(d, k, *one) <= room), None)
+
+
+def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> float:
+    """Memory of the gradients of a sample, in float32, and of one example's in float64 while they are projected."""
+    columns = min(columns, k)
+    return float(d) * (4 * (points + sources * (columns + 1)) + 8 * 8 * (columns + 2))
+
+
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +160,9 @@ def core_cost(sizes: ProblemSizes, name: str, r: int, largest_exact: int) -> Cos
     stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
     steps = {**factor_steps(sizes, largest_exact), "eigenvalues": _feature_rows(sizes, sizes.n, sizes.n)}
     found = sketch_cost(sizes, name, r, bases)
+    sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
+    if sample is not None:
+        stages["outside the core"] = found.stages["leverages and meats"] + sample_bytes(sizes.d, sizes.k, *sample)
     return Cost(name, {**stages, **found.stages}, {**steps, **found.steps}, found.prediction, bounded=True)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.curvature.accumulate import Features, TrainingRows
 from whence.curvature.base import (
     AlignedCurvature,
     Alignments,
@@ -19,7 +20,7 @@ from whence.curvature.base import (
     times_hessian,
     trace_of_hat,
 )
-from whence.curvature.primal import Features, TrainingRows, path_from_kernel, singular
+from whence.curvature.primal import path_from_kernel, singular
 from whence.data.batches import Inputs
 from whence.jacobian.linearization import Linearization
 
@@ -33,20 +34,13 @@ class FittedDual(AlignedCurvature):
 
     For squared error L is the identity and the factored matrix is K + lambda; else it is lambda + R^T K R with
     L = R R^T.
-
-    Attributes:
-        features: rows of the Jacobian.
-        rows: those of the training examples.
-        kernel: (n k, n k) K.
-        inner_weights: (n, k) J w.
-        factor: the Cholesky factor.
     """
 
-    features: Features
-    rows: TrainingRows
-    kernel: Tensor
-    inner_weights: Tensor
-    factor: Tensor
+    features: Features  # rows of the Jacobian
+    rows: TrainingRows  # those of the training examples
+    kernel: Tensor  # (n k, n k) K
+    inner_weights: Tensor  # (n, k) J w
+    factor: Tensor  # the Cholesky factor
 
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedDual:
@@ -88,10 +82,6 @@ class FittedDual(AlignedCurvature):
         """X (lambda + L K)^-1 for rows X (a, n k)."""
         return project(cross, self.kernel, self.factor, self.problem.hessian_roots, self.ridge)
 
-    def cross_kernel(self, test_rows: Tensor) -> Tensor:
-        """(q, d) test rows times all training rows, (q, n k)."""
-        return cross_kernel(self.rows, test_rows)
-
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = J^T alpha - w with alpha = (lambda + L K)^-1 (r + L J w)."""
         problem = self.problem
@@ -112,7 +102,7 @@ class FittedDual(AlignedCurvature):
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of K (lambda + L K)^-1."""
         problem, outputs = self.problem, torch.arange(self.problem.k, device=self.problem.device)
-        for members in groups_within_memory(groups.members(), problem, 3.0 * problem.n * problem.k):
+        for members in groups_within_memory(groups.index, problem, 3.0 * problem.n * problem.k):
             at = (members.unsqueeze(2) * problem.k + outputs).flatten(1)  # (g, size k)
             projected = self.project(self.kernel[at.reshape(-1)]).reshape(*at.shape, -1)
             yield members, projected.gather(2, at.unsqueeze(1).expand(-1, at.shape[1], -1))
@@ -135,33 +125,26 @@ class FittedDual(AlignedCurvature):
         """Yield rows (m, k, d), their products with all training rows (m, k, n k), and alignments (m, k, n, k)."""
         problem = self.problem
         for rows in self.blocks(inputs):
-            cross = self.cross_kernel(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
+            cross = self.rows.times(rows.flatten(0, 1)).reshape(*rows.shape[:2], -1)
             step = max(1, int(0.1 * problem.budget.limit) // (cross[0].numel() * cross.element_size()))
             for part, here in zip(rows.split(step), cross.split(step), strict=True):
                 aligned = self.project(here.flatten(0, 1)).reshape(*here.shape[:2], problem.n, problem.k)
                 yield part, here, aligned
 
     def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
-        """(J J'^T - a L K_x'^T) / lambda with the products K_x' of the others with all training rows."""
-        k = self.problem.k
+        """Solve for the rows of the inputs, and multiply by those of the others."""
+        j = self.problem.output_count(others[0])
         found = []
         for rows in self.blocks(inputs):
-            flat = rows.flatten(0, 1)
-            aligned = self.project(self.cross_kernel(flat))
-            parts = []
-            for batch in others:
-                for other in self.blocks(batch):
-                    other_flat = other.flatten(0, 1)
-                    cross = self.cross_kernel(other_flat).reshape(len(other_flat), -1, k)
-                    curved = times_hessian(cross, self.problem.hessian_roots).flatten(1)
-                    parts.append((flat @ other_flat.T - aligned @ curved.T) / self.ridge)
-            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, self.problem.output_count(others[0])))
+            solved = self.precondition(rows.flatten(0, 1))
+            parts = [solved @ other.flatten(0, 1).T for batch in others for _, other in self.features.rows(batch, j)]
+            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, j))
         return torch.cat(found)
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """The inverse itself: F_lam^-1 v = (v - J^T L a) / lambda with a = J F_lam^-1 v."""
         problem = self.problem
-        aligned = self.project(self.cross_kernel(vectors)).reshape(len(vectors), problem.n, problem.k)
+        aligned = self.project(self.rows.times(vectors)).reshape(len(vectors), problem.n, problem.k)
         curved = times_hessian(aligned, problem.hessian_roots)
         inside = torch.zeros_like(vectors)
         for where, rows in self.rows.read("solves"):
@@ -210,31 +193,15 @@ def assemble_kernel(rows: TrainingRows) -> tuple[Tensor, Tensor]:
         torch.mm(flat, flat.T, out=kernel)
         return kernel, (flat @ weights).reshape(problem.n, problem.k)
     most = max(1, int(0.2 * problem.budget.limit) // (problem.k * features.size * kernel.element_size()))
-
-    def fill(pending: list[tuple[slice, Tensor]]) -> None:
-        start, stop = pending[0][0].start * problem.k, pending[-1][0].stop * problem.k
-        flat = torch.cat([some.reshape(-1, some.shape[-1]) for _, some in pending])
-        kernel[start:stop] = cross_kernel(rows, flat)
-
-    pending: list[tuple[slice, Tensor]] = []
+    pending: list[Tensor] = []
+    start = 0
     for where, some in rows.read("kernel"):
         inner[where] = some @ weights
-        pending.append((where, some))
-        if sum(len(part) for _, part in pending) >= most:
-            fill(pending)
-            pending = []
-    if pending:
-        fill(pending)
+        pending.append(some.flatten(0, 1))
+        if where.stop - start >= most or where.stop == problem.n:
+            kernel[start * problem.k : where.stop * problem.k] = rows.times(torch.cat(pending))
+            pending, start = [], where.stop
     return kernel, inner
-
-
-def cross_kernel(rows: TrainingRows, test_rows: Tensor) -> Tensor:
-    """(q, d) test rows times all training rows, (q, n k)."""
-    problem = rows.problem
-    cross = test_rows.new_empty(len(test_rows), problem.n, problem.k)
-    for where, some in rows.read("alignments"):
-        cross[:, where] = (test_rows @ some.reshape(-1, some.shape[-1]).T).reshape(len(test_rows), -1, problem.k)
-    return cross.reshape(len(test_rows), -1)
 
 
 def factor_kernel(kernel: Tensor, roots: Tensor | None, ridge: float) -> Tensor:

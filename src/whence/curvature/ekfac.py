@@ -8,10 +8,16 @@ from typing import ClassVar, Literal
 from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_bytes, sums_bytes
 from whence.curvature.base import LayerStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.kronecker import LARGEST_EXACT, KroneckerFactors
+from whence.curvature.kronecker import (
+    LARGEST_EXACT,
+    DiagonalMoments,
+    KroneckerFactors,
+    SpectrumSums,
+    noise_covariance,
+)
 from whence.curvature.rotation import Basis
-from whence.curvature.spectral import DiagonalMoments, FittedSpectral, Leverage, SpectrumSums, noise_covariance
-from whence.curvature.two_bases import FittedTwoBases, TwoBasisSpectrumSums
+from whence.curvature.spectral import FittedSpectral, Leverage
+from whence.curvature.two_bases import TwoBasisSpectrumSums, describe_rotations
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 
@@ -70,12 +76,13 @@ class EKFAC(LayerStructure):
             ).eigenbases(lam, self.tolerance, notes)
             gradients.require_sums(bases)
             if self.meat == "two_bases":
-                spectrum, rotations = gradients.accumulate(
-                    TwoBasisSpectrumSums(gradients, bases, noise, self.corner)
-                ).spectrum_and_rotations(notes)
-                return FittedTwoBases.fit(gradients, bases, rotations, spectrum, lam, noise, notes, meat_roots)
-            spectrum = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
-            leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots), last=True)
+                sums = gradients.accumulate(TwoBasisSpectrumSums(gradients, bases, noise, self.corner))
+                spectrum, rotations = sums.spectrum(), sums.rotations(notes)
+                notes.append(describe_rotations(bases, rotations, spectrum, lam))
+            else:
+                spectrum = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
+                rotations = None
+            leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots, rotations), last=True)
             return FittedSpectral.of(leverage, noise, notes)
 
     def cost(self, sizes: ProblemSizes) -> Cost:

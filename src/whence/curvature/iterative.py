@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whence.curvature.accumulate import check_gradients
 from whence.curvature.base import AlignedCurvature, Alignments, NewtonStep, times_hessian, trace_of_hat
-from whence.curvature.primal import check_gradients
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
 from whence.jacobian.jacobian import Jacobian
@@ -21,19 +21,13 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Solved:
-    """Solutions, and how good they are.
+    """Solutions, and how good they are."""
 
-    Attributes:
-        solution: (q, d).
-        reached: (q,) size of what is left of each right-hand side, in the preconditioner's norm, over its size before.
-        steps: how many were taken.
-        lowest: the lowest curvature along any direction taken; a matrix that is not positive ends that solve.
-    """
-
-    solution: Tensor
+    solution: Tensor  # (q, d)
+    # (q,) size of what is left of each right-hand side, in the preconditioner's norm, over its size before
     reached: Tensor
-    steps: int
-    lowest: float
+    steps: int  # how many were taken
+    lowest: float  # the lowest curvature along any direction taken; a matrix that is not positive ends that solve
 
 
 def conjugate_gradients(
@@ -94,21 +88,13 @@ def conjugate_gradients(
 
 @dataclass(frozen=True)
 class IterativeSolver:
-    """F_lam^-1 v by conjugate gradients, with F v = sum_i J_i^T L_i (J_i v) streamed over the data.
+    """F_lam^-1 v by conjugate gradients, with F v = sum_i J_i^T L_i (J_i v) streamed over the data."""
 
-    Attributes:
-        problem: the linearized training problem.
-        jacobian: its Jacobian.
-        ridge: lambda, on the sum scale.
-        tolerance: relative residual at which a solve stops.
-        iterations: most steps of a solve.
-    """
-
-    problem: Linearization
-    jacobian: Jacobian
-    ridge: float
-    tolerance: float
-    iterations: int
+    problem: Linearization  # the linearized training problem
+    jacobian: Jacobian  # its Jacobian
+    ridge: float  # lambda, on the sum scale
+    tolerance: float  # relative residual at which a solve stops
+    iterations: int  # most steps of a solve
 
     def multiply(self, vectors: Tensor) -> Tensor:
         """F v for vectors (q, d)."""
@@ -144,15 +130,10 @@ class IterativeSolver:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedIterative(AlignedCurvature):
-    """No matrix at all: every answer solves by conjugate gradients.
+    """No matrix at all: every answer solves by conjugate gradients."""
 
-    Attributes:
-        solver: of F_lam z = v.
-        worst: the largest relative residual of the solves for the leverages.
-    """
-
-    solver: IterativeSolver
-    worst: float
+    solver: IterativeSolver  # of F_lam z = v
+    worst: float  # the largest relative residual of the solves for the leverages
 
     @classmethod
     def fit(cls, solver: IterativeSolver) -> FittedIterative:

@@ -1,4 +1,8 @@
-"""The Kronecker eigenbasis: factors A and B of every layer, their eigenvectors, and the leading ones of them.
+"""The Kronecker eigenbasis: factors A and B of every layer, their eigenvectors, and the eigenvalues in that basis.
+
+Pass 1 (`KroneckerFactors`) finds the basis of every block, pass 2 (`SpectrumSums`) the eigenvalues. A basis may span a
+part of a block's directions, the leading ones. Coordinates in it are "inside" and have an eigenvalue each; the
+directions that it does not span are "outside" and share one, the mean of theirs.
 
 Axis letters: n examples, c cotangents, e groups, t positions, o layer outputs, i layer inputs.
 """
@@ -16,25 +20,28 @@ from whence.curvature.accumulate import (
     LARGEST_SIDE,
     Accumulator,
     ChunkGradients,
+    ConstantCotangents,
     Cotangents,
     LayerGradients,
     working_precision,
 )
-from whence.curvature.rotation import CHUNK_NUMBERS, Basis, combine, outer, products_are_rounded, raised
-from whence.display import count as counted
-from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, Whole, cotangents_first, is_transposed_in_memory
+from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, combine, outer, products_are_rounded, raised
+from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
-from whence.linalg import eigenvectors
+from whence.linalg import check_finite_sums, eigenvectors, eigh
 from whence.runtime.processes import Processes, assign_by_cost
 
-LONGEST_SUM = 8192
-"""Rows whose products are summed in their own precision."""
+LONGEST_SUM = 8192  # rows whose products are summed in their own precision
+PANELS = 4  # of about equal width, 5/8 of the products of the whole, make a symmetric product
+LEAST_PANEL = 64  # columns: with fewer, a second thread has too little to do
+LARGEST_EXACT = (
+    1024  # blocks without a Kronecker form (norms, biases, bare parameters) up to this size are kept exactly
+)
+LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
+MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
+EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
 
-PANELS = 4
-"""A symmetric product is made of about so many panels, 5/8 of the whole, of a multiple of 16 columns."""
-
-LEAST_PANEL = 64
-"""Columns of a panel at least: with fewer, a second thread has too little to do."""
+# --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
 
 
 def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,22 +103,6 @@ def second_moment(rows: Tensor) -> Tensor:
     return total
 
 
-def joint_moment(parts: Sequence[Tensor]) -> Tensor:
-    """The second moment of rows that lie in several parts side by side, (m, i) each."""
-    if len(parts) == 1 or parts[0].is_cuda:
-        return second_moment(parts[0] if len(parts) == 1 else torch.cat(tuple(parts), -1))
-    sizes = [part.shape[-1] for part in parts]
-    found = torch.zeros(sum(sizes), sum(sizes), dtype=torch.float64, device=parts[0].device)
-    blocks = [row.split(sizes, 1) for row in found.split(sizes)]
-    for at, part in enumerate(parts):
-        blocks[at][at].copy_(second_moment(part))
-        for other in range(at):
-            for some, more in zip(part.split(LONGEST_SUM), parts[other].split(LONGEST_SUM), strict=True):
-                blocks[at][other].add_(some.T @ more)
-            blocks[other][at].copy_(blocks[at][other].T)
-    return found
-
-
 def _crossed(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i); of one matrix on a CPU the upper half alone, in panels of columns."""
     size = rows.shape[-1]
@@ -126,34 +117,15 @@ def _crossed(rows: Tensor) -> Tensor:
     return (upper + upper.triu(1).T).reshape(*rows.shape[:-2], size, size)
 
 
-LARGEST_EXACT = 1024
-"""Blocks without a Kronecker form (norms, biases, bare parameters) up to this size get an exact block."""
-
-LARGEST_CLASSES = 256
-"""A last layer with more outputs than this has no basis on their side where a fit looks at a few mixtures of them."""
-
-MANY_EXAMPLES = 20_000
-"""From so many examples on, the factors of layer outputs are taken from one output of each, in turn."""
-
-EXAMPLES_PER_SIDE = 40
-"""One output of each example is taken only if there are so many examples for each output of the widest layer: small
-eigenvalues are then off by about a fortieth at most."""
-
-
 @dataclass
 class Factors:
-    """Sums of a a^T and g g^T of one block, in float64.
-
-    Attributes:
-        inputs: (e, i, i) of a kronecker block, (p, p) of a dense one; `None` where there is none.
-        outputs: (e, o, o) of a kronecker block, (1, d, d) of a row block.
-        counts: (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of chunks
-            whose gradients were summed over positions first, and not counted position by position.
-    """
+    """Sums of a a^T and g g^T of one block, in float64, so that small eigenvalues survive a million examples."""
 
     block: Block
-    inputs: Tensor | None
-    outputs: Tensor | None
+    inputs: Tensor | None  # (e, i, i) of a kronecker block, (p, p) of a dense one
+    outputs: Tensor | None  # (e, o, o) of a kronecker block, (1, d, d) of a row block
+    # (2,) number of (example, position) pairs summed, counted by the weights of the examples; and of chunks whose
+    # gradients were summed over positions first, and not counted position by position
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64, device="cpu"))
 
     @property
@@ -161,19 +133,19 @@ class Factors:
         """Number of (example, position) pairs."""
         return float(self.counts[0])
 
+    @property
+    def cost(self) -> float:
+        """About the operations of its eigendecompositions: cubes of the sides."""
+        sides = [one.shape for one in (self.inputs, self.outputs) if one is not None]
+        return float(sum((shape[0] if len(shape) == 3 else 1) * shape[-1] ** 3 for shape in sides))
+
     def state(self, name: str) -> dict[str, Tensor]:
         """What is summed up, by name."""
         found = {"inputs": self.inputs, "outputs": self.outputs, "counts": self.counts}
         return {f"{name}.{key}": value for key, value in found.items() if value is not None}
 
     @classmethod
-    def empty(
-        cls,
-        block: Block,
-        largest_exact: int,
-        device: torch.device,
-        without_basis: int | None = None,
-    ) -> Factors:
+    def empty(cls, block: Block, largest_exact: int, device: torch.device, without_basis: int | None = None) -> Factors:
         """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix.
 
         Nor do the outputs of a layer that has `without_basis` of them, see `outputs_without_basis`.
@@ -185,41 +157,39 @@ class Factors:
         if block.kind == "kronecker":
             e, o, i = block.matrix_shape
             below = zeros(e, i, i) if i <= LARGEST_SIDE else None
-            above = zeros(e, o, o) if o <= LARGEST_SIDE and o != without_basis else None
-            return cls(block, below, above)
+            return cls(block, below, zeros(e, o, o) if o <= LARGEST_SIDE and o != without_basis else None)
         if block.kind == "rows":
             d = block.matrix_shape[1]
             return cls(block, None, zeros(1, d, d))
-        exact = block.numel <= largest_exact
-        return cls(block, zeros(block.numel, block.numel) if exact else None, None)
+        return cls(block, zeros(block.numel, block.numel) if block.numel <= largest_exact else None, None)
 
-    def add(self, tangent: Tangent, weights: Tensor | None = None) -> None:
-        """Add a chunk of the training set; gradients hold the roots of the examples' weights (n,) already."""
-        share = _share(weights)
-        if isinstance(tangent, Kronecker):
-            self.counts[0] += share * tangent.examples * tangent.positions
+    def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False) -> None:
+        """Add a chunk of the training set; gradients hold the roots of the examples' weights (n,) already.
+
+        With `whole`, gradient matrices G are summed over positions first, and counted by G^T G and G G^T.
+        """
+        share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
+        if isinstance(tangent, Dense):
             if self.inputs is not None:
-                _add(self.inputs, _input_moment(tangent, weights))
-            if self.outputs is not None:
-                _add(self.outputs, summed(raised(tangent.grads()), 2))
-        elif isinstance(tangent, Dense):
-            if self.inputs is not None:
-                _add(self.inputs, joint_moment([raised(part).flatten(0, 1) for part in tangent.parts]))
-        else:
-            values = raised(tangent.aggregate().values)
+                self.inputs += second_moment(raised(tangent.values).flatten(0, 1))
+        elif not isinstance(tangent, Kronecker):
+            assert self.outputs is not None
             self.counts[0] += share * tangent.index.numel()
-            _add(self.outputs, second_moment(values.flatten(0, 1)).unsqueeze(0))
+            self.outputs += second_moment(raised(tangent.aggregate().values).flatten(0, 1)).unsqueeze(0)
+        else:
+            self.counts[0] += share * tangent.examples * tangent.positions
+            self._add_kronecker(tangent, weights, whole and self.inputs is not None and self.outputs is not None)
 
-    def add_whole(self, tangent: Tangent, weights: Tensor | None = None) -> None:
-        """Add the gradient matrices G of a chunk, summed over positions, by G^T G and G G^T."""
-        if not isinstance(tangent, Kronecker) or self.inputs is None or self.outputs is None:
-            self.add(tangent, weights)
-            return
-        self.counts[0] += _share(weights) * tangent.examples * tangent.positions
-        self.counts[1] += 1.0
-        below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
-        _add(self.inputs, below)
-        _add(self.outputs, above)
+    def _add_kronecker(self, tangent: Kronecker, weights: Tensor | None, whole: bool) -> None:
+        a, g = raised(tangent.inputs()), raised(tangent.grads())
+        whole_sums = whole_moments(a, g) if whole else None
+        self.counts[1] += float(whole)
+        if weights is not None and not whole:
+            a = a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
+        if self.inputs is not None:
+            self.inputs += whole_sums[0] if whole_sums is not None else summed(a, 1)
+        if self.outputs is not None:
+            self.outputs += whole_sums[1] if whole_sums is not None else summed(g, 2)
 
     def basis(self, notes: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
@@ -241,42 +211,12 @@ class Factors:
         return Basis(self.block, inputs, outputs), spectrum
 
 
-def weighted_inputs(tangent: Kronecker, weights: Tensor | None) -> Tensor:
-    """Inputs (n, e, t, i), times the roots of the examples' weights."""
-    a = raised(tangent.inputs())
-    return a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
-
-
-def _input_moment(tangent: Kronecker, weights: Tensor | None) -> Tensor:
-    """Sum of a a^T, (e, i, i); a column of ones is never built where nothing else weighs the inputs."""
-    factor = tangent.a
-    if weights is not None or not isinstance(factor, Whole) or not factor.ones:
-        return summed(weighted_inputs(tangent, weights), 1)
-    values = raised(factor.values)
-    n, _, t, i = values.shape
-    inner, sums = summed(values, 1), values.sum((0, 2))
-    found = inner.new_empty(len(inner), i + 1, i + 1)
-    found[:, :i, :i], found[:, :i, i], found[:, i, :i], found[:, i, i] = inner, sums, sums, n * t
-    return found
-
-
 def outputs_without_basis(problem: Linearization) -> int | None:
     """The number of the network's own outputs if a layer with so many has no basis there, as these are too many.
 
     A factor costs their square, where a fit looks at a few mixtures to cost no more than those.
     """
     return problem.width if problem.sketch is not None and problem.width > LARGEST_CLASSES else None
-
-
-def _share(weights: Tensor | None) -> float:
-    """How many examples one example of a chunk counts for."""
-    return 1.0 if weights is None or not len(weights) else float(weights.mean())
-
-
-def _add(total: Tensor | None, value: Tensor) -> None:
-    """Sums of many batches are kept in float64, so that small eigenvalues survive a million examples."""
-    assert total is not None
-    total.add_(value)
 
 
 class KroneckerFactors(Accumulator):
@@ -294,7 +234,6 @@ class KroneckerFactors(Accumulator):
     label = "Kronecker factors"
 
     def __init__(self, gradients: LayerGradients, largest_exact: int, whole: bool = False) -> None:
-        """Zeros, if they and their eigenvectors fit in memory."""
         gradients.require_factors(largest_exact)
         problem = gradients.problem
         self.problem, self.blocks = problem, gradients.blocks
@@ -302,32 +241,26 @@ class KroneckerFactors(Accumulator):
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
         self.cotangents = one_output_each(problem) if self.sampled else gradients.identity()
         self.count = 1 if self.sampled else problem.k
-        self.factors = [
-            Factors.empty(block, largest_exact, problem.device, outputs_without_basis(problem)) for block in self.blocks
-        ]
+        without = outputs_without_basis(problem)
+        self.factors = [Factors.empty(block, largest_exact, problem.device, without) for block in self.blocks]
 
     def state(self) -> dict[str, Tensor]:
         """A and B of every layer."""
         return {name: one for at, each in enumerate(self.factors) for name, one in each.state(str(at)).items()}
 
-    def add(self, where: slice, gradients: ChunkGradients) -> None:
+    def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add a a^T and g g^T."""
-        for factors, view in zip(self.factors, gradients, strict=True):
-            self._add(factors, view.tangent, where)
-
-    def _add(self, factors: Factors, tangent: Tangent, where: slice) -> None:
         roots, weights = self.problem.hessian_roots, self.problem.sample_weights
-        curved = tangent if roots is None or self.sampled else combine(tangent, roots[where])
-        whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
-        (factors.add_whole if whole else factors.add)(curved, None if weights is None else weights[where])
+        for factors, view in zip(self.factors, chunk, strict=True):
+            tangent = view.tangent
+            whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
+            curved = tangent if roots is None or self.sampled else combine(tangent, roots[where])
+            factors.add(curved, None if weights is None else weights[where], whole)
 
     def eigenbases(self, ridge: float, tolerance: float, notes: list[str]) -> list[Basis]:
         """The leading directions of each block's Kronecker eigenbasis.
 
-        Args:
-            ridge: lambda.
-            tolerance: share of the homoscedastic variance that may lie outside the leading directions.
-            notes: what is worth knowing is added here.
+        Outside of them lies at most `tolerance` of the homoscedastic variance at this ridge.
         """
         return [basis for basis, _ in self._decomposed(ridge, tolerance, notes, products=False)]
 
@@ -389,28 +322,19 @@ def describe_blocks(blocks: Sequence[Block], largest_exact: int) -> list[str]:
     for kind, some in kinds.items():
         if some:
             names = ", ".join(block.name for block in some[:4]) + (", ..." if len(some) > 4 else "")
-            weights = counted(sum(block.numel for block in some), "weight")
-            notes.append(f"{kind}: {weights} in {counted(len(some), 'block')} ({names})")
+            weights, many = sum(block.numel for block in some), len(some)
+            notes.append(f"{kind}: {weights} weight{'s' * (weights > 1)} in {many} block{'s' * (many > 1)} ({names})")
     return notes
 
 
-LARGEST_SHARE = 0.7
-"""A basis is truncated only if the leading directions are less than this share of the block's."""
-
-LARGEST_COST = 0.85
-"""On a CPU a basis is truncated only if its products take less than this share of those of the whole basis."""
-
+LARGEST_SHARE = 0.7  # of a block's directions that are kept; where more are leading, all are
+LARGEST_COST = 0.85  # of the products of the whole basis that those of a truncated one may take on a CPU
 LARGEST_RATIO = 1e5
 """No basis is truncated where an eigenvalue is above so many ridges: the squared length outside is a difference, and
 what float32 leaves of it, weighted by 1 / lambda, would be wrong by a thousandth of the leverage here, by all of it at
 1e8. Where products are rounded on a GPU it is measured for itself, and this does not matter."""
-
-ALIGNED = 8
-"""Of sides that are longer than a few times so many, multiples of it are kept: a GPU's tensor units take no others."""
-
-INPUTS_PER_POSITION = 12
-"""On a GPU no basis is truncated where a layer has fewer inputs than this for each position: squared lengths would cost
-more than the truncation saves."""
+ALIGNED = 8  # of sides longer than a few times so many, multiples of it are kept: a GPU's tensor units take no others
+INPUTS_PER_POSITION = 12  # of a layer with fewer, squared lengths would cost a GPU more than a truncation saves
 
 
 def truncate(
@@ -418,17 +342,8 @@ def truncate(
 ) -> tuple[Basis, Tensor | None]:
     """Keep the output and input directions that carry all but `tolerance` of the homoscedastic variance.
 
-    Returns what is kept of the basis and of its spectrum.
-
-    Args:
-        basis: complete.
-        spectrum: estimated eigenvalues, KFAC's (e, o, i) or those of a dense block (p,); `None` leaves the basis
-            complete.
-        positions: at which the layer is seen, for one example; with many, squared lengths cost more than
-            a truncation saves.
-        cotangents: that are pulled back for one example.
-        ridge: lambda.
-        tolerance: share of sum s^2 / (s + lambda)^2, the mean of Ho over the training set, that may lie outside.
+    That is sum s^2 / (s + lambda)^2, the mean of Ho over the training set, for the estimated eigenvalues s: KFAC's
+    (e, o, i), or those of a dense block (p,). With many positions, squared lengths cost more than a truncation saves.
     """
     if spectrum is None or tolerance <= 0 or ridge <= 0:
         return basis, spectrum
@@ -479,12 +394,6 @@ Eigenbasis = tuple[Basis, Tensor | None]
 """A basis, and KFAC's eigenvalues in it."""
 
 
-def cost(factors: Factors) -> float:
-    """About the operations of its eigendecompositions: cubes of the sides."""
-    sides = [one.shape for one in (factors.inputs, factors.outputs) if one is not None]
-    return float(sum((shape[0] if len(shape) == 3 else 1) * shape[-1] ** 3 for shape in sides))
-
-
 def decompose(
     factors: Sequence[Factors],
     make: Callable[[int, list[str]], Eigenbasis],
@@ -492,21 +401,16 @@ def decompose(
     device: torch.device,
     notes: list[str],
 ) -> list[Eigenbasis]:
-    """The bases of all blocks, each made by one process.
-
-    Args:
-        factors: of each block, the same in every process.
-        make: from the position of a block to its basis; adds to the notes it is given.
-        process_group: the processes.
-        device: where the bases go.
-        notes: what is worth knowing is added here.
-    """
+    """The bases of all blocks, made one after the other; each by one process, where there are several."""
     if process_group.alone:
         return [make(at, notes) for at in range(len(factors))]
-    owners = assign_by_cost([cost(one) for one in factors], process_group.size)
+    owners = assign_by_cost([one.cost for one in factors], process_group.size)
     own: list[str] = []
     mine = {at: make(at, own) for at, owner in enumerate(owners) if owner == process_group.rank}
-    specs = {at: [_spec(part) for part in (basis.inputs, basis.outputs, s)] for at, (basis, s) in mine.items()}
+    specs = {
+        at: [None if one is None else (tuple(one.shape), one.dtype) for one in (basis.inputs, basis.outputs, spectrum)]
+        for at, (basis, spectrum) in mine.items()
+    }
     every = process_group.tell("the eigenvectors of all layers", (specs, own))
     found = []
     for at, owner in enumerate(owners):
@@ -514,15 +418,179 @@ def decompose(
             basis, spectrum = mine[at]
             parts = [basis.inputs, basis.outputs, spectrum]
         else:
-            parts = [
-                None if spec is None else torch.empty(spec[0], dtype=spec[1], device=device)
-                for spec in every[owner][0][at]
-            ]
+            wanted = every[owner][0][at]
+            parts = [None if one is None else torch.empty(one[0], dtype=one[1], device=device) for one in wanted]
         process_group.share([part for part in parts if part is not None], owner, "the eigenvectors of all layers")
         found.append((Basis(factors[at].block, parts[0], parts[1]), parts[2]))
     notes += [note for _, each in every for note in each]
     return found
 
 
-def _spec(part: Tensor | None) -> tuple[tuple[int, ...], torch.dtype] | None:
-    return None if part is None else (tuple(part.shape), part.dtype)
+# --- Pass 2: eigenvalues ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DiagonalMoments:
+    """The diagonal of a second moment of a block's gradients in its basis."""
+
+    inside: Tensor  # sums of squares of each coordinate, float64
+    outside: float  # mean over the directions that the basis does not span; zero if it spans all
+
+    def times(self, factor: float) -> DiagonalMoments:
+        """All of them times a factor."""
+        return DiagonalMoments(factor * self.inside, factor * self.outside)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Second moments of the training gradients in a basis, one entry a block."""
+
+    curvature: list[DiagonalMoments]  # s* = sum over examples and outputs of squared gradients
+    noise: list[DiagonalMoments]  # the same, outputs weighted by the noise: Sigma for squared error, the Hessian else
+    score: list[Tensor]  # sum_i J_i^T r_i, shaped as the block's matrix
+
+
+class MomentSums:
+    """Sums of weighted squares of one block in its basis for `count` sets of weights, and of its weighted gradients."""
+
+    def __init__(self, basis: Basis, count: int, device: torch.device) -> None:
+        self.basis = basis
+        self.rounded = products_are_rounded(device)
+        self.inside = torch.zeros(count, *basis.shape, dtype=torch.float64, device=device)
+        self.length = torch.zeros(count, dtype=torch.float64, device=device)
+        shape = basis.block.matrix_shape if basis.outside else basis.shape
+        self._total = torch.zeros(shape, dtype=torch.float64, device=device)
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """What is summed up, by name."""
+        return {f"{name}.inside": self.inside, f"{name}.length": self.length, f"{name}.total": self._total}
+
+    @property
+    def total(self) -> Tensor:
+        """The weighted sum of gradients, shaped as the block's matrix."""
+        return self._total if self.basis.outside else self.basis.to(torch.float64).out_of(self._total)
+
+    def add(self, view: BasisView, squared: Tensor, summed: Tensor, mixing: Tensor | None = None) -> None:
+        """Add a chunk.
+
+        Args:
+            view: the gradients.
+            squared: (count, c) weights of the squares of the cotangents.
+            summed: (n, c) weights of the gradients in the total.
+            mixing: (n, k, c) combinations of the k cotangents in the view, where these are the c cotangents.
+        """
+        if mixing is not None and mixing.shape[1] == 1:
+            self._add_multiples(view, mixing[:, 0].double().square() @ squared.T, (mixing[:, 0] * summed).sum(1, True))
+            return
+        for part, rotated in view.chunks() if mixing is None else view.mixed(mixing):
+            self.inside += rotated.squares(squared.to(rotated.dtype))
+            if view.complete:
+                self._total += rotated.total(summed[part].to(rotated.dtype))
+        if view.complete:
+            return
+        if mixing is None:
+            lengths, given = view.lengths().double(), summed
+        else:
+            wide = mixing.double()
+            lengths = (wide * (view.energy().double() @ wide)).sum(1)
+            given = (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
+        self.length += squared.double() @ lengths.sum(0)
+        self._total += view.total(given)
+
+    def _add_multiples(self, view: BasisView, squared: Tensor, summed: Tensor) -> None:
+        """The same for multiples of a single cotangent: weights (n, count) of its squares, and (n, 1) in the total."""
+        for part, rotated in view.chunks():
+            self.inside += rotated.weighted_squares(squared[part].to(rotated.dtype))
+            if view.complete:
+                self._total += rotated.total(summed[part].to(rotated.dtype))
+        if not view.complete:
+            self.length += squared.T @ view.lengths().double().squeeze(1)
+            self._total += view.total(summed)
+
+    def finish(self) -> list[DiagonalMoments]:
+        """The sums, one for each set of weights."""
+        rest, found = self.basis.outside, []
+        for inside, length in zip(self.inside, self.length, strict=True):
+            left = float(length if self.rounded else length - inside.sum())
+            found.append(DiagonalMoments(inside, max(left, 0.0) / rest if rest else 0.0))
+        return found
+
+
+def states(sums: Sequence[MomentSums]) -> dict[str, Tensor]:
+    """The tensors of all blocks' sums, by name."""
+    return {name: tensor for at, one in enumerate(sums) for name, tensor in one.state(str(at)).items()}
+
+
+class SpectrumSums(Accumulator):
+    """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
+
+    With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
+    set of gradients serves both sums. With other losses the two are the same, up to a dispersion.
+
+    Args:
+        gradients: of the training set.
+        bases: U of each block.
+        noise: (k, k) covariance of the residuals; `None` where the homoscedastic meat is not wanted.
+    """
+
+    label = "eigenvalues"
+    bases: Sequence[Basis]
+
+    def __init__(self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None) -> None:
+        problem = gradients.problem
+        self.problem, self.bases, self.count, self.noise = problem, bases, problem.k, noise
+        self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+        self.weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
+        roots = problem.hessian_roots
+        if roots is not None:  # the residuals are one more combination, which counts in the score only
+            self.weights = torch.ones(1, roots.shape[2] + 1, dtype=torch.float64, device=problem.device)
+            self.weights[:, -1] = 0.0
+        elif noise is not None and problem.k > 1:  # with one output the noise is a factor
+            sizes, self.frame = eigh(noise)
+            problem.passes.process_group.share([sizes, self.frame], 0, "eigenvalues")
+            self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
+        self.cotangents = ConstantCotangents(self.frame.T)
+        self.sums = [MomentSums(basis, len(self.weights), problem.device) for basis in bases]
+
+    def state(self) -> dict[str, Tensor]:
+        """Squares and scores of every block."""
+        return states(self.sums)
+
+    def given(self) -> list[Tensor]:
+        """The cotangents, their weights, and the bases."""
+        return [self.frame, self.weights, *(one for basis in self.bases for one in basis.tensors)]
+
+    def add(self, where: slice, chunk: ChunkGradients) -> None:
+        """Add squares in the basis, and J_i^T r_i."""
+        residuals, roots = self.problem.residuals[where] @ self.frame, self.problem.hessian_roots
+        mixing, summed = None, residuals
+        if roots is not None:
+            mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
+            summed = (self.weights == 0).to(residuals.dtype).expand(len(residuals), -1)
+        for at, view in enumerate(chunk):
+            self.sums[at].add(view, self.weights, summed, mixing)
+            self.add_view(at, view, residuals)
+
+    def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
+        """What else is summed of a block; residuals (n, k) along the cotangents."""
+
+    def spectrum(self) -> Spectrum:
+        """The eigenvalues."""
+        found = [one.finish() for one in self.sums]
+        for basis, moments in zip(self.bases, found, strict=True):
+            check_finite_sums(moments[0].inside, f"the squares of {basis.block.name}")
+        curvature, noise = [one[0] for one in found], [one[-1] for one in found]
+        if self.noise is not None and self.problem.hessian_roots is None and self.problem.k == 1:
+            noise = [one.times(float(self.noise)) for one in curvature]
+        return Spectrum(curvature, noise, [one.total for one in self.sums])
+
+
+def noise_covariance(problem: Linearization) -> Tensor:
+    """(k, k) covariance of the residuals, for squared error; other losses bring their own for each example."""
+    if problem.hessian_roots is not None:
+        return torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+    found = problem.noise(problem.residuals, None)
+    if problem.units is None:
+        return found.covariance
+    root = found.roots[0]
+    return root @ root.T  # the same at every position

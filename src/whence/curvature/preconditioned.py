@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from whence.curvature.rotation import CHUNK_NUMBERS, Basis, raised
 from whence.jacobian.gradients import Dense, Kronecker, Rows, Tangent
+
+PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}  # of scaled gradients that are held at once
 
 
 def align(tangent: Tangent, directions: Tensor) -> Tensor:
@@ -18,12 +21,7 @@ def align(tangent: Tangent, directions: Tensor) -> Tensor:
     A layer seen at one position never has its gradient matrices formed: g^T V a takes one matrix product for each
     direction. Layers with shared weights take that way too, unless forming the matrices first is cheaper.
 
-    Args:
-        tangent: gradients of n examples for c cotangents.
-        directions: V (q, *matrix shape of the block).
-
-    Returns:
-        (n, c, q).
+    Directions V are (q, *matrix shape of the block), and the inner products (n, c, q).
     """
     if isinstance(tangent, Dense):
         return raised(tangent.values).to(directions.dtype) @ directions.T
@@ -46,22 +44,13 @@ def _align_kronecker(tangent: Kronecker, directions: Tensor) -> Tensor:
     for low in range(0, n, step):
         some_a, some_g = a[low : low + step], g[low : low + step]
         if factored <= formed:
-            moved = _times_inputs(some_a, directions)  # (n, e, t, q, o)
+            moved = torch.einsum("neti,qeoi->netqo", some_a, directions)
             left = some_g.permute(0, 2, 3, 1, 4).reshape(len(some_g), e * t, c, o)
             parts.append(torch.einsum("nsco,nsqo->ncq", left, moved.flatten(1, 2)))
         else:
             matrices = torch.einsum("nceto,neti->nceoi", some_g, some_a)
             parts.append(matrices.flatten(2) @ directions.flatten(1).T)
     return torch.cat(parts)
-
-
-def _times_inputs(a: Tensor, directions: Tensor) -> Tensor:
-    """V a: (n, e, t, i) with (q, e, o, i) to (n, e, t, q, o); one large product where there is one group."""
-    n, e, t, i = a.shape
-    q, _, o, _ = directions.shape
-    if e == 1:
-        return (a.reshape(-1, i) @ directions.reshape(-1, i).T).reshape(n, e, t, q, o)
-    return torch.einsum("neti,qeoi->netqo", a, directions)
 
 
 def _align_rows(tangent: Rows, directions: Tensor) -> Tensor:
@@ -77,136 +66,101 @@ def _align_rows(tangent: Rows, directions: Tensor) -> Tensor:
     return found
 
 
-PRODUCT_NUMBERS = {"cpu": 2**18, "cuda": 2**26}
-"""Numbers that are multiplied one by one at a time: on a CPU as many as stay in its cache."""
-
-LARGEST_COMPLEMENT = 2048
-"""The complement of a truncated basis is computed for layers with at most so many outputs, whose cube it takes."""
+def is_outer_product(tangent: Tangent) -> bool:
+    """Whether the gradients of a block are outer products of two vectors."""
+    return isinstance(tangent, Kronecker) and tangent.positions == 1 and tangent.g.shape[2] == 1
 
 
 @dataclass(frozen=True)
-class FactorParts:
-    """Factors of gradients g a^T, rotated into a basis and split at what it spans.
+class OuterProducts:
+    """Outer products g a^T of n examples for c cotangents, split into what lies inside a basis and outside."""
 
-    Attributes:
-        inputs: a (n, i).
-        inputs_inside: ua (n, x).
-        inputs_outside: b (n, i), without columns where the basis spans all.
-        grads_inside: vg (n, c, y).
-        grads_outside: h, likewise: (n, c, o - y) in a basis of what it does not span, or (n, c, o).
-    """
-
-    inputs: Tensor
-    inputs_inside: Tensor
-    inputs_outside: Tensor
-    grads_inside: Tensor
-    grads_outside: Tensor
+    a: Tensor  # (n, i)
+    a_inside: Tensor  # (n, x) coordinates
+    a_outside: Tensor  # (n, i)
+    g_inside: Tensor  # (n, c, y) coordinates
+    g_outside: Tensor  # (n, c, o)
 
     @classmethod
-    def of(cls, tangent: Kronecker, basis: Basis, dtype: torch.dtype, complement: Tensor | None = None) -> FactorParts:
-        """Split what was captured; `complement`, a basis of the output directions outside the basis makes h shorter."""
-        a, g = tangent.inputs()[:, 0, 0].to(dtype), tangent.grads()[:, :, 0, 0].to(dtype)
-        into, out = (None if one is None else one[0].to(dtype) for one in (basis.inputs, basis.outputs))
-        inside, rotated = a if into is None else a @ into, g if out is None else g @ out
-        if not basis.outside or into is None or out is None:
-            return cls(a, inside, a[:, :0], rotated, g[:, :, :0])
-        outside = g - rotated @ out.T if complement is None else g @ complement
-        return cls(a, inside, a - inside @ into.T, rotated, outside)
+    def of(cls, tangents: Sequence[Tangent], basis: Basis, dtype: torch.dtype) -> OuterProducts:
+        """Split several chunks of gradients."""
+        outer = [one for one in tangents if isinstance(one, Kronecker)]
+        a = torch.cat([raised(one.inputs()).flatten(1) for one in outer]).to(dtype)
+        g = torch.cat([raised(one.grads()).flatten(2) for one in outer]).to(dtype)
+        return cls(a, *_split(a, basis.inputs), *_split(g, basis.outputs))
 
-    def matrices(self, basis: Basis, complement: Tensor | None = None) -> Tensor:
-        """The gradients that were split, as matrices (n c, 1, o, i)."""
-        g = self.grads_inside
-        if basis.outputs is not None:
-            g = g @ basis.outputs[0].to(g.dtype).T
-        if self.grads_outside.shape[2]:
-            g = g + (self.grads_outside if complement is None else self.grads_outside @ complement.T)
-        return torch.einsum("nco,ni->ncoi", g, self.inputs).flatten(0, 1).unsqueeze(1)
 
-    @classmethod
-    def join(cls, chunks: Sequence[FactorParts]) -> FactorParts:
-        """Several chunks of a batch as one."""
-        return cls(*(torch.cat([getattr(chunk, name) for chunk in chunks]) for name in cls.__dataclass_fields__))
+def _split(rows: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Coordinates of rows (..., i) in a basis (1, i, x), and what lies outside of it."""
+    if basis is None:
+        return rows, torch.zeros_like(rows)
+    columns = basis[0].to(rows.dtype)
+    inside = rows @ columns
+    return inside, rows - inside @ columns.T
 
 
 @dataclass(frozen=True)
-class Preconditioned:
-    """F_lam^-1 times the gradients of m inputs for k cotangents each.
+class Directions:
+    """F_lam^-1 times the gradients of m inputs for k cotangents each, in one block."""
 
-    Attributes:
-        basis: of the block.
-        parts: the factors of the gradients themselves.
-        complement: (o, o - y) output directions that the basis does not span, where they were worked out.
-        inside: (m, y, x) rotated inputs, divided by s + lambda.
-        weight: 1 / (s_outside + lambda), zero where the basis spans all.
-    """
-
+    tangents: Sequence[Tangent]
     basis: Basis
-    parts: FactorParts
-    complement: Tensor | None
-    inside: Tensor
-    weight: float
+    inside: Tensor  # s + lambda of the coordinates
+    outside: float  # s + lambda of the directions that the basis does not span
+    dtype: torch.dtype
+    own: OuterProducts | None  # the gradients, where all of them are outer products
 
     @classmethod
     def of(
-        cls, chunks: Sequence[FactorParts], basis: Basis, curvature: Tensor, outside: float, complement: Tensor | None
-    ) -> Preconditioned:
-        """Divide by s + lambda (1, y, x) inside the basis, and multiply by 1 / (s + lambda) outside."""
-        parts = FactorParts.join(chunks)
-        inside = parts.inputs_inside.unsqueeze(1) / curvature[0].to(parts.inputs.dtype)
-        return cls(basis, parts, complement, inside, outside if basis.outside else 0.0)
+        cls, tangents: Sequence[Tangent], basis: Basis, inside: Tensor, outside: float, dtype: torch.dtype
+    ) -> Directions:
+        """Nothing is solved yet: it is clear with the other gradients which form serves."""
+        factored = all(is_outer_product(tangent) for tangent in tangents)
+        return cls(
+            tangents, basis, inside, outside, dtype, OuterProducts.of(tangents, basis, dtype) if factored else None
+        )
 
     def align(self, tangent: Tangent) -> Tensor:
-        """Inner products with the gradients of n examples for c cotangents, outer products as well, (n, c, m k)."""
-        assert isinstance(tangent, Kronecker)
-        others = FactorParts.of(tangent, self.basis, self.inside.dtype, self.complement)
-        theirs, ours = others.grads_inside, self.parts.grads_inside
-        n, c, y = theirs.shape
-        m, k = ours.shape[:2]
-        found = self.inside.new_empty(n, c, m * k)
-        numbers = PRODUCT_NUMBERS["cuda" if self.inside.is_cuda else "cpu"]
+        """Inner products with the gradients of n examples for c cotangents: (n, c, m k)."""
+        if self.own is None or not is_outer_product(tangent):
+            return align(tangent, self._matrices)
+        return self._align_outer(OuterProducts.of([tangent], self.basis, self.dtype), self.own)
+
+    @cached_property
+    def _matrices(self) -> Tensor:
+        """(m k, *matrix shape of the block)."""
+        matrices = torch.cat([one.materialize().flatten(0, 1).to(self.dtype) for one in self.tangents])
+        return self.basis.solve(self.inside, self.outside, matrices)
+
+    @cached_property
+    def _solved(self) -> Tensor:
+        """(m, y, x) inputs of the layer in the basis, divided by s + lambda."""
+        assert self.own is not None
+        return self.own.a_inside.unsqueeze(1) / self.inside[0].to(self.dtype)
+
+    def _align_outer(self, others: OuterProducts, own: OuterProducts) -> Tensor:
+        """sum_y g_y g'_y B_y with B = sum_x a_x a'_x / (s + lambda), of every pair; what lies outside has one weight.
+
+        B takes one large product for many examples; scaled gradients of few of them are held at once.
+        """
+        m, k, y = own.g_inside.shape
+        n, c = others.g_inside.shape[:2]
+        weight = 1.0 / self.outside if self.basis.outside else 0.0
+        numbers = PRODUCT_NUMBERS["cuda" if own.a.is_cuda else "cpu"]
         many, few = (max(1, room // (m * max(y, 1))) for room in (16 * numbers, numbers // k))
-        weights, room = self.inside.new_empty(min(many, n), m, y), self.inside.new_empty(min(few, n), m, k, y)
+        found = own.a.new_empty(n, c, m * k)
         for low in range(0, n, many):
-            some = slice(low, min(low + many, n))
-            here = self._weights(others, some, weights[: some.stop - low]).unsqueeze(2)  # (some, m, 1, y)
-            for scale, left, into in zip(*(one.split(few) for one in (here, theirs[some], found[some])), strict=True):
-                space = room if few == 1 else room[: len(scale)]
-                torch.mul(scale, ours, out=space)
-                torch.bmm(left, space.view(-1, m * k, y).mT, out=into)
-            if self.weight:
-                self._add_outside(others, some, found[some].unflatten(2, (m, k)))
+            here = slice(low, min(low + many, n))
+            scales = (others.a_inside[here] @ self._solved.flatten(0, 1).T).unflatten(1, (m, y))
+            if weight:
+                scales += (weight * others.a_outside[here] @ own.a_outside.T).unsqueeze(2)
+            pieces = zip(*(one.split(few) for one in (scales, others.g_inside[here], found[here])), strict=True)
+            for scale, left, into in pieces:
+                scaled = (scale.unsqueeze(2) * own.g_inside).view(len(scale), m * k, y)
+                torch.bmm(left, scaled.mT, out=into)
+            if weight:
+                alike = weight * others.a[here] @ own.a.T  # (n, m)
+                products = others.g_outside[here].flatten(0, 1) @ own.g_outside.flatten(0, 1).T
+                shaped = found[here].unflatten(2, (m, k))
+                shaped.addcmul_(products.view_as(shaped), alike[:, None, :, None])
         return found
-
-    def _weights(self, others: FactorParts, some: slice, into: Tensor) -> Tensor:
-        """B of every pair of examples, (some, m, y)."""
-        torch.mm(others.inputs_inside[some], self.inside.flatten(0, 1).T, out=into.flatten(1))
-        if self.weight:
-            into += (self.weight * others.inputs_outside[some] @ self.parts.inputs_outside.T).unsqueeze(2)
-        return into
-
-    def _add_outside(self, others: FactorParts, some: slice, found: Tensor) -> None:
-        """Add what output directions outside the basis say to (some, c, m, k): one weight for all of them."""
-        alike = self.weight * others.inputs[some] @ self.parts.inputs.T  # (some, m)
-        products = others.grads_outside[some].flatten(0, 1) @ self.parts.grads_outside.flatten(0, 1).T
-        found.addcmul_(products.view_as(found), alike[:, None, :, None])
-
-
-def complement_of(basis: Basis, dtype: torch.dtype) -> Tensor | None:
-    """Orthonormal output directions (o, o - y) that a basis does not span; `None` where that would take long."""
-    if (
-        not basis.outside
-        or basis.inputs is None
-        or basis.outputs is None
-        or basis.outputs.shape[1] > LARGEST_COMPLEMENT
-    ):
-        return None
-    spanned = basis.outputs[0].double()
-    whole: Tensor = torch.linalg.qr(spanned, mode="complete").Q
-    return whole[:, spanned.shape[1] :].to(dtype)
-
-
-def as_outer_product(tangent: Tangent) -> Kronecker | None:
-    """The gradients of a block, if they are outer products of two vectors."""
-    if not isinstance(tangent, Kronecker) or tangent.positions != 1 or tangent.g.shape[2] > 1:
-        return None
-    return tangent

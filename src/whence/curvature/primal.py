@@ -1,19 +1,26 @@
 """The exact algebra on features z of the gradients: F = sum_i z_i^T L_i z_i, r x r, factored.
 
-Features are the gradients themselves (`Jacobian`), the core's coordinates of them, or a random sketch. Their rows over
-the training set are kept in memory when they fit, and recomputed when they do not.
+Features are the gradients themselves (`Jacobian`), chosen coordinates of them in a basis (`Projected`: the core, a
+random sketch), or what a user brings.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from whence.curvature.accumulate import (
+    CACHE_SHARE,
+    Features,
+    LayerGradients,
+    RowAccumulator,
+    TrainingRows,
+    working_precision,
+)
 from whence.curvature.base import (
     Alignments,
     FittedCurvature,
@@ -25,154 +32,101 @@ from whence.curvature.base import (
     RidgePath,
     Sandwich,
     groups_within_memory,
-    members_of,
 )
 from whence.curvature.cost import ProblemSizes
+from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
-from whence.jacobian.linearization import Linearization
+from whence.jacobian.linearization import Folds, Linearization
 from whence.linalg import eigenvectors
-from whence.runtime.execution import State, partial_data_error
+from whence.runtime.execution import State
+from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
 
-CACHE_SHARE = 0.3
-"""Rows are cached when they take at most this share of the memory budget."""
+QR_SIZE = 2048  # features up to which rows at hand are factored by QR, which squares no condition number
+FEW_FEATURES = 512  # up to which rows in single precision are whitened in the precision of the algebra
 
 
-class Features(Protocol):
-    """A map from inputs to rows z (n, k, r) in which the network is linear."""
+@dataclass(frozen=True)
+class Projected:
+    """Features z = chosen coordinates of U^T phi, over all blocks together. Bases may have fewer columns than rows."""
 
-    @property
-    def notes(self) -> list[str]:
-        """What is worth telling about these features."""
+    stream: LayerGradients
+    bases: Sequence[Basis]  # of each block
+    indices: Sequence[Tensor]  # flat positions among each block's coordinates
+    sizes: Tensor | None  # (r,) second moments of the features over the training set, where they are known
+    notes: list[str]
+    orthonormal: bool = True  # whether the bases' columns are
 
     @property
     def size(self) -> int:
         """The number r of features."""
+        return sum(len(index) for index in self.indices)
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples of the batch, rows (n, k, r))."""
+        """Yield (which examples, rows (n, k, r))."""
+        precision = working_precision(self.stream.problem)
+        for chunk in self.stream.of(inputs, self.stream.identity(outputs), outputs):
+            rows = torch.empty(len(chunk.outputs), outputs, self.size, dtype=precision, device=chunk.outputs.device)
+            low = 0
+            for tangent, basis, index in zip(chunk.tangents, self.bases, self.indices, strict=True):
+                for part, rotated in BasisView(tangent, basis).chunks() if len(index) else ():
+                    rows[part, :, low : low + len(index)] = rotated.gather(index)
+                low += len(index)
+            yield chunk.where, rows
+            del rows, chunk  # the next chunk needs the memory
 
     def weights(self) -> Tensor:
-        """The network's weights in the coordinates of the features, (r,)."""
-
-    def prescale(self, ridge: float | None) -> Tensor:
-        """(r,) sizes by which features may be divided so that single precision serves; ones if not known."""
-
-    @property
-    def orthonormal(self) -> bool:
-        """Whether the features are coordinates along orthonormal directions."""
+        """The network's weights in these coordinates, (r,)."""
+        problem = self.stream.problem
+        return self._along({name: p.detach().double() for name, p in problem.selection.parameters.items()})
 
     def into(self, vectors: Tensor) -> Tensor:
-        """Vectors among the selected weights (..., d) along the features (..., r)."""
+        """U^T v: vectors among the selected weights (..., d) in these coordinates, (..., r)."""
+        return self._along(self.stream.problem.selection.unflatten(vectors.double()))
+
+    def _along(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        parts = []
+        for basis, index in zip(self.bases, self.indices, strict=True):
+            moved = basis.to(torch.float64).into(basis.block.to_matrix(parameters))
+            lead = moved.shape[: moved.ndim - len(basis.shape)]
+            parts.append(moved.reshape(*lead, math.prod(basis.shape))[..., index])
+        return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
+
+    def prescale(self, ridge: float | None) -> Tensor:
+        """Square roots of the damped second moments, which make the curvature's diagonal one."""
+        problem = self.stream.problem
+        if self.sizes is None or ridge is None:
+            return torch.ones(self.size, dtype=problem.dtype, device=problem.device)
+        return (self.sizes + max(ridge, 1e-12 * float(self.sizes.max()))).sqrt().to(problem.dtype)
 
     def lift(self, step: Tensor) -> Tensor:
-        """A step in the features (..., r) as a step of the selected weights (..., d)."""
+        """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
+        problem = self.stream.problem
+        lead = step.shape[:-1]
+        tensors: dict[str, Tensor] = {}
+        for basis, index, part in zip(
+            self.bases, self.indices, step.split([len(index) for index in self.indices], dim=-1), strict=True
+        ):
+            flat = step.new_zeros(*lead, math.prod(basis.shape))
+            flat[..., index] = part
+            matrix = basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
+            tensors.update(basis.block.from_matrix(matrix))
+        return problem.selection.flatten(tensors, leading=len(lead))
 
 
-class RowAccumulator(ABC):
-    """Sums over the rows of features of the training set: their zeros, and how to add a chunk of rows."""
-
-    label: str
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """The sums by name, zeros at first, which `add` changes in place."""
-
-    @abstractmethod
-    def given(self) -> list[Tensor]:
-        """What the sums depend on beside model, data and options."""
-
-    @abstractmethod
-    def add(self, where: slice, rows: Tensor) -> None:
-        """Add the rows (n, k, r) of some training examples."""
+def primal_bytes(r: int) -> float:
+    """Memory of the primal algebra on r features."""
+    return 9.0 * r * r * 8
 
 
-RowSums = TypeVar("RowSums", bound=RowAccumulator)
-
-
-class TrainingRows:
-    """The features of all training examples, in chunks, as often as they are needed."""
-
-    def __init__(self, problem: Linearization, features: Features) -> None:
-        """Decide whether the rows can be cached."""
-        self.problem = problem
-        self.features = features
-        need = problem.max_local_rows * problem.k * features.size * problem.outputs.element_size()
-        self._cached: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
-        self._full = False
-        self._everywhere = problem.passes.process_group.alone
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether all rows of this process are held at once."""
-        return self._cached is not None
-
-    def accumulate(self, sums: RowSums) -> RowSums:
-        """One pass over the training data."""
-        for where, rows in self.read(sums.label, sums.state(), sums.given()):
-            sums.add(where, rows)
-        return sums
-
-    def read(
-        self, label: str, state: State | None = None, given: Sequence[Tensor] = ()
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
-        problem = self.problem
-        if self._cached is not None and self._full:
-            if state is not None:
-                known = problem.dependencies(given)
-                yield from problem.passes.over(self._cached, lambda item: item[0], label, state, known, resumable=False)
-                return
-            if problem.passes.closed and not self._everywhere:
-                raise partial_data_error()
-            yield from self._cached
-            return
-        found: list[tuple[slice, Tensor]] = []
-        for batch in problem.read(label, state, given):
-            for part, rows in self.features.rows(batch.inputs, problem.k):
-                where = slice(batch.start + part.start, batch.start + part.stop)
-                check_gradients(rows, where.start)
-                if self._cached is not None:
-                    found.append((where, rows))
-                yield where, rows
-        mine = problem.local_rows
-        if self._cached is not None and sum(len(rows) for _, rows in found) == mine.stop - mine.start:
-            self._cached, self._full = found, True  # a reader that stops early, or starts late, keeps nothing
-
-    def bring_together(self) -> None:
-        """Let every process have the rows of all of them."""
-        if self._everywhere:
-            return
-        process_group, problem = self.problem.passes.process_group, self.problem
-        need = 2.0 * problem.n * problem.k * self.features.size * problem.outputs.element_size()
-        problem.budget.require(
-            need, "the gradients of all training examples in each process", "Use Exact(road='primal'), or one process."
-        )
-        found = [rows for _, rows in self.read("rows")]
-        everything = process_group.gather(torch.cat(found) if found else None, "rows", problem.device)
-        self._cached, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
-
-    def curved(self, where: slice, rows: Tensor) -> Tensor:
-        """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
-        roots = self.problem.hessian_roots
-        return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
-
-
-def check_gradients(rows: Tensor, start: int) -> None:
-    """Raise when the features of an example, counted from `start`, are not finite."""
-    wrong = ~torch.isfinite(rows).flatten(1).all(1)
-    if bool(wrong.any()):
-        raise SingularCurvatureError(
-            "expected finite gradients of the outputs in the weights, got NaN or infinity for training example "
-            f"{start + int(wrong.int().argmax())}. Look for a square root, a logarithm or a norm at zero in the model; "
-            "gradients of a float16 model may overflow: use float32."
-        )
+def leaving(problem: Linearization, r: int) -> Linearization:
+    """The same problem with the memory that the algebra on r features leaves, for their rows."""
+    return replace(problem, budget=Budget(problem.device, max(problem.budget.limit - primal_bytes(r), 0.0)))
 
 
 POINTS = 49
-DECADES = (-9.0, 3.0)
-"""The grid spans these powers of ten of the largest eigenvalue."""
+DECADES = (-9.0, 3.0)  # powers of ten of the largest eigenvalue that the grid of ridges spans
 
 
 def ridge_grid(values: Tensor) -> Tensor:
@@ -181,101 +135,85 @@ def ridge_grid(values: Tensor) -> Tensor:
     return top * torch.logspace(*DECADES, POINTS, dtype=values.dtype, device=values.device)
 
 
-Rotated = Callable[[Mapping[str, Tensor], Sequence[Tensor]], Iterator[tuple[slice, Tensor, Tensor]]]
-"""From what a pass adds to and depends on to places, rows (n, k, r) and the linearized model's targets (n, k)."""
-
-
-def path_from_eigenvectors(values: Tensor, chunks: Rotated, problem: Linearization) -> RidgePath:
-    """Leave-one-out error from rows rotated into the eigenvectors of F.
+def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
+    """Leave-one-out error over ridges from rows q rotated into the eigenvectors of F.
 
     For each ridge: e_i = y_i - q_i b with b = (S + lambda)^-1 sum_i q_i^T y_i, H_ii = q_i (S + lambda)^-1 q_i^T and
     u_i = (I - H_ii)^-1 e_i, where i is an example, a position or an output of one, or a whole group.
-
-    Args:
-        values: (r,) eigenvalues of F.
-        chunks: gives, each time it is called, all rotated rows and targets.
-        problem: knows what is left out at once.
     """
-    cross = torch.zeros_like(values)
-    for _, rows, targets in chunks({"cross": cross}, ()):
-        cross += torch.einsum("nkp,nk->p", rows, targets)
+    problem = rows.problem
+    values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
+    # signs of eigenvectors are arbitrary: those of one process serve all
+    problem.passes.process_group.share([values, vectors], 0, "leave-one-out path")
+    weights = rows.features.weights()
+
+    def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """One pass: rows (n, k, r), and the targets (n, k) of the linearized model."""
+        for where, some in rows.read("leave-one-out path", state, [vectors, *given]):
+            wide = some.to(vectors.dtype)
+            yield where, wide @ vectors, problem.residuals[where] + wide @ weights
+
+    along = torch.zeros_like(values)
+    for _, some, targets in rotated({"cross": along}, ()):
+        along += torch.einsum("nkp,nk->p", some, targets)
     ridges = ridge_grid(values)
-
-    def add(sums: Tensor, rows: Tensor, targets: Tensor) -> None:
-        for g, ridge in enumerate(ridges):
-            weights = 1.0 / (values + ridge)
-            leverage_blocks = problem.folds.blocks((rows * weights) @ rows.transpose(1, 2))
-            residuals = problem.folds.parts(targets - rows @ (cross * weights))
-            eye = torch.eye(leverage_blocks.shape[1], dtype=leverage_blocks.dtype, device=leverage_blocks.device)
-            sums[g] += _squares(eye - leverage_blocks, residuals)
-
     sums = torch.zeros_like(ridges)
     if problem.folds.groups is None:
-        for _, rows, targets in chunks({"sums": sums}, [cross, ridges]):
-            add(sums, rows, targets)
-    else:
-        for rows, targets in _whole_groups(problem.folds.groups, chunks, len(values), problem):
-            add(sums, rows, targets)
+        for _, some, targets in rotated({"sums": sums}, [along, ridges]):
+            sums += _errors(ridges, values, along, some, problem.folds, targets)
+        return RidgePath(ridges, sums / problem.n)
+    size = len(values)
+    for members in groups_within_memory(problem.folds.groups, problem, size):  # a pass for as many as memory allows
+        both = problem.outputs.new_zeros(members.numel(), problem.k, size + 1)  # rows and targets
+        for where, some, targets in rotated({"rows": both}, [members]):
+            into, at = members_in(where, members)
+            both[into] = torch.cat([some[at], targets[at].unsqueeze(2)], 2).to(both.dtype)
+        of_groups = both.reshape(len(members), -1, size + 1)
+        sums += _errors(ridges, values, along, of_groups[..., :-1], problem.folds, of_groups[..., -1])
     return RidgePath(ridges, sums / problem.n)
 
 
-def _whole_groups(index: Tensor, chunks: Rotated, size: int, problem: Linearization) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows (g, members k, r) and targets (g, members k) of as many groups as memory allows, a pass for each."""
-    for members in groups_within_memory(members_of(index), problem, size):
-        place = torch.full((problem.n,), -1, device=problem.device)
-        place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
-        members_rows = problem.outputs.new_zeros(members.numel(), problem.k, size)
-        aims = problem.outputs.new_zeros(members.numel(), problem.k)
-        for where, rows, targets in chunks({"rows": members_rows, "targets": aims}, [members]):
-            here = place[where] >= 0
-            members_rows[place[where][here]] = rows[here].to(members_rows.dtype)
-            aims[place[where][here]] = targets[here].to(aims.dtype)
-        yield members_rows.reshape(len(members), -1, size), aims.reshape(len(members), -1)
+def members_in(where: slice, members: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the members (groups, size), in a row, are among some training examples; and at which place there."""
+    flat = members.reshape(-1)
+    found = ((flat >= where.start) & (flat < where.stop)).nonzero().squeeze(1)
+    return found, flat[found] - where.start
 
 
 def path_from_kernel(kernel: Tensor, targets: Tensor, problem: Linearization, notes: list[str]) -> RidgePath:
-    """Leave-one-out error from the kernel matrix.
+    """Leave-one-out error over ridges from the kernel matrix (n k, n k), and the linearized model's targets (n, k).
 
     u_i = C_ii^-1 (C y)_i with C = (K + lambda)^-1 and C_ii its diagonal blocks: of examples, of positions or outputs of
     them, or of whole groups.
-
-    Args:
-        kernel: (n k, n k).
-        targets: (n, k) of the linearized model.
-        problem: knows what is left out at once.
-        notes: what was done out of the ordinary is added here.
     """
     values, vectors = (part.to(kernel.dtype) for part in eigenvectors(kernel, "the kernel", notes))
-    n, k = targets.shape
-    rows = vectors.reshape(n, k, -1)
-    along = vectors.T @ targets.reshape(-1)
+    rows, along, groups = vectors.reshape(*targets.shape, -1), vectors.T @ targets.reshape(-1), problem.folds.groups
     ridges = ridge_grid(values)
+    if groups is None:
+        return RidgePath(ridges, _errors(ridges, values, along, rows, problem.folds) / problem.n)
     errors = torch.zeros_like(ridges)
-    index, folds = problem.folds.groups, problem.folds
-    whole = (
-        [rows]
-        if index is None
-        else (rows[some].flatten(1, 2) for some in groups_within_memory(members_of(index), problem, n * k))
-    )
-    for part in whole:
-        for g, ridge in enumerate(ridges):
-            weights = 1.0 / (values + ridge)
-            blocks = folds.blocks((part * weights) @ part.transpose(1, 2))
-            errors[g] += _squares(blocks, folds.parts(part @ (along * weights))) / n
+    for members in groups_within_memory(groups, problem, len(values)):
+        errors += _errors(ridges, values, along, rows[members].flatten(1, 2), problem.folds) / problem.n
     return RidgePath(ridges, errors)
 
 
-def _squares(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """Sum of squares of the solutions, infinite where a leverage reaches one to machine precision."""
-    solved: Tensor = torch.linalg.solve_ex(matrices, vectors.unsqueeze(-1)).result
-    return solved.square().sum().nan_to_num(nan=torch.inf)
+def _errors(
+    ridges: Tensor, values: Tensor, along: Tensor, rows: Tensor, folds: Folds, targets: Tensor | None = None
+) -> Tensor:
+    """(g,) sums of squared leave-one-out residuals at each ridge: by the curvature where targets are given, else by C.
 
-
-QR_SIZE = 2048
-"""Up to this many features, rows at hand are factored by QR, which squares no condition number."""
-
-FEW_FEATURES = 512
-"""Up to this many features, those in single precision are whitened in the precision of the algebra."""
+    Infinite where a leverage reaches one to machine precision.
+    """
+    errors = []
+    for ridge in ridges:
+        weights = 1.0 / (values + ridge)
+        blocks, vectors = folds.blocks((rows * weights) @ rows.transpose(1, 2)), rows @ (along * weights)
+        if targets is not None:
+            eye = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
+            blocks, vectors = eye - blocks, targets - vectors
+        solved = torch.linalg.solve_ex(blocks, folds.parts(vectors).unsqueeze(-1)).result
+        errors.append(solved.square().sum().nan_to_num(nan=torch.inf))
+    return torch.stack(errors)
 
 
 @dataclass(frozen=True)
@@ -283,14 +221,10 @@ class Whitening:
     """F_lam = D C C^T D with D the square roots of its diagonal: z F_lam^-1 z'^T = y y'^T for y = C^-1 D^-1 z.
 
     Scaling by D makes features of any size equal partners, so that unscaled inputs cost no digits.
-
-    Attributes:
-        scale: (r,) D.
-        inverse: (r, r) C^-1.
     """
 
-    scale: Tensor
-    inverse: Tensor
+    scale: Tensor  # (r,) D
+    inverse: Tensor  # (r, r) C^-1
 
     def __call__(self, rows: Tensor) -> Tensor:
         """(..., r) features z to coordinates y.
@@ -309,7 +243,6 @@ class FeatureCurvature(RowAccumulator):
     label = "curvature"
 
     def __init__(self, rows: TrainingRows, prescale: Tensor) -> None:
-        """Zeros."""
         self.rows, self.prescale, size = rows, prescale, rows.features.size
         self.curvature = torch.zeros(size, size, dtype=rows.problem.dtype, device=rows.problem.device)
         self.score = self.curvature.new_zeros(size)
@@ -337,7 +270,6 @@ class PrimalLeverage(RowAccumulator):
     label = "leverage"
 
     def __init__(self, rows: TrainingRows, whiten: Whitening, step: Tensor) -> None:
-        """Zeros."""
         problem = rows.problem
         self.rows, self.whiten, self.step = rows, whiten, step
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
@@ -361,17 +293,11 @@ class PrimalLeverage(RowAccumulator):
 
 
 class PrimalMeats(RowAccumulator):
-    """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, an r x r matrix for each estimator.
-
-    Attributes:
-        matrices: the meats by name.
-        total: (r,) sum_i y_i^T u_i.
-    """
+    """Meats in whitened coordinates: sum_i y_i^T W_i W_i^T y_i, r x r, for each estimator; and sum_i y_i^T u_i."""
 
     label = "meats"
 
     def __init__(self, whiten: Whitening, meats: Meats) -> None:
-        """Zeros."""
         self.whiten, self.meats = whiten, meats
         self.matrices = {name: torch.zeros_like(whiten.inverse) for name in meats.roots}
         self.total = whiten.inverse.new_zeros(len(whiten.scale))
@@ -413,21 +339,13 @@ class PrimalMeats(RowAccumulator):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedPrimal(FittedCurvature):
-    """F = sum_i z_i^T L_i z_i over features z, factored.
+    """F = sum_i z_i^T L_i z_i over features z, factored."""
 
-    Attributes:
-        features: z.
-        rows: the features of the training examples.
-        whiten: the factored inverse of F_lam.
-        step: (r,) the Newton step along the features.
-        change: (n, k) how it moves the outputs.
-    """
-
-    features: Features
-    rows: TrainingRows
-    whiten: Whitening
-    step: Tensor
-    change: Tensor
+    features: Features  # z
+    rows: TrainingRows  # those of the training examples
+    whiten: Whitening  # the factored inverse of F_lam
+    step: Tensor  # (r,) the Newton step along the features
+    change: Tensor  # (n, k) how it moves the outputs
 
     @classmethod
     def fit(
@@ -485,14 +403,12 @@ class FittedPrimal(FittedCurvature):
         problem.budget.require(
             3.0 * groups.total * size * problem.outputs.element_size(), f"{groups.total} groups", "Make fewer groups."
         )
-        for members in groups_within_memory(groups.members(), problem, size):
-            place = torch.full((problem.n,), -1, device=problem.device)
-            place[members.reshape(-1)] = torch.arange(members.numel(), device=problem.device)
+        for members in groups_within_memory(groups.index, problem, size):
             white = self.whiten.inverse.new_zeros(members.numel(), problem.k, size)
             given = [self.whiten.scale, self.whiten.inverse, members]
             for where, rows in self.rows.read("groups", {"white": white}, given):
-                here = place[where] >= 0
-                white[place[where][here]] = self.whiten(rows[here]).to(white.dtype)
+                into, at = members_in(where, members)
+                white[into] = self.whiten(rows[at]).to(white.dtype)
             flat = white.reshape(len(members), -1, size)
             yield members, flat @ flat.transpose(1, 2)
 
@@ -597,22 +513,6 @@ def _rounding(problem: Linearization, ridge: float) -> str:
         f" With a ridge above zero it is rounding that hides them: gradients are in {name} here, and "
         "`model.double()` (with inputs to match) has the digits for a ridge as small as this."
     )
-
-
-def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str]) -> RidgePath:
-    """Leave-one-out error over ridges from the curvature's eigenvectors."""
-    problem = rows.problem
-    values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
-    # signs of eigenvectors are arbitrary: those of one process serve all
-    problem.passes.process_group.share([values, vectors], 0, "leave-one-out path")
-    weights = rows.features.weights()
-
-    def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        for where, some in rows.read("leave-one-out path", state, [vectors, *given]):
-            wide = some.to(vectors.dtype)
-            yield where, wide @ vectors, problem.residuals[where] + wide @ weights
-
-    return path_from_eigenvectors(values, rotated, problem)
 
 
 @dataclass(frozen=True)

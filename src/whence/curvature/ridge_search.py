@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure, groups_within_memory, members_of
+from whence.curvature.base import FittedCurvature, MeatRoots, RidgePath, Structure, groups_within_memory
 from whence.curvature.dual import FittedDual
 from whence.curvature.exact import Exact
 from whence.curvature.primal import FittedPrimal
@@ -135,17 +135,11 @@ def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
 
 @dataclass(frozen=True)
 class Linear:
-    """The linearized model with its loss.
+    """The linearized model with its loss."""
 
-    Attributes:
-        problem: training examples.
-        rows: (n, k, r) features.
-        start: (r,) the network's weights along them.
-    """
-
-    problem: Linearization
-    rows: Tensor
-    start: Tensor
+    problem: Linearization  # training examples
+    rows: Tensor  # (n, k, r) features
+    start: Tensor  # (r,) the network's weights along them
 
     @classmethod
     def of(cls, fitted: FittedCurvature, problem: Linearization) -> Linear:
@@ -239,7 +233,7 @@ class Linear:
             leverage_blocks = folds.blocks(white @ white.transpose(1, 2))
             return _solved(leverage_blocks, folds.blocks(inner), folds.parts(residuals)).reshape(residuals.shape)
         found = torch.empty_like(residuals)
-        for members in groups_within_memory(members_of(folds.groups), self.problem, white.shape[2]):
+        for members in groups_within_memory(folds.groups, self.problem, white.shape[2]):
             flat = white[members].flatten(1, 2)
             joint = block_diagonal(inner[members])
             moved = _solved(flat @ flat.transpose(1, 2), joint, residuals[members].flatten(1))

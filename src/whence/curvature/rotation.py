@@ -1,84 +1,64 @@
 """Gradients in the coordinates of a basis, contracted in the cheapest order: squares, Gram matrices, inner products.
 
-Products are laid out for the cache of a CPU core or the tensor units of a GPU.
-
 Axis letters: n examples, c cotangents, e groups, t positions, o outputs, i inputs, q combinations, w weight matrices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Rows, Tangent, Whole, is_transposed_in_memory
 
-CACHE_NUMBERS = 2**17
-"""Numbers that a core's cache holds with room to spare."""
-
-GROUP_ROWS = 128
-"""Rows that fill a GPU's tensor units."""
+CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
+GROUP_ROWS = 128  # fill the tensor units of a GPU
+CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
+ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
 
 
 def mix(g: Tensor, weights: Tensor) -> Tensor:
-    """Gradients (n, c, e, t, o) combined by weights (n, c, q): (n, q, e, t, o)."""
+    """Gradients (n, c, ...) combined by weights (n, c, q): (n, q, ...)."""
     if g.shape[1] == 1:
-        return g * weights.reshape(len(g), -1, 1, 1, 1)
+        return g * weights.reshape(len(g), -1, *[1] * (g.dim() - 2))
     transposed = is_transposed_in_memory(g)
-    lying = g.transpose(3, 4) if transposed else g
+    lying = g.transpose(-1, -2) if transposed else g
     rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
     mixed: Tensor = (rows @ lying.flatten(2)).unflatten(2, lying.shape[2:])
-    return mixed.transpose(3, 4) if transposed else mixed
-
-
-def few_columns(rows: Tensor, columns: Tensor) -> Tensor:
-    """Columns (q, p) times rows (n, p) as (q, n): with few columns and many rows up to four times as fast as (n, q)."""
-    return columns @ rows.T
+    return mixed.transpose(-1, -2) if transposed else mixed
 
 
 def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
     """Inner products of sum_t g_t a_t^T with a direction (e, o, i), for (n, e, t, i) and (n, c, e, t, o): (n, c)."""
-    if g.shape[1:4] == (1, 1, 1) and not g.is_cuda:  # one outer product of two vectors, the longer ones first
-        outer, inner, matrix = g.flatten(1), a.flatten(1), direction[0]
-        if inner.shape[1] > outer.shape[1]:
-            outer, inner, matrix = inner, outer, matrix.T
-        return (few_columns(outer, matrix.T) * inner.T).sum(0).unsqueeze(1)
-    transposed = direction.transpose(-1, -2)
-    moved = (a.squeeze(1) @ transposed[0]).unsqueeze(1) if len(transposed) == 1 else a @ transposed  # (n, e, t, o)
+    moved = times(a, direction.transpose(-1, -2))  # (n, e, t, o)
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
     return (g.flatten(2) @ moved.flatten(1).unsqueeze(2)).squeeze(2)
 
 
 def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tensor:
-    """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c), a cacheful at a time.
+    """V diag(scale) V^T for values (n, c, p) and scales (w, n or 1, 1, p): (w, n, c, c).
 
     Where no scale is negative, a GPU reads one tensor in place of two.
     """
     n, c, p = values.shape
-    if c == 1:
-        squares = values.squeeze(1).square()
-        flat = scales.reshape(len(scales), -1, p)
-        one = few_columns(squares, flat.squeeze(1)) if flat.shape[1] == 1 else torch.einsum("np,wnp->wn", squares, flat)
-        return one.reshape(len(scales), n, 1, 1)
     if values.is_cuda and positive:
-        roots = (values * scale.sqrt() for scale in scales)
-        return torch.stack([_grouped_products(one, one) for one in roots])
+        return torch.stack([_grouped_products(one, one) for one in (values * scale.sqrt() for scale in scales)])
     if values.is_cuda:
         return torch.stack([_grouped_products(values * scale, values) for scale in scales])
     found = values.new_empty(len(scales), n, c, c)
     step = max(1, CACHE_NUMBERS // (c * p))
     for low in range(0, n, step):
         part = values[low : low + step]
-        flipped = part.transpose(1, 2)
-        for at, scale in enumerate(scales):
+        for scale, into in zip(scales, found, strict=True):
             here = scale if len(scale) == 1 else scale[low : low + step]
-            torch.bmm(part * here, flipped, out=found[at, low : low + step])
+            torch.bmm(part * here, part.transpose(1, 2), out=into[low : low + step])
     return found
 
 
@@ -99,72 +79,54 @@ def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Factored:
-    """Sums of outer products, sum_t g_t a_t^T, kept as their factors."""
+    """Outer products g a^T, kept as their factors."""
 
-    a: Tensor  # (n, e, t, i)
-    g: Tensor  # (n, c, e, t, o)
+    a: Tensor  # (n, e, i)
+    g: Tensor  # (n, c, e, o)
 
     @property
-    def vectors(self) -> bool:
-        """Whether every example has one gradient, the outer product of two vectors."""
-        return self.g.shape[1:4] == (1, 1, 1)
+    def examples(self) -> int:
+        """Their number n."""
+        return len(self.g)
 
-    @cached_property
-    def squared(self) -> tuple[Tensor, Tensor]:
-        """Squares of the two vectors, (n, o) and (n, i)."""
-        return self.g.flatten(1).square(), self.a.flatten(1).square()
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradients."""
+        return self.g.dtype
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, e, o, i)."""
-        if self.vectors:
-            return weights.reshape(-1, 1, 1, 1) * _crossed(*self.squared)
-        if self.a.shape[2] == 1:
-            outer = torch.einsum("qc,nceo->qneo", weights, self.g.squeeze(3).square())
-            return torch.einsum("qneo,nei->qeoi", outer, self.a.squeeze(2).square())
-        first, second, twice = _pairs(self.a.shape[2], self.a)
-        outer = torch.einsum(
-            "qc,ncepo->qnepo", weights, self.g[:, :, :, first] * self.g[:, :, :, second]
-        )  # the cotangents are summed before the product over inputs
-        inner = self.a[:, :, first] * self.a[:, :, second] * twice
-        return torch.einsum("qnepo,nepi->qeoi", outer, inner)
+        outer, inner = self.g.square(), self.a.square()
+        if outer.shape[1] <= len(weights):  # whichever takes fewer products
+            return torch.einsum("qc,ceoi->qeoi", weights, self._crossed(outer, inner))
+        return self._crossed(torch.einsum("qc,nceo->nqeo", weights, outer), inner)
 
-    def single(self, weights: Tensor) -> Tensor:
-        """sum_n weights[n, q] phi^2 for one cotangent seen at one position: (q, e, o, i)."""
-        outer, inner = self.squared
-        if inner.shape[1] < outer.shape[1]:  # the shorter vector is weighted
-            found = (weights.unsqueeze(2) * inner.unsqueeze(1)).flatten(1).T @ outer  # (q i, o)
-            return found.reshape(weights.shape[1], 1, -1, outer.shape[1]).transpose(2, 3)
-        found = (weights.unsqueeze(2) * outer.unsqueeze(1)).flatten(1).T @ inner  # (q o, i)
-        return found.reshape(weights.shape[1], 1, -1, inner.shape[1])
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """sum_n weights[n, q] phi^2 of a single cotangent: (q, e, o, i)."""
+        outer, inner = self.g.square().squeeze(1), self.a.square()
+        scale = weights[:, :, None, None]
+        if inner.shape[2] < outer.shape[2]:  # the shorter vector is weighted
+            return self._crossed(scale * inner.unsqueeze(1), outer).transpose(2, 3)
+        return self._crossed(scale * outer.unsqueeze(1), inner)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
-        n, c, e, t, o = self.g.shape
-        if self.vectors:
-            return self._forms(weights).reshape(-1, n, 1, 1)
-        if t == 1:
-            scale = _times_inputs(self.a.squeeze(2).square(), weights)  # (w, n, e, o)
-            return scaled_grams(self.g.reshape(n, c, e * o), scale.reshape(len(weights), n, 1, e * o), positive)
-        first, second, _ = _pairs(t, self.a)
-        pairs = self.a[:, :, first] * self.a[:, :, second]  # (n, e, P, i)
-        scale = torch.einsum("nepi,weoi->wnepo", pairs, weights)
-        full = scale[:, :, :, _square(t, self.a)].reshape(len(weights), n, e, t, t, o)
-        moved = torch.einsum("wnetso,ndeso->wndeto", full, self.g)
-        return torch.einsum("nceto,wndeto->wncd", self.g, moved)
+        n, c, e, o = self.g.shape
+        if c == 1:
+            return self.variances(weights).unsqueeze(3)
+        scale = torch.einsum("nei,weoi->wneo", self.a.square(), weights)
+        return scaled_grams(self.g.reshape(n, c, e * o), scale.reshape(len(weights), n, 1, e * o), positive)
 
     def variances(self, weights: Tensor) -> Tensor:
         """The diagonals of `grams` alone: (w, n, c)."""
-        n, c, e, t, o = self.g.shape
-        if self.vectors:
-            return self._forms(weights).unsqueeze(2)
-        if t == 1:
-            scale = _times_inputs(self.a.squeeze(2).square(), weights).reshape(len(weights), n, e * o)
-            return (self.g.reshape(n, c, e * o).square() @ scale.permute(1, 2, 0)).permute(2, 0, 1)
-        first, second, _ = _pairs(t, self.a)
-        scale = torch.einsum("nepi,weoi->wnepo", self.a[:, :, first] * self.a[:, :, second], weights)
-        full = scale[:, :, :, _square(t, self.a)].reshape(len(weights), n, e, t, t, o)
-        moved = torch.einsum("wnetso,nceso->wnceto", full, self.g)
-        return (moved * self.g).sum((3, 4, 5))
+        inner, outer = self.a.square(), self.g.square()
+        if outer.shape[1:3] == (1, 1):  # as one product for all examples, and over the longer vector first
+            rows, columns, matrices = outer.flatten(1), inner.flatten(1), weights.squeeze(1)
+            if columns.shape[1] < rows.shape[1]:
+                rows, columns, matrices = columns, rows, matrices.transpose(1, 2)
+            moved = (matrices.flatten(0, 1) @ columns.T).reshape(*matrices.shape[:2], -1)  # (w, o, n)
+            return (moved * rows.T).sum(1).unsqueeze(2)
+        return torch.einsum("nceo,wneo->wnc", outer, torch.einsum("nei,weoi->wneo", inner, weights))
 
     def mix(self, weights: Tensor) -> Factored:
         """Other cotangents as combinations of these: weights (n, c, q)."""
@@ -172,40 +134,28 @@ class Factored:
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction (e, o, i): (n, c)."""
-        return along_factors(self.a, self.g, direction)
+        return along_factors(self.a.unsqueeze(2), self.g.unsqueeze(3), direction)
 
     def total(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[n, c] phi: (e, o, i)."""
-        if self.vectors:
-            outer, inner = self.g.flatten(1), self.a.flatten(1)
-            shorter = inner.shape[1] < outer.shape[1]
-            found = _crossed(outer, weights * inner) if shorter else _crossed(weights * outer, inner)
-            return found.unsqueeze(0)
-        return torch.einsum("neto,neti->eoi", torch.einsum("nceto,nc->neto", self.g, weights), self.a)
-
-    def _forms(self, weights: Tensor) -> Tensor:
-        """sum_p W_p phi^2 of one gradient an example, for weight matrices (w, 1, o, i): (w, n)."""
-        outer, inner = self.squared
-        _, _, o, i = weights.shape
-        if i < o:
-            moved = few_columns(outer, weights.squeeze(1).transpose(1, 2).reshape(-1, o)).reshape(-1, i, len(outer))
-            return (moved * inner.T).sum(1)
-        moved = few_columns(inner, weights.reshape(-1, i)).reshape(-1, o, len(inner))  # (w, o, n)
-        return (moved * outer.T).sum(1)
+        return self._crossed(mix(self.g, weights.unsqueeze(2)), self.a).squeeze(0)
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (e, o, i): (n, c, r)."""
-        _, _, _, _, o = self.g.shape
-        i = self.a.shape[3]
+        o, i = self.g.shape[3], self.a.shape[2]
         group, row, column = index // (o * i), (index // i) % o, index % i
-        if self.a.shape[2] == 1:
-            return self.g[:, :, group, 0, row] * self.a[:, group, 0, column].unsqueeze(1)
-        rows, at_row = torch.unique(group * o + row, return_inverse=True)
-        columns, at_column = torch.unique(group * i + column, return_inverse=True)
-        left = self.g[:, :, rows // o, :, rows % o]  # (R, n, c, t): advanced indices come first
-        right = self.a[:, columns // i, :, columns % i]  # (C, n, t)
-        products = left.permute(1, 2, 0, 3) @ right.permute(1, 2, 0).unsqueeze(1)  # (n, c, R, C)
-        return products[:, :, at_row, at_column]
+        return self.g[:, :, group, row] * self.a[:, group, column].unsqueeze(1)
+
+    @staticmethod
+    def _crossed(outer: Tensor, inner: Tensor) -> Tensor:
+        """Sums over examples of products of (n, q, e, o) and (n, e, i): (q, e, o, i)."""
+        n, q, e, o = outer.shape
+        if e > 1:
+            return torch.einsum("nqeo,nei->qeoi", outer, inner)
+        left, right = outer.reshape(n, q * o), inner.squeeze(1)
+        # up to 7 times as fast with the shorter rows on the left
+        found = (right.T @ left).T if right.shape[1] < left.shape[1] else left.T @ right
+        return found.reshape(q, 1, o, -1)
 
 
 @dataclass(frozen=True)
@@ -216,31 +166,40 @@ class Full:
     shape: tuple[int, ...]  # of the block's matrix
     padding: int = 0  # zeros after every row of the matrix
 
+    @property
+    def examples(self) -> int:
+        """Their number n."""
+        return len(self.values)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradients."""
+        return self.values.dtype
+
     def matrices(self) -> Tensor:
         """The gradients as (n, c, *shape)."""
         return self._trimmed(self.values)
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, *shape)."""
-        n, c, p = self.values.shape
-        repeated = weights.repeat(1, n)  # (q, n c)
-        return self._trimmed(repeated @ self.values.square().reshape(n * c, p))
+        return self._trimmed(weights.repeat(1, len(self.values)) @ self.values.square().flatten(0, 1))
 
-    def single(self, weights: Tensor) -> Tensor:
-        """sum_n weights[n, q] phi^2 for one cotangent: (q, *shape)."""
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """sum_n weights[n, q] phi^2 of a single cotangent: (q, *shape)."""
         return self._trimmed(weights.T @ self.values.squeeze(1).square())
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
+        if self.values.shape[1] == 1:
+            return self.variances(weights).unsqueeze(3)
         return scaled_grams(self.values, self._padded(weights).reshape(len(weights), 1, 1, -1), positive)
 
     def variances(self, weights: Tensor) -> Tensor:
         """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
         n, c, p = self.values.shape
-        flat, columns = self.values.reshape(n * c, p), self._padded(weights).reshape(len(weights), p)
-        step = n * c if flat.is_cuda else max(1, CACHE_NUMBERS // p)
-        parts = [few_columns(flat[low : low + step].square(), columns) for low in range(0, n * c, step)]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).reshape(-1, n, c)
+        columns = self._padded(weights).reshape(len(weights), p)
+        parts = self.values.reshape(n * c, p).split(n * c if columns.is_cuda else max(1, CACHE_NUMBERS // p))
+        return joined([columns @ part.square().T for part in parts]).reshape(-1, n, c)
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
@@ -265,7 +224,7 @@ class Full:
 
     def _padded(self, matrices: Tensor) -> Tensor:
         """(..., *shape) with zeros where the gradients have them."""
-        return torch.nn.functional.pad(matrices, (0, self.padding)) if self.padding else matrices
+        return pad(matrices, (0, self.padding)) if self.padding else matrices
 
 
 @dataclass(frozen=True)
@@ -273,16 +232,24 @@ class Sparse:
     """Few rows of a large matrix, each pair of example and row once."""
 
     rows: Tensor  # (u,)
-    examples: Tensor  # (u,)
+    of: Tensor  # (u,) the examples they belong to
     values: Tensor  # (u, c, d)
-    count: int  # examples in this chunk
+    examples: int
     shape: tuple[int, ...]  # (V, d)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the gradients."""
+        return self.values.dtype
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, V, d)."""
         summed = torch.einsum("qc,ucd->uqd", weights, self.values.square())
-        out = summed.new_zeros(self.shape[0], *summed.shape[1:])
-        return out.index_add_(0, self.rows, summed).transpose(0, 1)
+        return self._by_row(summed).transpose(0, 1)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """sum_n weights[n, q] phi^2 of a single cotangent: (q, V, d)."""
+        return self._by_row(weights[self.of].unsqueeze(2) * self.values.square()).transpose(0, 1)
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, V, d): (w, n, c, c)."""
@@ -296,8 +263,8 @@ class Sparse:
 
     def mix(self, weights: Tensor) -> Sparse:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        mixed = weights[self.examples].transpose(1, 2) @ self.values
-        return Sparse(self.rows, self.examples, mixed, self.count, self.shape)
+        mixed = weights[self.of].transpose(1, 2) @ self.values
+        return Sparse(self.rows, self.of, mixed, self.examples, self.shape)
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction (V, d): (n, c)."""
@@ -305,56 +272,26 @@ class Sparse:
 
     def total(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[n, c] phi: (V, d)."""
-        summed = torch.einsum("uc,ucd->ud", weights[self.examples], self.values)
-        return summed.new_zeros(self.shape).index_add_(0, self.rows, summed)
+        return self._by_row(torch.einsum("uc,ucd->ud", weights[self.of], self.values))
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions of (V, d): (n, c, r)."""
         wanted, at = torch.unique(index // self.shape[1], return_inverse=True)
         place = torch.full((self.shape[0],), -1, device=index.device)
         place[wanted] = torch.arange(len(wanted), device=index.device)
-        wanted_rows = place[self.rows] >= 0
-        table = self.values.new_zeros(self.count, len(wanted), *self.values.shape[1:])
-        table[self.examples[wanted_rows], place[self.rows[wanted_rows]]] = self.values[wanted_rows]
+        here = place[self.rows] >= 0
+        table = self.values.new_zeros(self.examples, len(wanted), *self.values.shape[1:])
+        table[self.of[here], place[self.rows[here]]] = self.values[here]
         return table.permute(0, 2, 1, 3)[:, :, at, index % self.shape[1]]
 
     def _by_example(self, values: Tensor) -> Tensor:
-        return values.new_zeros(self.count, *values.shape[1:]).index_add_(0, self.examples, values)
+        return values.new_zeros(self.examples, *values.shape[1:]).index_add_(0, self.of, values)
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self.shape[0], *values.shape[1:]).index_add_(0, self.rows, values)
 
 
 Rotated: TypeAlias = Factored | Full | Sparse
-
-
-def _crossed(outer: Tensor, inner: Tensor) -> Tensor:
-    """Sums of products (o, i) of rows (n, o) and (n, i): the shorter ones on the left, up to 7 times as fast."""
-    found: Tensor = (inner.T @ outer).T if inner.shape[1] < outer.shape[1] else outer.T @ inner
-    return found
-
-
-def _times_inputs(inputs: Tensor, weights: Tensor) -> Tensor:
-    """(n, e, i) with (w, e, o, i) to (w, n, e, o), one large product where there is one group."""
-    if weights.shape[1] == 1:
-        flat = weights.squeeze(1).flatten(0, 1)  # (w o, i)
-        moved = inputs.squeeze(1) @ flat.T
-        return moved.reshape(len(inputs), len(weights), 1, -1).transpose(0, 1)
-    return torch.einsum("nei,weoi->wneo", inputs, weights)
-
-
-def _pairs(t: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unordered pairs of positions, and how often each counts: (P,), (P,), (P, 1)."""
-    first, second = torch.triu_indices(t, t, device=like.device)
-    twice = torch.where(first == second, 1.0, 2.0).to(like.dtype).unsqueeze(1)
-    return first, second, twice
-
-
-def _square(t: int, like: Tensor) -> Tensor:
-    """Which unordered pair each ordered pair of positions is: (t t,)."""
-    first, second = torch.triu_indices(t, t, device=like.device)
-    table = torch.empty(t, t, dtype=torch.long, device=like.device)
-    number = torch.arange(len(first), device=like.device)
-    table[first, second] = number
-    table[second, first] = number
-    return table.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -363,16 +300,11 @@ class Basis:
 
     A basis may have fewer columns than rows: then it spans a part of the block's space, and what lies outside is
     known by its squared length only.
-
-    Attributes:
-        block: what it is a basis of.
-        inputs: (e, i, i) for kronecker blocks, (p, p) for dense ones; columns are the new coordinates.
-        outputs: (e, o, o) for kronecker blocks, (1, d, d) for the columns of row blocks.
     """
 
     block: Block
-    inputs: Tensor | None = None
-    outputs: Tensor | None = None
+    inputs: Tensor | None = None  # (e, i, i) of kronecker blocks, (p, p) of dense ones; columns are the coordinates
+    outputs: Tensor | None = None  # (e, o, o) of kronecker blocks, (1, d, d) for the columns of row blocks
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -380,8 +312,7 @@ class Basis:
         full = self.block.matrix_shape
         if self.block.kind == "kronecker":
             o = full[1] if self.outputs is None else self.outputs.shape[-1]
-            i = full[2] if self.inputs is None else self.inputs.shape[-1]
-            return (full[0], o, i)
+            return (full[0], o, full[2] if self.inputs is None else self.inputs.shape[-1])
         if self.block.kind == "rows":
             return (full[0], full[1] if self.outputs is None else self.outputs.shape[-1])
         return full if self.inputs is None else (self.inputs.shape[-1],)
@@ -404,30 +335,30 @@ class Basis:
 
     def into(self, matrix: Tensor) -> Tensor:
         """Coordinates U^T v of something shaped (..., *block.matrix_shape)."""
-        if self.block.kind == "kronecker":
-            moved = matrix if self.outputs is None else self.outputs.transpose(-1, -2) @ matrix
-            return moved if self.inputs is None else moved @ self.inputs
         if self.block.kind == "rows":
             return matrix if self.outputs is None else matrix @ self.outputs[0]
-        return matrix if self.inputs is None else matrix @ self.inputs
+        moved = matrix if self.outputs is None else self.outputs.transpose(-1, -2) @ matrix
+        return moved if self.inputs is None else moved @ self.inputs
 
     def out_of(self, matrix: Tensor) -> Tensor:
         """Back from coordinates: U c."""
-        if self.block.kind == "kronecker":
-            moved = matrix if self.outputs is None else self.outputs @ matrix
-            return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
         if self.block.kind == "rows":
             return matrix if self.outputs is None else matrix @ self.outputs[0].T
-        return matrix if self.inputs is None else matrix @ self.inputs.T
+        moved = matrix if self.outputs is None else self.outputs @ matrix
+        return moved if self.inputs is None else moved @ self.inputs.transpose(-1, -2)
+
+    def solve(self, inside: Tensor, outside: float, matrices: Tensor) -> Tensor:
+        """F_lam^-1 v of something shaped (..., *block.matrix_shape), for s + lambda inside and outside of the basis."""
+        basis, weights = self.to(matrices.dtype), 1.0 / inside
+        if not self.outside:
+            return basis.out_of(basis.into(matrices) * weights.to(matrices.dtype))
+        rest = 1.0 / outside  # inside too, and less of it there: nothing as large in between
+        return basis.out_of(basis.into(matrices) * (weights - rest).to(matrices.dtype)).add_(matrices, alpha=rest)
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Basis:
         """The same basis in another precision, perhaps elsewhere."""
         parts = [None if part is None else part.to(device=device, dtype=dtype) for part in (self.inputs, self.outputs)]
         return Basis(self.block, *parts)
-
-
-CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}
-"""Gradient entries that may be held at once when gradient matrices must be formed."""
 
 
 def raised(values: Tensor) -> Tensor:
@@ -458,16 +389,11 @@ def products_are_rounded(device: torch.device) -> bool:
 def outside_of(
     tangent: Tangent, basis: Basis, inputs: Tensor | None = None, grads: Tensor | None = None
 ) -> list[Tangent]:
-    """Tangents whose squared lengths add up to what of a gradient lies outside a basis.
+    """Tangents whose squared lengths add up to what of a gradient G lies outside a basis.
 
     G - P G Q = G (I - Q) + (I - P) G Q, two parts at right angles. The difference of the squared lengths of G and P G Q
     is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
-
-    Args:
-        tangent: the gradients G.
-        basis: which may span a part of the block only.
-        inputs: the inputs of a Kronecker tangent in the basis, if they are known.
-        grads: its output gradients in the basis, if they are known.
+    The factors of a Kronecker tangent in the basis are taken as given where they are known.
     """
     if isinstance(tangent, Dense):
         return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
@@ -487,8 +413,12 @@ def _rest(values: Tensor, columns: Tensor | None, inside: Tensor | None = None) 
     """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r); or (e, i, r), for rows (..., e, t, i)."""
     if columns is None:
         return torch.zeros_like(values)
-    inside = times(values, columns) if inside is None else inside
-    return values - times(inside, columns.transpose(-1, -2))
+    return values - times(times(values, columns) if inside is None else inside, columns.transpose(-1, -2))
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts along the second axis, without a copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], 1)
 
 
 def times(values: Tensor, matrix: Tensor) -> Tensor:
@@ -498,101 +428,76 @@ def times(values: Tensor, matrix: Tensor) -> Tensor:
     return values @ matrix
 
 
-def dense_times(tangent: Dense, matrix: Tensor) -> Tensor:
-    """Gradients (n, c, p) times (p, r), or (p,), part by part."""
-    n, c = tangent.parts[0].shape[:2]
-    flat = [raised(part).reshape(n * c, -1) for part in tangent.parts]  # else some are multiplied example by example
-    rows = matrix.to(flat[0].dtype).split([part.shape[1] for part in flat])
-    found: Tensor = flat[0] @ rows[0]
-    for part, some in zip(flat[1:], rows[1:], strict=True):
-        found = torch.addmm(found, part, some) if some.dim() == 2 else torch.addmv(found, part, some)
-    return found.reshape(n, c, *matrix.shape[1:])
+def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
+    """Gradients that are no sums of outer products, in the coordinates of a basis."""
+    if isinstance(tangent, Dense):
+        values = raised(tangent.values)
+        return Full(values if basis.inputs is None else values @ basis.inputs.to(values.dtype), basis.shape)
+    rows, examples, values = tangent.aggregate()
+    values = raised(values)
+    moved = values if basis.outputs is None else values @ basis.outputs[0]
+    return Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
+
+
+def energy(tangent: Tangent) -> Tensor:
+    """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
+    if not isinstance(tangent, Kronecker):
+        plain = rotated_values(tangent, Basis(tangent.block))
+        return plain.grams(plain.values.new_ones(1, *plain.shape), positive=True)[0]
+    g = raised(tangent.grads()).flatten(2)
+    return _with_inputs(tangent) @ g.transpose(1, 2)
 
 
 def lengths(tangent: Tangent) -> Tensor:
     """Squared lengths of the gradients, (n, c): the diagonals of `energy` alone."""
     if not isinstance(tangent, Kronecker):
         return torch.diagonal(energy(tangent), dim1=1, dim2=2)
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
-    if tangent.positions == 1:
-        return (g.square().sum(-1) * a.square().sum(-1).unsqueeze(1)).sum((2, 3))
-    return (((a @ a.transpose(-1, -2)).unsqueeze(1) @ g) * g).sum((2, 3, 4))
+    return (_with_inputs(tangent) * raised(tangent.grads()).flatten(2)).sum(2)
 
 
-def energy(tangent: Tangent) -> Tensor:
-    """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
-    if isinstance(tangent, Dense) and tangent.parts[0].shape[1] == 1:
-        sizes: list[Tensor] = [torch.linalg.vector_norm(raised(part), dim=2, keepdim=True) for part in tangent.parts]
-        return sum((one.square() for one in sizes[1:]), start=sizes[0].square())
-    if not isinstance(tangent, Kronecker):
-        full = tangent.materialize().flatten(2)
-        return raised(full) @ raised(full).transpose(1, 2)
-    if tangent.cotangents == 1:  # the very numbers of `lengths`, whichever is asked for first
-        return lengths(tangent).unsqueeze(2)
+def _with_inputs(tangent: Kronecker) -> Tensor:
+    """(n, c, e t o) sum_s <a_t, a_s> g_s, whose inner products with g are those of the gradient matrices."""
     a, g = raised(tangent.inputs()), raised(tangent.grads())
-    n, c = g.shape[:2]
     if tangent.positions == 1:
-        scaled = g * a.square().sum(-1, keepdim=True).unsqueeze(1)
-    else:
-        scaled = (a @ a.transpose(-1, -2)).unsqueeze(1) @ g
-    return scaled.reshape(n, c, -1) @ g.reshape(n, c, -1).transpose(1, 2)
+        return (g * a.square().sum(-1, keepdim=True).unsqueeze(1)).flatten(2)
+    return ((a @ a.transpose(-1, -2)).unsqueeze(1) @ g).flatten(2)
 
 
 def total(tangent: Tangent, weights: Tensor) -> Tensor:
     """The gradients of all examples and cotangents together, weighted by (n, c), shaped as the block's matrix."""
-    if isinstance(tangent, Dense):  # as one product: scaled gradients would be as large as they are
-        parts = [raised(part).flatten(0, 1) for part in tangent.parts]
-        return torch.cat([weights.to(part.dtype).reshape(-1) @ part for part in parts])
-    mixed = combine(tangent, weights.unsqueeze(2))
-    if isinstance(mixed, Kronecker):
-        a, g = raised(mixed.inputs()), raised(mixed.grads())
-        return torch.einsum("neto,neti->eoi", g.sum(1), a)
-    assert isinstance(mixed, Rows)
-    rows, _, values = mixed.aggregate()
-    summed = raised(values).sum(1)
-    return summed.new_zeros(tangent.block.matrix_shape).index_add_(0, rows, summed)
+    if not isinstance(tangent, Kronecker):
+        plain = rotated_values(tangent, Basis(tangent.block))
+        return plain.total(weights.to(plain.dtype))
+    a, g = raised(tangent.inputs()), raised(tangent.grads())
+    return torch.einsum("neto,neti->eoi", mix(g, weights.to(g.dtype).unsqueeze(2)).squeeze(1), a)
 
 
 def along(tangent: Tangent, direction: Tensor) -> Tensor:
     """Inner products of the gradients with a direction shaped as the block's matrix: (n, c)."""
-    if isinstance(tangent, Kronecker):
-        a, g = raised(tangent.inputs()), raised(tangent.grads())
-        return along_factors(a, g, direction.to(a.dtype))
-    if isinstance(tangent, Rows):
-        at = direction[tangent.index].to(tangent.grads.dtype)  # (n, t, d)
-        found = (tangent.grads * at.unsqueeze(1)).sum(3)
-        return found.sum(2) if tangent.weights is None else (found * tangent.weights.unsqueeze(1)).sum(2)
-    return dense_times(tangent, direction)
+    if not isinstance(tangent, Kronecker):
+        plain = rotated_values(tangent, Basis(tangent.block))
+        return plain.along(direction.to(plain.dtype))
+    a, g = raised(tangent.inputs()), raised(tangent.grads())
+    return along_factors(a, g, direction.to(a.dtype))
 
 
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
     """Other cotangents as combinations of those pulled back: weights (n, c, q)."""
     if isinstance(tangent, Kronecker):
         grads = raised(tangent.grads())
-        weights = weights.to(grads.dtype)
-        return Kronecker(tangent.block, tangent.a, Whole(mix(grads, weights)))
+        return Kronecker(tangent.block, tangent.a, Whole(mix(grads, weights.to(grads.dtype))))
     if isinstance(tangent, Rows):
         grads = raised(tangent.grads)
-        mixed = torch.einsum("nctd,ncq->nqtd", grads, weights.to(grads.dtype))
-        return Rows(tangent.block, tangent.index, mixed, tangent.weights)
+        return Rows(tangent.block, tangent.index, mix(grads, weights.to(grads.dtype)), tangent.weights)
     values = raised(tangent.values)
-    transposed = weights.transpose(1, 2).to(values.dtype)  # (n, q, c)
-    return Dense(tangent.block, (transposed * values if values.shape[1] == 1 else transposed @ values,))
-
-
-ALIGNED = 4
-"""Rows of a multiple of so many numbers suit a GPU: its tensor units take no others."""
-
-PAIRS_COST = 8
-"""How many times dearer than in a gradient matrix a number is in products of pairs of positions on a GPU."""
+    return Dense(tangent.block, (mix(values, weights.to(values.dtype)),))
 
 
 class BasisView:
     """Gradients in the coordinates of a basis, by the cheapest order of contractions.
 
-    A Kronecker tangent stays factored when it is seen at one position, or at so few that pairs of positions are
-    cheaper than matrices; else the matrices are formed in chunks, before or after the rotation, whichever takes fewer
-    products. Factors are rotated once, however often the gradients are asked for.
+    A Kronecker tangent seen at one position stays factored; else the matrices are formed in chunks, before or after the
+    rotation, whichever takes fewer products. Factors are rotated once, however often the gradients are asked for.
 
     Args:
         tangent: the gradients of every example's cotangents.
@@ -602,32 +507,18 @@ class BasisView:
     """
 
     def __init__(self, tangent: Tangent, basis: Basis, rounded: bool = False) -> None:
-        """Nothing is computed yet."""
         self.basis = basis
         self.rounded = rounded
-        self._tangent: Tangent | None = _held(tangent) if basis.outside and isinstance(tangent, Kronecker) else tangent
+        self._tangent: Tangent | None = _computed(tangent) if basis.outside else tangent
         self._held: Rotated | None = None
-        self._rotated_first = True
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
-        self._lengths: Tensor | None = None
 
     @property
     def tangent(self) -> Tangent:
         """The gradients as they were captured."""
         assert self._tangent is not None, "a view of gradients that were freed"
         return self._tangent
-
-    def free_captured(self) -> None:
-        """Free the gradients as they were captured, where they are held in a basis that spans the whole block."""
-        if self._held is not None and self.complete:
-            self._tangent = None
-
-    def compact(self) -> None:
-        """Free the captured gradients, where that is possible, and their squares."""
-        self.free_captured()
-        if isinstance(self._held, Factored):
-            self._held.__dict__.pop("squared", None)
 
     @property
     def complete(self) -> bool:
@@ -638,38 +529,30 @@ class BasisView:
         """Yield (which examples, their gradients); several chunks only where matrices must be formed."""
         held = self._rotated()
         if held is not None:
-            yield slice(0, _examples(held)), held
+            yield slice(0, held.examples), held
         else:
             yield from self._formed(*self._factors_to_form())
 
     def mixed(self, weights: Tensor) -> Iterator[tuple[slice, Rotated]]:
         """The same for combinations of the cotangents by weights (n, c, q), which are as many cotangents q."""
         held = self._rotated()
-        if held is None:
+        if held is not None:
+            yield slice(0, held.examples), held.mix(weights.to(held.dtype))
+        else:
             a, g = self._factors_to_form()
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
-        elif isinstance(held, Factored) and not _stays_factored(held.a.shape[2], weights.shape[2], self.basis):
-            yield from self._formed(held.a, mix(held.g, weights.to(held.g.dtype)))
-        else:
-            yield slice(0, _examples(held)), held.mix(weights.to(dtype_of(held)))
 
     def energy(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); of what lies outside, if products are rounded."""
-        if self._energy is None and self._lengths is not None and self._lengths.shape[1] == 1:
-            self._energy = self._lengths.unsqueeze(2)
         if self._energy is None:
-            first, *rest = map(energy, self._measured())
-            self._energy = sum(rest, start=first)
+            self._energy = torch.stack([energy(part) for part in self._measured()]).sum(0)
         return self._energy
 
     def lengths(self) -> Tensor:
         """The diagonals of `energy` alone, (n, c)."""
         if self._energy is not None:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
-        if self._lengths is None:
-            first, *rest = map(lengths, self._measured())
-            self._lengths = sum(rest, start=first)
-        return self._lengths
+        return torch.stack([lengths(part) for part in self._measured()]).sum(0)
 
     def total(self, weights: Tensor) -> Tensor:
         """Sum of the gradients weighted by (n, c), shaped as the block's matrix, where the basis does not span all."""
@@ -681,56 +564,65 @@ class BasisView:
             return along(self.tangent, direction)
         held = self._rotated()
         if held is not None:
-            return held.along(direction.to(dtype_of(held)))
+            return held.along(direction.to(held.dtype))
         a, g = self._factors_to_form()
-        if not self._rotated_first:
+        if not self._rotates_factors_first:
             direction = self.basis.out_of(direction.to(g.dtype))
-        extra = a.shape[-1] - direction.shape[-1]  # columns of zeros
-        return along_factors(a, g, torch.nn.functional.pad(direction.to(g.dtype), (0, extra)))
+        return along_factors(a, g, pad(direction.to(g.dtype), (0, a.shape[-1] - direction.shape[-1])))
 
     def _measured(self) -> list[Tangent]:
+        """Tangents whose squared lengths are those outside the basis, or of the whole where products are exact."""
         if not self.rounded:
             return [self.tangent]
-        if not isinstance(self.tangent, Kronecker):
-            return outside_of(self.tangent, self.basis)
         held = self._rotated()
         if isinstance(held, Factored):
-            return outside_of(self.tangent, self.basis, held.a, held.g)
-        a, g = self._factors_to_form()
-        if not self._rotated_first:
+            return outside_of(self.tangent, self.basis, held.a.unsqueeze(2), held.g.unsqueeze(3))
+        if held is not None or not self._rotates_factors_first:
             return outside_of(self.tangent, self.basis)
+        a, g = self._factors_to_form()
         return outside_of(self.tangent, self.basis, a[..., : self.basis.shape[-1]], g)
 
     def _rotated(self) -> Rotated | None:
         """The gradients of all examples, unless that takes matrices."""
-        if self._held is None:
+        if self._held is None and self._factors is None:
             tangent, basis = self.tangent, self.basis
-            if isinstance(tangent, Dense):
-                inside = raised(tangent.values) if basis.inputs is None else dense_times(tangent, basis.inputs)
-                self._held = Full(inside, basis.shape)
-            elif isinstance(tangent, Rows):
-                rows, examples, values = tangent.aggregate()
-                values = raised(values)
-                moved = values if basis.outputs is None else values @ basis.outputs[0]
-                self._held = Sparse(rows, examples, moved, tangent.index.shape[0], basis.shape)
-            elif stays_factored(tangent, basis):
-                self._held = Factored(_project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs))
+            if not isinstance(tangent, Kronecker):
+                self._held = rotated_values(tangent, basis)
+            elif tangent.positions == 1:
+                a, g = _project(tangent.a, basis.inputs), _project(tangent.g, basis.outputs)
+                self._held = Factored(a.squeeze(2), g.squeeze(3))
+            self._free_captured()
         return self._held
+
+    @cached_property
+    def _rotates_factors_first(self) -> bool:
+        """Whether rotating the factors takes fewer products than rotating the matrices."""
+        tangent, basis = self.tangent, self.basis
+        assert isinstance(tangent, Kronecker)
+        c, t = tangent.cotangents, tangent.positions
+        _, o, i = tangent.block.matrix_shape
+        _, o_in, i_in = basis.shape
+        rotate_factors = t * i * i_in + c * t * o * o_in + c * t * o_in * i_in
+        rotate_matrices = c * t * o * i + c * (o_in * o * i + o_in * i * i_in)
+        return basis.inputs is not None and rotate_factors <= rotate_matrices
 
     def _factors_to_form(self) -> tuple[Tensor, Tensor]:
         """The factors that matrices are formed from."""
         if self._factors is None:
-            tangent, basis = self.tangent, self.basis
+            tangent, (inputs, outputs) = self.tangent, (self.basis.inputs, self.basis.outputs)
             assert isinstance(tangent, Kronecker)
-            self._rotated_first = rotates_factors_first(tangent, basis)
-            inputs = basis.inputs
+            if not self._rotates_factors_first:
+                inputs = outputs = None
             if inputs is not None and inputs.is_cuda and inputs.shape[-1] % ALIGNED:
-                inputs = torch.nn.functional.pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
-            self._factors = (
-                _project(tangent.a, inputs if self._rotated_first else None),
-                _project(tangent.g, basis.outputs if self._rotated_first else None),
-            )
+                inputs = pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
+            self._factors = _project(tangent.a, inputs), _project(tangent.g, outputs)
+            self._free_captured()
         return self._factors
+
+    def _free_captured(self) -> None:
+        """The rotated gradients serve from now on, where the basis spans the whole block."""
+        if self.complete and (self._held is not None or self._factors is not None):
+            self._tangent = None
 
     def _formed(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
         n, c, e, _, o = g.shape
@@ -738,7 +630,7 @@ class BasisView:
         for start in range(0, n, step):
             where = slice(start, min(start + step, n))
             matrices = outer(a[where], g[where])
-            if not self._rotated_first:
+            if not self._rotates_factors_first:
                 matrices = self.basis.into(matrices)
             padding = matrices.shape[-1] - self.basis.shape[-1]
             yield where, Full(matrices.reshape(len(matrices), c, -1), self.basis.shape, padding)
@@ -750,56 +642,70 @@ def basis_views(tangents: Sequence[Tangent], bases: Sequence[Basis], device: tor
     return [BasisView(tangent, basis, rounded) for tangent, basis in zip(tangents, bases, strict=True)]
 
 
-def stays_factored(tangent: Kronecker, basis: Basis, cotangents: int | None = None) -> bool:
-    """Whether the gradient matrices of this tangent, or of so many cotangents, need never be formed."""
-    return _stays_factored(tangent.positions, tangent.cotangents if cotangents is None else cotangents, basis)
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a block's directions in sums of squares, for each of w estimators.
+
+    The weight outside multiplies the squared length, which adds it inside the basis too, unless products are rounded to
+    TF32, in which differences of squared lengths mean nothing.
+    """
+
+    basis: Basis
+    inside: Tensor  # (w, *shape) of each coordinate; less the weight outside, unless products are rounded
+    outside: Tensor  # (w, 1, 1, 1)
+    rounded: bool
+
+    @classmethod
+    def of(cls, basis: Basis, pairs: Iterable[tuple[Tensor, float]], count: int, dtype: torch.dtype) -> Weights:
+        """One set of weights for each of so many estimators, inside and outside; one in float64 at a time."""
+        inside, outside, rounded = torch.empty(0, device="cpu"), [], False
+        for at, (inner, outer) in enumerate(pairs):
+            if at == 0:
+                rounded = products_are_rounded(inner.device)
+                inside = torch.empty(count, *inner.shape, dtype=dtype, device=inner.device)
+            inside[at] = inner if rounded or not basis.outside else inner - outer
+            outside.append(outer)
+        return cls(basis, inside, inside.new_tensor(outside).reshape(-1, 1, 1, 1), rounded)
+
+    @cached_property
+    def positive(self) -> bool:
+        """Whether no weight inside is negative, so that gradients may be scaled by their roots."""
+        return bool((self.inside >= 0).all())
+
+    def variances(self, view: BasisView) -> Tensor:
+        """Weighted squared lengths of the gradients alone, (w, n, c)."""
+        found = joined([self.squared(rotated) for _, rotated in view.chunks()])
+        return found if view.complete else found + self.outside.squeeze(-1) * view.lengths()
+
+    def grams(self, view: BasisView) -> Tensor:
+        """Weighted inner products of the gradients of every example's cotangents, (w, n, c, c)."""
+        found = joined([self.crossed(rotated) for _, rotated in view.chunks()])
+        return found if view.complete else found.add_(self.outside * view.energy())
+
+    def squared(self, rotated: Rotated) -> Tensor:
+        """Weighted squared lengths inside the basis, (w, n, c)."""
+        return rotated.variances(self.inside)
+
+    def crossed(self, rotated: Rotated) -> Tensor:
+        """Weighted inner products inside the basis, (w, n, c, c)."""
+        return rotated.grams(self.inside, self.positive)
 
 
-def _stays_factored(t: int, c: int, basis: Basis) -> bool:
-    _, o, i = basis.shape
-    dear = PAIRS_COST if basis.inputs is not None and basis.inputs.is_cuda else 1
-    return t == 1 or dear * t * t * (o + i) < c * o * i
-
-
-def formed_bytes(tangent: Kronecker, cotangents: int, room: float) -> float:
-    """Bytes that are formed on the way for each cotangent of an example: matrices, or products of pairs of positions.
+def formed_bytes(tangent: Kronecker, room: float) -> float:
+    """Bytes of the gradient matrices of an example, for each cotangent.
 
     None for a single position, and where the matrices are formed in chunks that take less than `room`.
     """
-    t, (e, o, i) = tangent.positions, tangent.block.matrix_shape
-    if t == 1:
-        return 0.0
+    e, o, i = tangent.block.matrix_shape
     grads = raised(tangent.grads())
-    item = grads.element_size()
-    if stays_factored(tangent, Basis(tangent.block), cotangents):
-        return 1.5 * item * e * o * t * (t + 1)
-    chunk = 2.0 * item * CHUNK_NUMBERS["cuda" if grads.is_cuda else "cpu"]
-    return 0.0 if chunk <= room else 2.0 * item * e * o * i
+    chunk = 2.0 * grads.element_size() * CHUNK_NUMBERS["cuda" if grads.is_cuda else "cpu"]
+    return 0.0 if tangent.positions == 1 or chunk <= room else 2.0 * grads.element_size() * e * o * i
 
 
-def rotates_factors_first(tangent: Kronecker, basis: Basis) -> bool:
-    """Whether rotating the factors takes fewer products than rotating the matrices."""
-    c, t = tangent.cotangents, tangent.positions
-    _, o, i = tangent.block.matrix_shape
-    _, o_in, i_in = basis.shape
-    rotate_factors = t * i * i_in + c * t * o * o_in + c * t * o_in * i_in
-    rotate_matrices = c * t * o * i + c * (o_in * o * i + o_in * i * i_in)
-    return basis.inputs is not None and rotate_factors <= rotate_matrices
-
-
-def dtype_of(rotated: Rotated) -> torch.dtype:
-    """The precision of the gradients."""
-    return rotated.g.dtype if isinstance(rotated, Factored) else rotated.values.dtype
-
-
-def _examples(rotated: Rotated) -> int:
-    if isinstance(rotated, Sparse):
-        return rotated.count
-    return len(rotated.g if isinstance(rotated, Factored) else rotated.values)
-
-
-def _held(tangent: Kronecker) -> Kronecker:
+def _computed(tangent: Tangent) -> Tangent:
     """Factors that are rotated and measured are computed once, and lie as many products want them."""
+    if not isinstance(tangent, Kronecker):
+        return tangent
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     if g.is_cuda:
         a, g = a.contiguous(), g.contiguous()

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from whence.curvature.accumulate import LayerGradients, working_precision
 from whence.curvature.base import FeatureStructure, MeatRoots
-from whence.curvature.core import Projected, leaving, primal_bytes, sketch_cost
+from whence.curvature.core import sketch_cost
 from whence.curvature.cost import Cost, ProblemSizes
-from whence.curvature.primal import FittedPrimal
+from whence.curvature.primal import FittedPrimal, Projected, leaving, primal_bytes
 from whence.curvature.rotation import Basis
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization

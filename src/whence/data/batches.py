@@ -54,11 +54,7 @@ class Batches:
 
     Attributes:
         fingerprints: checksums of the inputs, weights and targets of each batch read so far.
-        complete: whether some pass has reached the end, so that the number of batches is known.
-        positional: how many positional arguments the inputs are.
-        target_transform: applied to the targets of every batch.
         passes: how the data are shared: this process has those from `passes.offset` on.
-        fitting: whether a fit runs, during which the data are not changed without torch's knowledge.
     """
 
     loader: Iterable[Any]
@@ -66,11 +62,11 @@ class Batches:
     progress: Progress
     notes: list[str] = field(default_factory=list)
     fingerprints: list[tuple[int, ...]] = field(default_factory=list)
-    complete: bool = False
-    positional: int = 1
-    target_transform: Callable[[Tensor], Tensor] | None = None
+    complete: bool = False  # whether some pass has reached the end, so that the number of batches is known
+    positional: int = 1  # how many positional arguments the inputs are
+    target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
-    fitting: bool = False
+    fitting: bool = False  # whether a fit runs, during which the data are not changed without torch's knowledge
     _first: Any = None
     _versions: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
 
@@ -101,19 +97,18 @@ class Batches:
         self._check_count(count, start - self.passes.offset)
 
     def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
-        """A few batches and their numbers, of data that were all read before; see `evenly_spaced`."""
-        numbers, raws = evenly_spaced(self.loader, count)
+        """A few batches and their numbers, of data that were all read before, evenly spaced where the loader can."""
+        numbers, raws = _spaced_batches(self.loader, count)
         start, known = self.passes.offset, 0
         for number, raw in zip(numbers, raws, strict=False):
-            for before in range(known, number):
-                start += self._size(before)
+            start += sum(self._size(before) for before in range(known, number))
             batch = self._prepare(number, raw, start)
             start, known = start + batch.size, number + 1
             if batch.size:
                 yield number, batch
 
     def _size(self, number: int) -> int:
-        """The number of examples of a batch that was not read, of a loader with `evenly_spaced` batches."""
+        """The number of examples of a batch that was not read, of a list or a DataLoader."""
         if isinstance(self.loader, (list, tuple)):
             return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
         size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader, whose last batch alone is smaller
@@ -407,7 +402,11 @@ def check_loader(loader: Any) -> None:
             f"expected a loader that gives batches, got the data set {type(loader).__name__}, which gives single "
             "examples. Wrap it: torch.utils.data.DataLoader(dataset, batch_size=128)."
         )
-    if isinstance(loader, (str, bytes, Tensor)) or not _is_iterable(loader):
+    try:
+        one_shot = iter(loader) is iter(loader)
+    except TypeError:
+        one_shot = None
+    if isinstance(loader, (str, bytes, Tensor)) or one_shot is None:
         raise InputError(
             f"expected a loader that gives (inputs, targets), got {type(loader).__name__}. "
             "Pass a DataLoader, or a list of batches such as [(inputs, targets)]."
@@ -417,7 +416,7 @@ def check_loader(loader: Any) -> None:
             f"expected a loader that gives (inputs, targets), got a tuple of {len(loader)} tensors. "
             "A single batch goes into a list: [(inputs, targets)]."
         )
-    if iter(loader) is iter(loader):
+    if one_shot:
         raise LoaderError(
             f"expected a loader that can be read several times, got a one-shot {type(loader).__name__}. "
             "Pass a DataLoader or a list of batches instead of an iterator or generator."
@@ -450,14 +449,6 @@ def length(loader: Any) -> int | None:
         return None
 
 
-def _is_iterable(loader: Any) -> bool:
-    try:
-        iter(loader)
-    except TypeError:
-        return False
-    return True
-
-
 def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     """A loader that reads the same data in the order of the data set.
 
@@ -481,14 +472,14 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     return _copy(loader, batch_size=loader.batch_size, shuffle=False, drop_last=loader.drop_last and sequential)
 
 
-def evenly_spaced(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
+def _spaced_batches(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
     """Numbers of some batches, the first one among them, and these batches; none of the others is read.
 
     Evenly spaced in lists, and in a DataLoader that reads its data set in order. Of other loaders they are the first
     ones, since the last cannot be reached without reading all.
 
     Examples:
-        >>> evenly_spaced(["a", "b", "c", "d", "e"], 3)
+        >>> _spaced_batches(["a", "b", "c", "d", "e"], 3)
         ([0, 2, 4], ['a', 'c', 'e'])
     """
     plain = type(loader) is DataLoader and type(loader.sampler) is SequentialSampler and bool(loader.batch_size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from torch import Tensor
 from whence.data.batches import Batch, Batches, check_finite, no_examples, tensors_of
 from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods import Likelihood
-from whence.runtime.execution import Passes
 from whence.runtime.model_state import row_checksums
 
 
@@ -25,8 +25,6 @@ class Positions:
     """How the outputs of an example fall into positions.
 
     Attributes:
-        shape: of the positions of an example, (t,) for tokens.
-        width: outputs k at each position.
         weights: (n, t) how much each position counts, zero where the loss leaves it out; `None` if all count one.
 
     Examples:
@@ -34,8 +32,8 @@ class Positions:
         6
     """
 
-    shape: tuple[int, ...]
-    width: int
+    shape: tuple[int, ...]  # of the positions of an example, (t,) for tokens
+    width: int  # outputs k at each position
     weights: Tensor | None
 
     @property
@@ -56,30 +54,14 @@ class Positions:
         return block_diagonal(shared.reshape(-1, t, *blocks.shape[1:]))
 
 
-@dataclass(frozen=True)
-class LossDerivatives:
-    """Derivatives of the loss in the outputs of one batch, weights multiplied in.
+class LossDerivatives(NamedTuple):
+    """Derivatives of the loss in the outputs of some examples, weights multiplied in."""
 
-    Attributes:
-        outputs: (n, k), or (n, t k) with t positions.
-        residuals: the same.
-        roots: (n, k, q); `None` for the identity.
-        weights: (n,) how much each example counts; `None` if all count one.
-        given: whether the loader gave weights.
-        units: the positions, where there are any.
-    """
-
-    outputs: Tensor
-    residuals: Tensor
-    roots: Tensor | None
-    weights: Tensor | None
-    given: bool
-    units: Positions | None = None
-
-    def tensors(self) -> list[Tensor | None]:
-        """Outputs, residuals, roots, weights, and weights of positions."""
-        inner = None if self.units is None else self.units.weights
-        return [self.outputs, self.residuals, self.roots, self.weights, inner]
+    outputs: Tensor  # (n, k), or (n, t k) with t positions
+    residuals: Tensor  # the same
+    roots: Tensor | None  # (n, k, q); `None` for the identity
+    weights: Tensor  # (n,) how much each example counts
+    position_weights: Tensor  # (n, t) how much each position counts
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch, where: str) -> LossDerivatives:
@@ -91,17 +73,15 @@ class LossDerivatives:
         residuals = likelihood.residuals(flat, targets)
         roots = likelihood.hessian_root(flat, targets)
         check_finite((residuals, roots), f"derivatives of the {likelihood.name} loss", where)
-        weights = unit_weights(flat, weights_at(batch.weights, outputs, where), likelihood.counted(targets))
-        given = batch.weights is not None
-        if weights is not None:
-            roots = weights.sqrt().reshape(-1, 1, 1) * (_identity(flat) if roots is None else roots)
-            residuals = weights.unsqueeze(1) * residuals
-        if not shape:
-            return cls(outputs, residuals, roots, weights, given)
-        units = Positions(shape, k, None if weights is None else weights.reshape(n, -1))
-        joined = None if roots is None else units.join(roots)
-        examples = None if units.weights is None else example_weights(batch.weights, units.weights)
-        return cls(outputs.flatten(1), residuals.reshape(n, -1), joined, examples, given, units)
+        weights = position_weights(batch.weights, outputs, likelihood.counted(targets), where)
+        if batch.weights is not None or type(likelihood).counted is not Likelihood.counted:
+            each = weights.reshape(-1, 1)
+            roots = each.sqrt().unsqueeze(2) * (_identity(flat) if roots is None else roots)
+            residuals = each * residuals
+        if roots is not None and shape:
+            roots = Positions(shape, k, None).join(roots)
+        examples = example_weights(batch.weights, weights)
+        return cls(outputs.flatten(1), residuals.reshape(n, -1), roots, examples, weights)
 
 
 def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
@@ -119,29 +99,23 @@ def targets_at(targets: Tensor, outputs: Tensor, where: str) -> Tensor:
     return targets.flatten(0, len(positions))
 
 
-def weights_at(weights: Tensor | None, outputs: Tensor, where: str) -> Tensor | None:
-    """Weights of examples (n,) or positions (n, ...) for outputs (n, ..., k), positions in a row: (n t,)."""
+def position_weights(given: Tensor | None, outputs: Tensor, counted: Tensor | None, where: str) -> Tensor:
+    """(n, t) weights of the positions of outputs (n, ..., k), as given for examples (n,) or positions (n, ...).
+
+    Where none are given they are one, and zero where the loss does not count a position, by `counted` (n t,).
+    """
     positions = outputs.shape[1:-1]
-    if weights is None:
-        return None
-    if weights.shape not in (outputs.shape[:1], outputs.shape[:-1]):
-        raise ShapeError(
-            f"expected sample weights of shape ({len(outputs)},)"
-            + (f" or {tuple(outputs.shape[:-1])}, one for each position," if positions else "")
-            + f" in {where}, got {tuple(weights.shape)}. The third part of a batch (or the key 'sample_weight') holds "
-            "them; several inputs go into a tuple: ((a, b), targets)."
-        )
-    if weights.ndim == 1:
-        return weights.repeat_interleave(prod(positions))
-    return weights.reshape(-1)
-
-
-def unit_weights(outputs: Tensor, given: Tensor | None, counted: Tensor | None) -> Tensor | None:
-    """(N,) weights of outputs (N, k): those given, and zero where the loss does not count."""
-    if given is None and counted is None:
-        return None
-    weights = torch.ones_like(outputs[:, 0]) if given is None else given.to(outputs.dtype)
-    return weights if counted is None else weights * counted
+    weights = outputs.new_ones(len(outputs), prod(positions))
+    if given is not None:
+        if given.shape not in (outputs.shape[:1], outputs.shape[:-1]):
+            raise ShapeError(
+                f"expected sample weights of shape ({len(outputs)},)"
+                + (f" or {tuple(outputs.shape[:-1])}, one for each position," if positions else "")
+                + f" in {where}, got {tuple(given.shape)}. The third part of a batch (or the key 'sample_weight') "
+                "holds them; several inputs go into a tuple: ((a, b), targets)."
+            )
+        weights = weights * given.reshape(len(outputs), -1).to(outputs.dtype)
+    return weights if counted is None else weights * counted.reshape(weights.shape)
 
 
 def example_weights(given: Tensor | None, units: Tensor) -> Tensor:
@@ -161,28 +135,6 @@ def block_diagonal(blocks: Tensor) -> Tensor:
 
 def _identity(outputs: Tensor) -> Tensor:
     return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
-
-
-def concatenate_derivatives(batches: Sequence[LossDerivatives]) -> LossDerivatives:
-    """Several batches as one."""
-    check_weights_given([one.given for one in batches])
-    outputs, residuals = (torch.cat([*each]) for each in zip(*((b.outputs, b.residuals) for b in batches), strict=True))
-    roots = weights = None
-    if any(one.roots is not None for one in batches):
-        roots = torch.cat([_identity(one.outputs) if one.roots is None else one.roots for one in batches])
-    if any(one.weights is not None for one in batches):
-        weights = torch.cat([_or_ones(one.weights, one.outputs, len(one.outputs)) for one in batches])
-    units = batches[0].units
-    inner = [None if one.units is None else one.units.weights for one in batches]
-    if units is not None and any(one is not None for one in inner):
-        sizes = [(len(one.outputs), units.positions) for one in batches]
-        filled = [_or_ones(w, outputs, *size) for w, size in zip(inner, sizes, strict=True)]
-        units = Positions(units.shape, units.width, torch.cat(filled))
-    return LossDerivatives(outputs, residuals, roots, weights, batches[0].given, units)
-
-
-def _or_ones(weights: Tensor | None, like: Tensor, *shape: int) -> Tensor:
-    return like.new_ones(shape) if weights is None else weights
 
 
 def check_weights_given(given: Sequence[bool]) -> None:
@@ -230,34 +182,3 @@ def all_fingerprints(batches: Batches) -> list[tuple[int, ...]]:
     """Fingerprints of the batches of all processes, one after the other."""
     gathered = batches.passes.process_group.tell("the marks of the data", batches.fingerprints)
     return [one for each in gathered for one in each]
-
-
-def gather_derivatives(passes: Passes, local: LossDerivatives | None, device: torch.device) -> list[LossDerivatives]:
-    """Those of every process that has any examples, in the order of ranks."""
-    process_group = passes.process_group
-    header, tensors = None, None
-    if local is not None:
-        every = local.tensors()
-        tensors = [one for one in every if one is not None]
-        positions = None if local.units is None else (local.units.shape, local.units.width)
-        header = (local.given, [one is not None for one in every], positions, tuple(local.outputs.shape[1:]))
-    headers = process_group.tell("the outputs", header)
-    shapes = {one[3] for one in headers if one is not None}
-    if len(shapes) > 1:
-        raise ShapeError(
-            f"expected the same number of outputs in every process, got {sorted(shapes)}. Wrap the model in a module "
-            "that returns the same number of outputs for every batch."
-        )
-    found = []
-    for rank, one in enumerate(headers):
-        if one is None:
-            continue
-        given, present, positions, _ = one
-        sent = process_group.send(tensors if rank == process_group.rank else None, rank, "the outputs", device)
-        parts = iter(sent)
-        outputs, residuals, roots, weights, inner = (next(parts) if here else None for here in present)
-        assert outputs is not None
-        assert residuals is not None
-        units = None if positions is None else Positions(positions[0], positions[1], inner)
-        found.append(LossDerivatives(outputs, residuals, roots, weights, given, units))
-    return found

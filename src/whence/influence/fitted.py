@@ -192,7 +192,7 @@ def check_variances(
 
 def _finite_gradients(problem: Linearization, inputs: Inputs) -> Tensor:
     """(m,) which inputs have finite gradients of their outputs."""
-    rows = problem.jacobian().rows(inputs, problem.k)
+    rows = problem.jacobian().rows(inputs, problem.output_count(inputs))
     return torch.cat([torch.isfinite(some).flatten(1).all(1) for _, some in rows])
 
 
@@ -372,7 +372,9 @@ def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Itera
             first = (low + which.start) * each
             if apart:  # (m, c, n, k) to (m c, 1, n, k)
                 chunks = ((rows, aligned.flatten(0, 1).unsqueeze(1)) for rows, aligned in chunks)
-            yield slice(first, first + m), _terms(fitted, chunks, m, k // each)
+            terms = _terms(fitted, chunks, m, k // each)
+            _check_terms(problem, terms, take(some, which))
+            yield slice(first, first + m), terms
 
 
 def within_memory(fitted: Fitted, inputs: Inputs, row_bytes: int) -> Iterator[tuple[int, Inputs]]:
@@ -396,8 +398,22 @@ def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: in
         pulls = _times_roots(aligned, loo[rows])
         hec3[:, rows] = _squares(pulls).T
         pull[:, rows] = pulls.sum(1).transpose(0, 1)
-    check_variances(problem, {"ho": ho.sum(1, keepdim=True), "hec3": hec3.sum(1, keepdim=True)}, "a batch")
     return Terms(ho, hec3, alignment, pull)
+
+
+def _check_terms(problem: Linearization, terms: Terms, inputs: Inputs) -> None:
+    """Raise where variances are no numbers: for gradients that are none, or for their scale."""
+    found = {"ho": terms.ho.sum(1, keepdim=True), "hec3": terms.hec3.sum(1, keepdim=True)}
+    if all(bool(torch.isfinite(one).all()) for one in found.values()):
+        return
+    bad = (~_finite_gradients(problem, inputs)).nonzero().squeeze(1).tolist()
+    if bad:
+        raise InputError(
+            "expected finite gradients of the outputs in the weights to trace predictions, got NaN or infinity for "
+            f"{len(bad)} of {batch_size(inputs, 'this batch')} of a batch, as number {bad[0]} there. Look for a square "
+            "root, a norm or a division at zero in the model, and leave these inputs out: predict gives them NaN."
+        )
+    check_variances(problem, found, "a batch")
 
 
 SQUARED_AT_ONCE = 2**18

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from whence.curvature import FittedCurvature, Meats, Sandwich
-from whence.curvature.accumulate import LayerGradients, LayerSizes
+from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
 from whence.curvature.base import AlignmentSandwich, RidgePath
-from whence.curvature.core import Projected
 from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative, IterativeSolver
-from whence.curvature.primal import Features, FittedPrimal, PrimalSandwich, TrainingRows, Whitening
-from whence.curvature.rotation import Basis
-from whence.curvature.spectral import DiagonalMoments, FittedSpectral, SpectralSandwich, Spectrum, Weights
-from whence.curvature.two_bases import FittedTwoBases, MeatRotation, TwoBasisWeights
+from whence.curvature.kronecker import DiagonalMoments, Spectrum
+from whence.curvature.primal import FittedPrimal, PrimalSandwich, Projected, Whitening
+from whence.curvature.rotation import Basis, Weights
+from whence.curvature.spectral import FittedSpectral, SpectralSandwich
+from whence.curvature.two_bases import MeatRotation, TwoBasisWeights
 from whence.errors import InputError
 from whence.io.files import Draft, Saved
 from whence.io.problem import Given, read_budget
@@ -332,8 +332,7 @@ def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwi
     draft.note(estimators=list(sandwich.names))
     draft.put("noise", bread.noise)
     draft.put("change", bread.change)
-    turns = bread.rotations if isinstance(bread, FittedTwoBases) else [None] * len(bread.bases)
-    for at, (basis, turn) in enumerate(zip(bread.bases, turns, strict=True)):
+    for at, (basis, turn) in enumerate(zip(bread.bases, bread.rotations, strict=True)):
         part = draft.part(f"block_{bread.stream.blocks.index(basis.block)}")
         write_basis(part.part("basis"), basis)
         write_squares(part, "curvature", bread.spectrum.curvature[at])
@@ -348,19 +347,6 @@ def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwi
 
 def read_spectral(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
     """The same, put together again."""
-    return _read(saved, problem, meats, given, two_bases=False)
-
-
-def read_two_bases(
-    saved: Saved, problem: Linearization, meats: Meats, given: Given
-) -> tuple[FittedCurvature, Sandwich]:
-    """The same with meats in a basis of their own."""
-    return _read(saved, problem, meats, given, two_bases=True)
-
-
-def _read(
-    saved: Saved, problem: Linearization, meats: Meats, given: Given, two_bases: bool
-) -> tuple[FittedCurvature, Sandwich]:
     common = read_bread(saved, problem, given)
     stream = read_stream(saved.part("stream"), common["problem"])
     names = saved.texts("estimators")
@@ -370,8 +356,6 @@ def _read(
     bases = [read_basis(part.part("basis"), block) for part, block in zip(parts, stream.blocks, strict=True)]
     pairs = list(zip(parts, bases, strict=True))
     turns = [read_turn(part.part("turn"), basis) if part.flag("turned") else None for part, basis in pairs]
-    if not two_bases and any(turn is not None for turn in turns):
-        raise saved.wrong("block_0.turned", "no")
     weights = [
         read_weights(part.part("weights"), basis, turn, len(names))
         for (part, basis), turn in zip(pairs, turns, strict=True)
@@ -389,5 +373,5 @@ def _read(
         "step": [part.double("step", *basis.block.matrix_shape) for part, basis in pairs],
         "change": saved.algebra("change", problem.n, problem.k),
     }
-    bread = FittedTwoBases(**common, rotations=turns) if two_bases else FittedSpectral(**common)
+    bread = FittedSpectral(**common, rotations=turns)
     return bread, SpectralSandwich(bread, tuple(names), weights)

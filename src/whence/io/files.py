@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from whence.errors import CorruptArtifactError, FormatError, InputError
+from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
 FORMAT = 2
 """The format that is written and read."""
@@ -198,6 +198,11 @@ def _check_file(path: Path) -> None:
             raise InputError(
                 f"expected a file, got the symbolic link {str(path)!r}. Pass what it points to, if you trust it: "
                 "Path(...).resolve()."
+            ) from None
+        if isinstance(error, FileNotFoundError):
+            raise MissingFileError(
+                f"expected a file saved by whence, got {str(path.absolute())!r}, where there is none. Pass the path "
+                "that tracer.save wrote to."
             ) from None
         raise
     status = os.fstat(handle)

@@ -17,7 +17,6 @@ from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative
 from whence.curvature.primal import FittedPrimal
 from whence.curvature.spectral import FittedSpectral
-from whence.curvature.two_bases import FittedTwoBases
 from whence.errors import InputError, StaleModelError
 from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
@@ -26,7 +25,6 @@ from whence.io.curvature import (
     read_free,
     read_primal,
     read_spectral,
-    read_two_bases,
     write_dual,
     write_free,
     write_primal,
@@ -61,7 +59,6 @@ KINDS: dict[str, tuple[type[FittedCurvature], Writer, Restorer]] = {
     "dual": (FittedDual, write_dual, read_dual),
     "matrix_free": (FittedIterative, write_free, read_free),
     "spectral": (FittedSpectral, write_spectral, read_spectral),
-    "two_bases": (FittedTwoBases, write_spectral, read_two_bases),
 }
 """Every curvature of whence, with the way to a file and back."""
 

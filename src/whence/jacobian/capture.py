@@ -2,9 +2,13 @@
 
 A torch function mode records the model's calls. Calls that use a selected parameter in a way a rule understands are
 recorded with their inputs and their place in the graph; gradients in their outputs are then all that a backward pass
-has to compute, never a gradient in a weight. What no rule understands is differentiated by the functional fallback. On
-a few examples the capture is verified: nothing is missing, counted twice or mixed. What these could not show is
-verified on later batches; see `whence.jacobian.verify`.
+has to compute, never a gradient in a weight. What no rule understands is differentiated by the functional fallback.
+
+The capture is verified on a few examples against autograd. On every batch that follows, the graph shows whether
+parameters are used in a way that was not recorded; uses that had no gradient before, or did not occur, are verified on
+the first batch where they have one; and where the model may have reordered the rows of its batch, they are verified on
+that batch. Where the examples of a batch cannot be separated, they are run one at a time; what cannot be captured at
+all is refused.
 """
 
 from __future__ import annotations
@@ -22,42 +26,32 @@ from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError
 from whence.jacobian.functional import OneByOne, Run, Vectorized
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent
-from whence.jacobian.record import Call, gradient_forms, pull_back, record_forward, tangents_of, walk
-from whence.jacobian.rules.base import Record
+from whence.jacobian.record import Call, gradient_forms, make_blocks, pull_back, record_forward, tangents_of, walk
+from whence.jacobian.rules.base import BatchAxes, Record
 from whence.jacobian.verify import (
-    fallback_mismatches,
+    AutogradReference,
+    autograd_reference,
+    close,
     find_layouts,
-    have_gradient,
-    mismatches,
     possible_layouts_of,
     reference_on_graph,
     rows_are_in_place,
     tolerance,
     uncovered_calls,
-    verify_uses,
 )
 from whence.runtime.processes import Processes
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One batch, run under capture; holds the graph until `tangents(..., last=True)`, or until it goes away.
-
-    Attributes:
-        blocks: The selected parameters, in blocks.
-        graph: The outputs (n, k), with their graph.
-        records: The uses that they depend on.
-        layouts: Where the examples are in the output of each use.
-        fallback: A run for the parameters that no rule covers, if there are any.
-        vectorized: Whether one vectorised backward pass was verified to give the same as several.
-    """
+    """One batch, run under capture; holds the graph until `tangents(..., last=True)`, or until it goes away."""
 
     blocks: Sequence[Block]
-    graph: Tensor
-    records: Sequence[Record]
-    layouts: Sequence[Layout]
-    fallback: Run | None
-    vectorized: bool = False
+    graph: Tensor  # the outputs (n, k), with their graph
+    records: Sequence[Record]  # the uses that they depend on
+    layouts: Sequence[Layout]  # where the examples are in the output of each use
+    fallback: Run | None  # for the parameters that no rule covers
+    vectorized: bool = False  # whether one vectorised backward pass was verified to give the same as several
 
     @property
     def outputs(self) -> Tensor:
@@ -86,10 +80,7 @@ class Captured:
             return tangents
         values = self.fallback.gradients(cotangents, last)
         return [
-            Dense(one.block, (values[one.block.name].reshape(len(self.outputs), len(cotangents), -1),))
-            if one.block.name in values
-            else one
-            for one in tangents
+            Dense.of_parameter(name, values[name]) if (name := one.block.name) in values else one for one in tangents
         ]
 
 
@@ -107,14 +98,8 @@ class CapturedOneByOne:
     def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
         """As of `Captured`."""
         _check_cotangents(cotangents, self.outputs)
-        each = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
-        return [concatenate(tangents) for tangents in zip(*each, strict=True)]
-
-
-def concatenate(tangents: Sequence[Any]) -> Tangent:
-    """Tangents of one block, of several batches, as those of one batch."""
-    joined: Tangent = type(tangents[0]).concatenate(tangents)
-    return joined
+        each: Any = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
+        return [type(tangents[0]).concatenate(tangents) for tangents in zip(*each, strict=True)]
 
 
 def _check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:
@@ -124,12 +109,7 @@ def _check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:
 
 
 class Capture:
-    """Everything needed to get the tangents of a model, batch by batch.
-
-    It is verified on a few examples. On every batch that follows, the graph shows whether parameters are used in a way
-    that was not recorded; uses that had no gradient before, or did not occur, are verified on the first batch where
-    they have one; and where the model may have reordered the rows of its batch, they are verified on that batch. Where
-    the examples of a batch cannot be separated, they are run one at a time; what cannot be captured at all is refused.
+    """Gives the tangents of a model, batch by batch; see the top of this module for what is verified when.
 
     Args:
         call: Runs the model on a batch of inputs; outputs (n, k).
@@ -141,6 +121,9 @@ class Capture:
 
     Attributes:
         blocks: The selected parameters, in blocks, in their order.
+        fallback: Parameters differentiated by the functional fallback, and why.
+        unused: Parameters the outputs do not depend on, as far as the examples show.
+        without_uses: Parameters that none of the examples used.
         notes: What went another way than usual, for diagnostics.
 
     Example:
@@ -166,36 +149,38 @@ class Capture:
         blocks: Sequence[Block] | None = None,
         later_notes: list[str] | None = None,
     ) -> None:
-        """Verify the capture."""
         frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
         if frozen or not parameters:
             got = f"frozen ones: {', '.join(frozen)}" if frozen else "none"
             raise InputError(f"expected selected parameters that require gradients, got {got}.")
         self._call = call
-        self._vectorized = False
-        self._later_notes = [] if later_notes is None else later_notes
-        self._one_by_one = False
         self._parameters = dict(parameters)
-        self._uses = verify_uses(call, parameters, [example_inputs, *more], blocks)
-        self.blocks = self._uses.blocks
-        self.notes = tuple(self._uses.notes)
-        first = next(iter(parameters.values()))
-        self._vectorized = first.is_cuda and self.vectorizes(take(example_inputs, slice(0, 2)))
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Parameters the outputs do not depend on, as far as the examples show."""
-        return self._uses.unused
-
-    @property
-    def without_uses(self) -> set[str]:
-        """Parameters that none of the examples used."""
-        return self._parameters.keys() - self._uses.used - self._uses.fallback.keys()
-
-    @property
-    def fallback(self) -> dict[str, str]:
-        """Parameters differentiated by the functional fallback, and why."""
-        return dict(self._uses.fallback)
+        self._recorded = dict(parameters)  # those whose uses are recorded
+        self._batch_axes = BatchAxes()
+        self._known: dict[tuple[Any, ...], _KnownUses] = {}
+        self._runners: list[type[Run]] = [Vectorized, OneByOne]  # each works for more models than the one before
+        self._unverified_fallback: set[str] = set()  # without a gradient so far
+        self._one_by_one = False
+        self._settled = False  # whether the first examples are verified
+        self._notes: list[str] = []
+        self._vectorized = False
+        self.blocks: tuple[Block, ...] = ()
+        self.fallback: dict[str, str] = {}
+        references = [autograd_reference(call, parameters, inputs) for inputs in (example_inputs, *more)]
+        self._precision = max((one.precision for one in references), key=lambda dtype: torch.finfo(dtype).eps)
+        reached = {name for one in references for name, gradient in one.gradients.items() if gradient is not None}
+        self.unused = tuple(name for name in parameters if name not in reached)
+        if self.unused:
+            self._notes.append(f"the outputs do not depend on {', '.join(self.unused)}: its gradient is zero")
+        while not self._verify_first(references, blocks):
+            pass
+        for reference in references:
+            self._run_fallback(reference.inputs, reference)
+        self.notes = tuple(dict.fromkeys(self._notes))
+        self._notes = [] if later_notes is None else later_notes
+        self._settled = True
+        on_gpu = next(iter(parameters.values())).is_cuda
+        self._vectorized = on_gpu and self.vectorizes(take(example_inputs, slice(0, 2)))
 
     def vectorizes(self, inputs: Inputs) -> bool:
         """Whether one vectorised backward pass gives what one pass for each cotangent gives, on these inputs."""
@@ -205,8 +190,9 @@ class Capture:
                 run = self.run(inputs)
                 draw = torch.Generator("cpu").manual_seed(0)
                 cotangents = torch.randn(2, *run.outputs.shape, generator=draw, dtype=torch.float64, device="cpu")
-                pairs = zip(*(run.tangents(cotangents, batched=way) for way in (False, True)), strict=True)
-                return all(_close(one.pulled_back(), other.pulled_back()) for one, other in pairs)
+                each = [run.tangents(cotangents, batched=batched) for batched in (False, True)]
+                pairs = [(one.materialize(), other.materialize()) for one, other in zip(*each, strict=True)]
+                return all(close(other, one, tolerance(one.dtype, one.device)) for one, other in pairs)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:  # whatever vmap cannot follow: one cotangent after the other works always
@@ -214,8 +200,7 @@ class Capture:
 
     def uses(self, inputs: Inputs) -> set[str]:
         """The parameters that the outputs of a batch depend on, by its graph."""
-        outputs, records = self._record(inputs, batch_size(inputs, "this batch"))
-        found = walk(outputs, records, self._uses.recorded)
+        found = walk(*self._record(inputs), self._recorded)
         return found.unrecorded.union(*(record.parameters for record in found.reached))
 
     def run(self, inputs: Inputs) -> Captured | CapturedOneByOne:
@@ -223,64 +208,145 @@ class Capture:
         n = batch_size(inputs, "this batch")
         if n > 1 and self._one_by_one:
             return self._run_one_by_one(inputs)
-        outputs, records = self._record(inputs, n)
-        found = walk(outputs, records, self._uses.recorded)
-        if found.unrecorded:
-            for name in sorted(found.unrecorded):
-                self._fall_back(name, uncovered_calls(self._call, self._parameters[name], inputs))
+        outputs, records = self._record(inputs)
+        found = walk(outputs, records, self._recorded)
+        if self._leave_to_fallback(found.unrecorded, inputs):
             return self.run(inputs)
-        batch = _Batch(inputs, outputs, found.reached)
+        batch = _RecordedBatch(inputs, outputs, found.reached)
         unverified = self._reuse_layouts(batch)
         for at in unverified:
             self._check_form(batch.records[at])
         if n > 1 and unverified:
-            if not self._find_layouts(batch, unverified):
+            if batch.find_layouts(unverified):
                 return self._run_one_by_one(inputs, "no axis of a layer's output holds the examples of some batches")
-            if not self._verify_first_gradients(batch):
+            names = {name for at in batch.found for name in batch.records[at].parameters}
+            blocks = [block for block in self.blocks if names.intersection(block.parameters)]
+            if blocks and not self._agrees(batch, self._reference(batch, blocks), blocks):
                 return self.run(inputs)
         placed, layouts = batch.with_layout()
         if found.may_reorder and placed and not rows_are_in_place(outputs, placed, layouts):
             return self._run_one_by_one(inputs, "the model reorders the examples of a batch")
-        return Captured(self.blocks, outputs, placed, layouts, self._run_fallback(batch), self._vectorized)
+        unverified_blocks = [block for block in self.blocks if block.name in self._unverified_fallback]
+        fallback = self._run_fallback(inputs, self._reference(batch, unverified_blocks) if unverified_blocks else None)
+        return Captured(self.blocks, outputs, placed, layouts, fallback, self._vectorized)
 
-    def _record(self, inputs: Inputs, n: int) -> tuple[Tensor, list[Record]]:
-        outputs, records = record_forward(self._call, inputs, self._uses.recorded, n, self._uses.batch_axes)
+    def _record(self, inputs: Inputs) -> tuple[Tensor, list[Record]]:
+        n = batch_size(inputs, "this batch")
+        outputs, records = record_forward(self._call, inputs, self._recorded, n, self._batch_axes)
         if outputs.dim() != 2 or len(outputs) != n:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
         return outputs, records
+
+    def _reference(self, batch: _RecordedBatch, blocks: Iterable[Block]) -> AutogradReference:
+        wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
+        return reference_on_graph(batch.outputs, batch.inputs, wanted, self._precision)
 
     def _run_one_by_one(self, inputs: Inputs, why: str = "") -> CapturedOneByOne:
         """Run the examples of this batch, and of all that follow, one at a time."""
         if why:
             self._one_by_one = True
-            self._later_notes.append(f"examples were run one at a time, since {why}")
+            self._notes.append(f"examples were run one at a time, since {why}")
         n = batch_size(inputs, "this batch")
         each = [self.run(take(inputs, slice(at, at + 1))) for at in range(n)]
         return CapturedOneByOne([one for one in each if isinstance(one, Captured)])
 
-    def _reuse_layouts(self, batch: _Batch) -> list[int]:
-        """Give the records the layouts found before, as far as they fit; the positions of those not yet verified."""
-        count: Counter[tuple[Any, ...]] = Counter()
+    # --- Verification -------------------------------------------------------------------------------------------------
+
+    def _verify_first(self, references: Sequence[AutogradReference], blocks: Sequence[Block] | None) -> bool:
+        """Record the first examples. True if all agrees with autograd; otherwise less will be recorded next time."""
+        self._batch_axes = BatchAxes(self._batch_axes.refuted)
+        self._known = {}
+        batches = []
+        for reference in references:
+            outputs, records = self._record(reference.inputs)
+            if not close(outputs.detach(), reference.outputs, reference.tolerance):
+                raise UncapturedParameterError(
+                    "expected the outputs of the model under capture to be its own, got a difference of "
+                    f"{float((outputs - reference.outputs).abs().max()):.3g} on the first batch. The model may not be "
+                    "deterministic: call model.eval(), or select fewer parameters."
+                )
+            self._batch_axes.verified = True  # what comes later is told from these answers, or guessed and verified
+            found = walk(outputs, records, self._recorded)
+            if self._leave_to_fallback(found.unrecorded, reference.inputs):
+                return False
+            batches.append(_RecordedBatch(reference.inputs, outputs, found.reached))
+        every = [record for batch in batches for record in batch.records]
+        self.without_uses = self._recorded.keys() - {name for record in every for name in record.parameters}
+        self.blocks = make_blocks(every, self._parameters)
+        if blocks is not None and self._can_hold(blocks, every):
+            self.blocks = tuple(blocks)
+        for batch, reference in zip(batches, references, strict=True):
+            batch.layouts = [None] * len(batch.records)
+            lost = batch.find_layouts(range(len(batch.records))) or self._guess_layouts(batch)
+            sites = {record.site for record in lost if record.site is not None}
+            self._batch_axes.refuted |= sites
+            names = set() if sites else {name for record in lost for name in record.parameters}
+            self._leave_to_fallback(names, reference.inputs, "no axis of a layer's output holds the examples")
+            if lost or not self._agrees(batch, reference, self.blocks):
+                return False
+        return True
+
+    def _guess_layouts(self, batch: _RecordedBatch) -> list[Record]:
+        """Give uses without a gradient a likely layout; those for which there is none.
+
+        It is that of other uses of the kind, or one that fits fewer examples as well: sequences may be as long as there
+        are examples.
+        """
+        unknown = [at for at, layout in enumerate(batch.layouts) if layout is None]
+        if not unknown:
+            return []
+        n = len(batch.outputs)
+        fewer = (n + 1) // 2
+        found = walk(*self._record(take(batch.inputs, slice(0, fewer))), self._recorded).reached
+        shapes = [record.shape for record in found]
+        for at in unknown:
+            record = batch.records[at]
+            likely = [batch.layouts[other] for other in batch.found if batch.records[other].key == record.key]
+            possible = possible_layouts_of(record, n)
+            if len(shapes) == len(batch.records):
+                likely += [one for one in possible if one.fits(shapes[at], fewer)]
+            batch.layouts[at] = next(iter([*likely, *possible]), None)
+        return [batch.records[at] for at in unknown if batch.layouts[at] is None]
+
+    def _can_hold(self, blocks: Sequence[Block], records: Sequence[Record]) -> bool:
+        """Whether the blocks of an earlier capture hold what is used now."""
+        of = {name: block for block in blocks for name in block.parameters}
+        held = all(form.fits(name, of[name]) for record in records for name, form in gradient_forms(record))
+        return held and all(of[name].alone for name in self.fallback)
+
+    def _agrees(self, batch: _RecordedBatch, reference: AutogradReference, blocks: Sequence[Block]) -> bool:
+        """Whether the gradients of these blocks add up to autograd's; parameters of which they do not fall back.
+
+        Layouts that were found on this batch are reused from now on.
+        """
+        grads = pull_back(batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
+        tangents = tangents_of(blocks, grads, batch.outputs, 1)
+        wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
+        if self._leave_to_fallback(wrong, batch.inputs):
+            return False
+        for key, uses in batch.known_uses().items():
+            self._known[key] = self._known[key].merged(uses) if key in self._known else uses
+        self._batch_axes.confirmed |= {site for at in batch.found if (site := batch.records[at].site) is not None}
+        return True
+
+    def _reuse_layouts(self, batch: _RecordedBatch) -> list[int]:
+        """Give the records the layouts verified before, as far as they fit; the positions of those not yet verified."""
+        seen: Counter[tuple[Any, ...]] = Counter()
         unverified: list[int] = []
         n = len(batch.outputs)
         for record in batch.records:
-            key = record.key
-            known = self._uses.layouts.get(key, ())
-            at = count[key]
-            count[key] += 1
-            # One layout for all uses of a kind holds for any number of them (a cell called once for every token).
-            layout = known[0] if len(known) == 1 else known[at] if at < len(known) else None
+            known = self._known.get(record.key, _KnownUses())
+            layout = known.layout(seen[record.key])
             if layout is None or not layout.fits(record.shape, n):
                 layout = _single_layout(record) if n == 1 else None
-            if layout is None or record.guessed or at >= self._uses.verified_counts.get(key, 0):
+            if layout is None or record.guessed or seen[record.key] >= known.verified:
                 unverified.append(len(batch.layouts))
+            seen[record.key] += 1
             batch.layouts.append(layout)
         return unverified
 
     def _check_form(self, record: Record) -> None:
         """Refuse a use whose gradient does not have the form of its parameter's block."""
-        if record.key in self._uses.layouts:
-            return
         of = {name: block for block in self.blocks for name in block.parameters}
         for name, form in gradient_forms(record):
             if not form.fits(name, of[name]):
@@ -291,120 +357,122 @@ class Capture:
                     "out of the selection."
                 )
 
-    def _find_layouts(self, batch: _Batch, unverified: Sequence[int]) -> bool:
-        """Find the layouts of uses that have a gradient here; False if there is none for some of them."""
-        have = have_gradient(batch.outputs, [batch.records[at] for at in unverified])
-        batch.verified = [at for at, yes in zip(unverified, have, strict=True) if yes]
-        if batch.verified:
-            found = find_layouts(batch.outputs, [batch.records[at] for at in batch.verified])
-            for at, (layouts, _) in zip(batch.verified, found, strict=True):
-                batch.layouts[at] = layouts[0] if layouts else None
-        return all(batch.layouts[at] is not None for at in batch.verified)
+    # --- The fallback -------------------------------------------------------------------------------------------------
 
-    def _verify_first_gradients(self, batch: _Batch) -> bool:
-        """Compare parameters whose uses have their first gradient here with autograd; True if all agree.
-
-        The layouts of uses that agree are reused from now on; parameters that do not agree fall back.
-        """
-        if not batch.verified:
-            return True
-        names = {name for at in batch.verified for name in batch.records[at].parameters}
-        blocks = [block for block in self.blocks if names.intersection(block.parameters)]
-        wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
-        reference = reference_on_graph(batch.outputs, batch.inputs, wanted, self._uses.precision)
-        grads = pull_back(batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
-        tangents = tangents_of(blocks, grads, batch.outputs, 1)
-        wrong = mismatches(reference, [one for one in tangents if one.block.name not in self._uses.fallback])
-        for name in wrong:
-            self._fall_back(name, uncovered_calls(self._call, self._parameters[name], batch.inputs))
-        if not wrong:
-            self._remember_layouts(batch)
-        return not wrong
-
-    def _remember_layouts(self, batch: _Batch) -> None:
-        """Keep the layouts that were verified on a batch for the batches that follow."""
-        uses = self._uses
-        of_kind: dict[tuple[Any, ...], set[Layout | None]] = {}
-        for at in batch.verified:
-            of_kind.setdefault(batch.records[at].key, set()).add(batch.layouts[at])
-            if (site := batch.records[at].site) is not None:
-                uses.batch_axes.confirmed.add(site)
-        for key, layouts in of_kind.items():
-            if key in uses.verified_counts:
-                layouts |= set(uses.layouts[key])
-            only = layouts.pop()
-            if layouts or only is None:  # they differ: to be found on every batch
-                uses.layouts[key] = ()
-                uses.verified_counts.pop(key, None)
-            else:
-                uses.layouts[key] = (only,)
-                uses.verified_counts[key] = max(
-                    sum(one.key == key for one in batch.records), uses.verified_counts.get(key, 0)
+    def _leave_to_fallback(self, names: Iterable[str], inputs: Inputs, why: str = "") -> bool:
+        """Leave parameters to the functional fallback from now on; whether there were any."""
+        new = sorted(name for name in names if name in self._recorded)
+        for name in new:
+            reason = why or uncovered_calls(self._call, self._parameters[name], inputs)
+            if self._settled and not next(block for block in self.blocks if name in block.parameters).alone:
+                raise UncapturedParameterError(
+                    f"expected {name} to be used as on the first batch, got another use on a later one: {reason}. Let "
+                    f"the first batch have examples of every kind, or leave {name} out of the selection."
                 )
+            del self._recorded[name]
+            self.fallback[name] = reason
+            self._unverified_fallback.add(name)
+            self._notes.append(f"{name}: gradients example by example, since {reason}")
+        return bool(new)
 
-    def _fall_back(self, name: str, why: str) -> None:
-        """Leave a parameter, which had no gradient of this kind so far, to the functional fallback from now on."""
-        block = next(block for block in self.blocks if name in block.parameters)
-        if block.kind != "dense" or len(block.parameters) > 1:
-            raise UncapturedParameterError(
-                f"expected {name} to be used as on the first batch, got another use on a later one: {why}. Let the "
-                f"first batch have examples of every kind, or leave {name} out of the selection."
-            )
-        self._uses.recorded.pop(name, None)
-        self._uses.fallback[name] = why
-        self._uses.unverified_fallback.add(name)
-        self._uses.runner = self._uses.runner or OneByOne
-        self._later_notes.append(f"{name}: gradients example by example, since {why}")
-
-    def _run_fallback(self, batch: _Batch) -> Run | None:
-        """Run the model for the parameters that no rule covers, if there are any."""
-        uses = self._uses
-        if uses.runner is None:
+    def _run_fallback(self, inputs: Inputs, reference: AutogradReference | None) -> Run | None:
+        """Run the model for the parameters that no rule covers, if there are any; compare with autograd if given."""
+        parameters = {name: self._parameters[name] for name in self.fallback}
+        if not parameters:
             return None
-        parameters = {name: self._parameters[name] for name in uses.fallback}
-        if uses.runner is not Vectorized:
-            return uses.runner(self._call, parameters, batch.inputs)
-        try:
-            run = Vectorized(self._call, parameters, batch.inputs)
-            if not uses.unverified_fallback or self._verify_fallback(run, batch):
-                return run
-            why = "it does not give the gradient autograd gives"
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:  # a path that vmap cannot follow, and that other batches did not take
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        uses.runner = OneByOne
-        self._later_notes.append(
-            f"torch.vmap cannot run this model ({why}); {', '.join(parameters)}: one example at a time"
+        wrong: dict[str, str] = {}
+        while True:
+            last = len(self._runners) == 1
+            try:
+                run = self._runners[0](self._call, parameters, inputs)
+                wrong = {} if reference is None else self._compare_fallback(run, reference)
+                if not wrong:
+                    return run
+                why = "it does not give the gradient autograd gives"
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a model may do that vmap cannot: one example at a time works always
+                if last:
+                    raise
+                why = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+            if last:
+                break
+            del self._runners[0]
+            names = ", ".join(parameters)
+            self._notes.append(f"torch.vmap cannot run this model ({why}); {names}: one example at a time")
+        name, gap = next(iter(wrong.items()))
+        raise UncapturedParameterError(
+            f"expected the gradients of single examples in {name} to add up to autograd's, {gap}. Leave {name} "
+            "out of the selection, or check that no example of a batch has an influence on another."
         )
-        return OneByOne(self._call, parameters, batch.inputs)
 
-    def _verify_fallback(self, run: Run, batch: _Batch) -> bool:
-        """Whether gradients of the fallback that were zero so far, and are not here, add up to autograd's."""
-        unverified = self._uses.unverified_fallback
-        wanted = {name: self._parameters[name] for name in unverified}
-        reference = reference_on_graph(batch.outputs, batch.inputs, wanted, self._uses.precision)
-        nonzero = {name for name, grad in reference.gradients.items() if grad is not None and bool(grad.any())}
-        if nonzero and fallback_mismatches(reference, run, wanted):
-            return False
-        unverified -= nonzero
-        return True
+    def _compare_fallback(self, run: Run, reference: AutogradReference) -> dict[str, str]:
+        """Parameters whose gradients by the fallback do not add up to autograd's."""
+        grads = run.gradients(reference.cotangent[None], last=False)
+        wrong = reference.mismatches([Dense.of_parameter(n, g) for n, g in grads.items() if n in reference.gradients])
+        if not wrong:
+            self._unverified_fallback -= reference.nonzero
+        return wrong
+
+
+@dataclass(frozen=True)
+class _KnownUses:
+    """Uses of one kind, and where their examples are: layouts in order, one for all if there is one only.
+
+    Where the layouts differ from batch to batch there are none, and they are found on every batch.
+    """
+
+    layouts: tuple[Layout, ...] = ()
+    verified: int = 0  # how many uses of this kind were compared with autograd
+
+    def layout(self, at: int) -> Layout | None:
+        """Of one of the uses; one layout for all holds for any number of them (a cell called once for every token)."""
+        if len(self.layouts) == 1:
+            return self.layouts[0]
+        return self.layouts[at] if at < len(self.layouts) else None
+
+    def merged(self, other: _KnownUses) -> _KnownUses:
+        """What is known after another batch."""
+        if not self.layouts or not other.verified:
+            return self
+        if not self.verified:
+            return other
+        same = other.layouts == self.layouts
+        return _KnownUses(self.layouts, max(self.verified, other.verified)) if same else _KnownUses()
 
 
 @dataclass
-class _Batch:
-    """A recorded batch: the uses that its outputs depend on, and where their examples are.
-
-    Attributes:
-        layouts: `None` for uses without a gradient whose layout is not known.
-        verified: positions of the records whose layout was found on this batch.
-    """
+class _RecordedBatch:
+    """A recorded batch: the uses that its outputs depend on, and where their examples are."""
 
     inputs: Inputs
     outputs: Tensor
     records: list[Record]
-    layouts: list[Layout | None] = field(default_factory=list)
-    verified: list[int] = field(default_factory=list)
+    layouts: list[Layout | None] = field(default_factory=list)  # None for uses without a gradient, not known so far
+    found: list[int] = field(default_factory=list)  # positions of the records whose layout was found on this batch
+
+    def find_layouts(self, unverified: Sequence[int]) -> list[Record]:
+        """Find the layouts of uses that have a gradient here; those for which there is none."""
+        each = find_layouts(self.outputs, [self.records[at] for at in unverified])
+        self.found = [at for at, layouts in zip(unverified, each, strict=True) if layouts is not None]
+        for at, layouts in zip(unverified, each, strict=True):
+            if layouts is not None:
+                self.layouts[at] = next(iter(layouts), None)
+        return [self.records[at] for at in self.found if self.layouts[at] is None]
+
+    def known_uses(self) -> dict[tuple[Any, ...], _KnownUses]:
+        """What was found on this batch, by the kind of the use."""
+        layouts: dict[tuple[Any, ...], list[Layout]] = {}
+        for record, layout in zip(*self.with_layout(), strict=True):
+            layouts.setdefault(record.key, []).append(layout)
+        verified = {self.records[at].key for at in self.found}
+        count = Counter(record.key for record in self.records)
+        known = {}
+        for key, each in layouts.items():
+            one_for_all = len(set(each)) == 1
+            uses = _KnownUses(tuple(each[:1] if one_for_all else each), count[key] if key in verified else 0)
+            known[key] = uses if one_for_all or len(each) == count[key] else _KnownUses()
+        return known
 
     def with_layout(self) -> tuple[list[Record], list[Layout]]:
         """Records and their layouts, without those that have neither layout nor gradient."""
@@ -419,11 +487,7 @@ def _single_layout(record: Record) -> Layout:
     return next(iter([*possible_layouts_of(record, 1), *accepted]), Layout())
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    floor = torch.finfo(torch.float32).tiny
-    gap = tolerance(one.dtype, one.device) * one.norm() + floor
-    return one.shape == other.shape and bool((one - other).norm() <= gap)
-
+# --- Examples that use a parameter ------------------------------------------------------------------------------------
 
 SEARCHED_AT_ONCE = 64
 """Examples that are run at once in a search for those that use a parameter."""

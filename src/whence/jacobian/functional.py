@@ -8,7 +8,7 @@ cannot follow (control flow that depends on data), the examples are run one at a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,21 +17,19 @@ from torch.utils._pytree import tree_map
 
 from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.record import Call, differentiable, gradients
-from whence.runtime.model_state import plain_kernels, without_cudnn
+from whence.runtime.model_state import plain_kernels
 
 
 class Substitution(TorchFunctionMode):
     """Hands every torch function the given tensors in place of the parameters."""
 
     def __init__(self, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        """Remember which tensor stands for which parameter."""
         super().__init__()
         self._values = {id(parameter): values[name] for name, parameter in parameters.items()}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call with the parameters exchanged, also inside lists."""
         return func(*map(self._exchange, args), **{key: self._exchange(value) for key, value in (kwargs or {}).items()})
 
     def _exchange(self, value: Any) -> Any:
@@ -42,21 +40,10 @@ class Substitution(TorchFunctionMode):
         return value
 
 
-class Run(Protocol):
-    """One forward pass, and the per-example gradients of its outputs."""
-
-    outputs: Tensor
-
-    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
-        """Per-example gradients (n, c, *shape) for cotangents (c, n, k)."""
-        ...
-
-
 class Vectorized:
     """All examples at once, through `torch.vmap`."""
 
     def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
-        """Run the model."""
         n = batch_size(inputs, "this batch")
         self._copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
 
@@ -66,17 +53,16 @@ class Vectorized:
                 return call(one).squeeze(0)
 
         axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
-        # The fused attention kernels have no rule under vmap.
-        with differentiable(), plain_kernels():
-            self.outputs: Tensor = torch.vmap(single, in_dims=(0, axes))(self._copies, inputs)
+        with differentiable(), plain_kernels():  # the fused attention kernels have no rule under vmap
+            self._outputs: Tensor = torch.vmap(single, in_dims=(0, axes))(self._copies, inputs)
 
     def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
-        """One backward pass for each cotangent."""
+        """Per-example gradients (n, c, *shape) for cotangents (c, n, k), one backward pass for each."""
         copies = list(self._copies.values())
         found = []
         for number, cotangent in enumerate(cotangents):
             keep = not last or number + 1 < len(cotangents)
-            found.append(gradients(self.outputs, copies, cotangent, keep=keep))
+            found.append(gradients(self._outputs, copies, cotangent, keep=keep))
         return {name: torch.stack(each, 1) for name, each in zip(self._copies, zip(*found, strict=True), strict=True)}
 
 
@@ -84,30 +70,19 @@ class OneByOne:
     """The examples one after the other, with the parameters themselves."""
 
     def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
-        """Run the model on every example."""
         self._parameters = parameters
         with differentiable():
             self._rows = [call(take(inputs, slice(at, at + 1))) for at in range(batch_size(inputs, "this batch"))]
-        self.outputs = torch.cat([row.detach() for row in self._rows])
 
     def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
-        """One backward pass for each example and cotangent."""
+        """Per-example gradients (n, c, *shape), one backward pass for each example and cotangent."""
         leaves = list(self._parameters.values())
         found: dict[str, list[Tensor]] = {name: [] for name in self._parameters}
         for at, row in enumerate(self._rows):
-            pulled = [
-                gradients(row, leaves, cotangent) if row.requires_grad else [torch.zeros_like(leaf) for leaf in leaves]
-                for cotangent in cotangents[:, at : at + 1]
-            ]
+            pulled = [gradients(row, leaves, cotangent) for cotangent in cotangents[:, at : at + 1]]
             for name, each in zip(self._parameters, zip(*pulled, strict=True), strict=True):
-                found[name].append(torch.stack([grad.to_dense() if grad.is_sparse else grad for grad in each]))
+                found[name].append(torch.stack(each))
         return {name: torch.stack(rows) for name, rows in found.items()}
 
 
-class OneByOneWithoutCudnn(OneByOne):
-    """The same without cuDNN, whose recurrent networks have no backward pass in evaluation mode."""
-
-    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
-        """Run the model on every example."""
-        with without_cudnn():
-            super().__init__(call, parameters, inputs)
+Run = Vectorized | OneByOne

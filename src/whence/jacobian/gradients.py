@@ -27,14 +27,6 @@ class Block:
     axis is split into `groups`, the axes after it are flattened; `transposed` says that they come as `(e, i, o)`
     (transposed convolutions, weights stored input first). The bias is the last column, so `i` is fan-in + 1.
 
-    Args:
-        name: A name for reports: that of the first parameter.
-        parameters: Names of the parameters, weight first.
-        shapes: Shapes of the parameters, in the same order.
-        kind: "kronecker", "rows" (one matrix V x d) or "dense" (all parameters flattened, one after the other).
-        groups: e, for kronecker blocks.
-        transposed: Whether the weight is stored input first, for kronecker blocks.
-
     Example:
         >>> block = Block("fc", ("fc.weight", "fc.bias"), ((2, 3), (2,)), "kronecker")
         >>> block.matrix_shape, block.numel, block.has_bias
@@ -44,17 +36,22 @@ class Block:
                  [0., 0., 0., 1.]]])
     """
 
-    name: str
-    parameters: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    kind: Kind
-    groups: int = 1
-    transposed: bool = False
+    name: str  # for reports: that of the first parameter
+    parameters: tuple[str, ...]  # names of the parameters, weight first
+    shapes: tuple[tuple[int, ...], ...]  # shapes of the parameters, in the same order
+    kind: Kind  # "kronecker", "rows" (one matrix V x d) or "dense" (all parameters flattened, one after the other)
+    groups: int = 1  # e, for kronecker blocks
+    transposed: bool = False  # whether the weight is stored input first, for kronecker blocks
 
     @cached_property
     def numel(self) -> int:
         """Number of scalar parameters."""
         return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one parameter in no particular form."""
+        return self.kind == "dense" and len(self.parameters) == 1
 
     @property
     def has_bias(self) -> bool:
@@ -160,10 +157,6 @@ class Kronecker:
         norm = (a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt()
         return torch.einsum("nceto,neti->eoi", g, a), float(norm)
 
-    def pulled_back(self) -> Tensor:
-        """What the backward passes brought."""
-        return self.grads()
-
     @classmethod
     def concatenate(cls, tangents: Sequence[Kronecker]) -> Kronecker:
         """Several batches as one; where there are fewer positions, zeros are appended."""
@@ -224,10 +217,6 @@ class Rows:
         each = self.materialize().double()[:, 0]
         return each.sum(0), float(each.norm())
 
-    def pulled_back(self) -> Tensor:
-        """What the backward passes brought."""
-        return self.grads
-
     @classmethod
     def concatenate(cls, tangents: Sequence[Rows]) -> Rows:
         """Several batches as one; where there are fewer positions, some of weight zero are appended."""
@@ -259,19 +248,15 @@ class Dense:
         return self.values
 
     @classmethod
-    def of_parameter(cls, name: str, parameter: Tensor, grads: Tensor) -> Dense:
+    def of_parameter(cls, name: str, grads: Tensor) -> Dense:
         """Gradients (n, c, *shape) of a parameter that is a block of its own."""
-        block = Block(name, (name,), (tuple(parameter.shape),), "dense")
+        block = Block(name, (name,), (tuple(grads.shape[2:]),), "dense")
         return cls(block, (grads.reshape(*grads.shape[:2], -1),))
 
     def sum_over_examples(self) -> tuple[Tensor, float]:
         """The sum for one cotangent, (p,), and the norm of its terms, which may cancel in it; in float64."""
         each = self.values.double()[:, 0]
         return each.sum(0), float(each.norm())
-
-    def pulled_back(self) -> Tensor:
-        """What the backward passes brought."""
-        return self.values
 
     @classmethod
     def concatenate(cls, tangents: Sequence[Dense]) -> Dense:
@@ -463,19 +448,3 @@ def possible_layouts(axes: Iterable[int], shape: Sequence[int], n: int) -> Itera
         if shape[axis] > n and shape[axis] % n == 0:
             yield Layout(axis, "outer")
             yield Layout(axis, "inner")
-
-
-def separating_sets(n: int) -> Tensor:
-    """Sets of examples (s, n) of bool such that, for any two examples, one set has the first and not the second.
-
-    Example:
-        >>> separating_sets(3).int().tolist()
-        [[0, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
-    """
-    digits = [(torch.arange(n, device="cpu") >> bit) % 2 == 1 for bit in range(max(n - 1, 1).bit_length())]
-    return torch.stack([side for digit in digits for side in (digit, ~digit)])
-
-
-def vanishes_outside(gradient: Tensor, layout: Layout, examples: Tensor) -> bool:
-    """Whether a gradient pulled back from these examples alone, (n,) of bool, is zero for all others."""
-    return not bool(layout.canonical(gradient, len(examples))[~examples].any())

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whence.data.batches import Batch, Batches, Inputs, check_finite, take
-from whence.data.targets import (
-    LossDerivatives,
-    Positions,
-    check_weights_given,
-    concatenate_derivatives,
-    gather_derivatives,
-    none_if_ones,
-)
+from whence.data.targets import LossDerivatives, Positions, check_weights_given, none_if_ones
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, OutputView, Selection
@@ -65,34 +59,30 @@ class Linearization:
     """A trained network, linearized in the selected parameters around its weights, with its training data.
 
     Attributes:
-        outputs: (n, k) of the training examples; k counts the outputs of all positions, where there are several.
-        residuals: (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error.
         hessian_roots: (n, k, q) roots of the weighted loss's Hessian in the outputs; `None` for squared error
             (identity).
         sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
-        units: the positions at which the network has outputs, where there are several.
         sketch: of the Hessians, where there is one: then k counts the mixtures of outputs that each example is reduced
             to, an orthonormal basis of its own.
         passes: how passes over the training data run; several processes may share them.
-        folds: what is left out at once, where the ridge is chosen by leave-one-out.
     """
 
     network: Network
     selection: Selection
     batches: Batches | SketchedBatches
     likelihood: Likelihood
-    outputs: Tensor
-    residuals: Tensor
+    outputs: Tensor  # (n, k) of the training examples; k counts the outputs of all positions, where there are several
+    residuals: Tensor  # (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error
     hessian_roots: Tensor | None
     sample_weights: Tensor | None
     dtype: torch.dtype
     budget: Budget
     progress: Progress
     chunk_size: int | None
-    units: Positions | None = None
+    units: Positions | None = None  # the positions at which the network has outputs, where there are several
     sketch: OutputSketch | None = None
     passes: Passes = field(default_factory=Passes)
-    folds: Folds = field(default_factory=Folds)
+    folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
 
     @property
     def n(self) -> int:
@@ -303,32 +293,24 @@ def linearize(
     """
     if columns == 0:
         columns = _default_columns(network, batches)
-    passes, units, sketch = batches.passes, None, None
+    units, sketch = None, None
     data: Batches | SketchedBatches = batches
-    roots: Tensor | None
-    weights: Tensor | None
     if columns is None:
-        each = _loss_derivatives(network, batches, likelihood, dtype, budget)
-        if not passes.process_group.alone:
-            each = gather_derivatives(passes, concatenate_derivatives(each) if each else None, network.device)
-        found = concatenate_derivatives(each)
-        outputs, residuals, roots, weights = found.outputs, found.residuals, found.roots, found.weights
-        units = found.units
+        outputs, residuals, roots, weights, units = _loss_derivatives(network, batches, likelihood, dtype, budget)
     else:
         data = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
-        tensors, sketch = _sketched_derivatives(data, network.device)
-        outputs, residuals, roots, weights, data.largest = tensors
-    weights = None if weights is None else none_if_ones(weights)
-    derivatives = (outputs, residuals, roots, weights)
+        (outputs, residuals, roots, weights, data.largest), sketch = _sketched_derivatives(data, network.device)
+    derivatives = (outputs, residuals, roots, none_if_ones(weights))
     options = (dtype, budget, progress, chunk_size)
-    return Linearization(network, selection, data, likelihood, *derivatives, *options, units, sketch, passes)
+    return Linearization(network, selection, data, likelihood, *derivatives, *options, units, sketch, batches.passes)
 
 
 def _loss_derivatives(
     network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
-) -> list[LossDerivatives]:
-    """Of every batch, in all outputs."""
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Positions | None]:
+    """Outputs, residuals, roots and weights of all examples; and the positions, where there are any."""
     found: list[LossDerivatives] = []
+    given: list[bool] = []
     shape = torch.Size()
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
@@ -343,6 +325,7 @@ def _loss_derivatives(
             )
         check_finite(out, "outputs of the model", where)
         found.append(LossDerivatives.of(likelihood, out.detach().to(dtype), batch, where))
+        given.append(batch.weights is not None)
         size = sum(one.roots.numel() for one in found if one.roots is not None) * found[0].outputs.element_size()
         budget.require(
             3.0 * size,  # they are concatenated; and roots of the noise and leverages are as large
@@ -350,7 +333,35 @@ def _loss_derivatives(
             f"{_sizes(out.shape[1:])}",
             "Use fewer columns of the Hessians (hessian_columns=16), fewer training examples, or a larger max_memory.",
         )
-    return found
+    shapes = _of_all_processes(batches, shape, given)
+    if len(set(shapes)) > 1:
+        raise ShapeError(
+            f"expected the same number of outputs in every process, got {sorted(set(shapes))}. Wrap the model in a "
+            "module that returns the same number of outputs for every batch."
+        )
+    outputs, residuals, roots, weights, inner = _gathered(batches, found, network.device)
+    *positions, k = shapes[0]
+    units = Positions(tuple(positions), k, None if bool((inner == 1).all()) else inner) if positions else None
+    return outputs, residuals, roots, weights, units
+
+
+def _of_all_processes(batches: Batches, shape: torch.Size, given: list[bool]) -> list[tuple[int, ...]]:
+    """Shapes (..., k) of an example's outputs, of every process that has any; weights are given to all or to none."""
+    headers = batches.passes.process_group.tell("the outputs", (tuple(shape), given))
+    check_weights_given([one for _, each in headers for one in each])
+    return [each for each, _ in headers if each]
+
+
+def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], device: torch.device) -> list[Any]:
+    """Tensors that come in chunks, as one, of all processes; `None` for those that are."""
+    process_group = batches.passes.process_group
+    local = [None if each[0] is None else torch.cat(each) for each in zip(*chunks, strict=True)]
+    every = process_group.tell("the outputs", [one is not None for one in local])
+    present = next(each for each in every if each)
+    return [
+        process_group.gather(local[at] if local else None, "the outputs", device) if here else None
+        for at, here in enumerate(present)
+    ]
 
 
 def _default_columns(network: Network, batches: Batches) -> int | None:
@@ -368,11 +379,8 @@ def _default_columns(network: Network, batches: Batches) -> int | None:
     return COLUMNS
 
 
-def _sketched_derivatives(
-    batches: SketchedBatches, device: torch.device
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], OutputSketch]:
+def _sketched_derivatives(batches: SketchedBatches, device: torch.device) -> tuple[list[Tensor], OutputSketch]:
     """Outputs, residuals, roots, weights, and which columns were the largest, of all examples; and the sketch."""
-    process_group = batches.plain.passes.process_group
     chunks: list[tuple[Tensor, ...]] = []
     given: list[bool] = []
     counted, shape = 0, torch.Size()
@@ -386,13 +394,25 @@ def _sketched_derivatives(
         chunks.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights, reduced.largest))
         given.append(batch.weights is not None)
         counted += reduced.counted
-    headers = process_group.tell("the outputs", (tuple(shape), counted, given))
-    check_weights_given([one for each in headers for one in each[2]])
-    shape = next(torch.Size(each[0]) for each in headers if each[0])
-    sketch = OutputSketch(batches.columns, shape[-1], len(shape) > 1, sum(each[1] for each in headers))
-    local: list[Tensor | None] = [torch.cat(each) for each in zip(*chunks, strict=True)] or [None] * 5
-    outputs, residuals, roots, weights, largest = (process_group.gather(one, "the outputs", device) for one in local)
-    return (outputs, residuals, roots, weights, largest), sketch
+    whole = _of_all_processes(batches.plain, shape, given)[0]
+    counted = sum(batches.plain.passes.process_group.tell("the outputs", counted))
+    found = _gathered(batches.plain, chunks, device)
+    _note_rounded(batches, found[0], found[1])
+    return found, OutputSketch(batches.columns, whole[-1], len(whole) > 1, counted)
+
+
+def _note_rounded(batches: SketchedBatches, outputs: Tensor, residuals: Tensor) -> None:
+    """Say so where residuals, along which the mixtures are taken, are no more than the rounding of the network."""
+    used = next(batches.network.model.parameters()).dtype
+    scale = float(outputs.abs().max()) if not batches.likelihood.has_classes else 1.0
+    size, rounding = float(residuals.abs().max()), 8 * torch.finfo(used).eps * scale
+    note = (
+        f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: the mixtures of "
+        "outputs along them, HeC0 to HeC3 and shares mean nothing, and differ from one machine to another. Use "
+        "model.double(), hessian_columns='all', or targets that the network does not reproduce"
+    )
+    if 0 < size <= rounding and note not in batches.notes:
+        batches.notes.append(note)
 
 
 def _sizes(shape: torch.Size) -> str:

@@ -32,15 +32,13 @@ from whence.errors import (
 )
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
-REPEAT_TOLERANCE = {torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 1e-1}
-"""Largest difference of two calls, relative to the largest output; 1e-5 for other dtypes. GPUs add in any order."""
-
-BATCH_TOLERANCE = {torch.float64: 1e-6, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-"""Largest difference of an example's outputs alone and in its batch, relative to the largest; 1e-2 for other dtypes."""
-
-MACHINE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-"""Largest difference of outputs on another machine, relative to the largest; at least 1e-2 on a GPU, where products may
-be rounded to ten bits."""
+TOLERANCES = {  # largest differences of outputs, relative to the largest one
+    "repeated": {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1},
+    "alone": {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1},
+    "on another machine": {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1},
+}
+"""Of two calls (GPUs add in any order); of an example alone and in its batch; on another machine, where it is at least
+1e-2 on a GPU: products may be rounded to ten bits."""
 
 CHECKED_EXAMPLES = 256
 """Examples of the first batch whose outputs are checked before anything else."""
@@ -50,7 +48,6 @@ class Network:
     """A user's model, called in one way whatever it takes and returns."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Remember the model; nothing is copied or changed."""
         self.model = model
         first = next(model.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")
@@ -65,7 +62,7 @@ class Network:
             key=lambda one: torch.finfo(one).eps,
             default=torch.float32,
         )
-        found = MACHINE_TOLERANCE.get(coarsest, 1e-1)
+        found = TOLERANCES["on another machine"].get(coarsest, 1e-1)
         return found if self.device.type == "cpu" or coarsest == torch.float64 else max(found, 1e-2)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
@@ -119,7 +116,7 @@ class Network:
             again = self(inputs, "batch 0")
             check_finite(once, "outputs of the model", "batch 0")
             gap = float((once - again).abs().max())
-            if gap > REPEAT_TOLERANCE.get(once.dtype, 1e-5) * float(once.abs().max()):
+            if gap > TOLERANCES["repeated"].get(once.dtype, 1e-5) * float(once.abs().max()):
                 raise NotDeterministicError(
                     f"expected the same outputs from two calls on batch 0, got a difference of {gap:.3g}. "
                     "The model draws random numbers or keeps state: make its forward deterministic in eval mode."
@@ -146,7 +143,7 @@ class Network:
         for at, name in ends.items():
             same_size = alone[at].shape[1] == outputs.shape[1]
             gap = float((alone[at][0] - outputs[at]).abs().max()) if same_size else float("inf")
-            if not gap <= BATCH_TOLERANCE.get(outputs.dtype, 1e-2) * scale:
+            if not gap <= TOLERANCES["alone"].get(outputs.dtype, 1e-2) * scale:
                 raise NotDeterministicError(
                     f"expected each example's outputs to be its own, got other outputs for {name} "
                     f"when it comes alone (a difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes "
@@ -157,18 +154,16 @@ class Network:
 
     def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
         """The names of selected parameters that the outputs do not use; raise when that is all of them."""
-        inputs = take(inputs, slice(0, 2))  # a few examples show the graph
-        leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         with torch.enable_grad(), plain_kernels():
-            outputs = self.with_parameters(leaves, inputs)
-            grads: Any = [None] * len(leaves)
+            outputs = self(take(inputs, slice(0, 2)))  # a few examples show the graph
+            grads: Any = [None] * len(parameters)
             if outputs.requires_grad:
-                grads = torch.autograd.grad(outputs.sum(), list(leaves.values()), allow_unused=True)
-        unused = [name for name, grad in zip(leaves, grads, strict=True) if grad is None]
-        if len(unused) == len(leaves):
+                grads = torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
+        unused = [name for name, grad in zip(parameters, grads, strict=True) if grad is None]
+        if len(unused) == len(parameters):
             raise UncapturedParameterError(
-                f"expected outputs that depend on the selected parameters, got none of the {len(leaves)} connected to "
-                "them. Look for torch.no_grad, torch.inference_mode or .detach() in the model's forward, "
+                f"expected outputs that depend on the selected parameters, got none of the {len(parameters)} connected "
+                "to them. Look for torch.no_grad, torch.inference_mode or .detach() in the model's forward, "
                 "or select parameters that it uses."
             )
         return unused
@@ -179,12 +174,8 @@ class Network:
         The one that starts, not the one that ends: a model that holds bare parameters itself ends after its layers.
         """
         ran: list[str] = []
-
-        def note(name: str) -> Any:
-            return lambda *_: ran.append(name)
-
         handles = [
-            module.register_forward_pre_hook(note(name))
+            module.register_forward_pre_hook(lambda *_, name=name: ran.append(name))
             for name, module in self.model.named_modules()
             if any(p.requires_grad for p in module.parameters(recurse=False))
         ]
@@ -297,18 +288,14 @@ def first_line(error: BaseException) -> str:
 class SelectedOutputs:
     """Inputs, with some outputs of each example selected.
 
-    Attributes:
-        inputs: what the model is called with.
-        index: (n, c) positions among the K outputs.
-
     Examples:
         >>> SelectedOutputs(None, torch.tensor([[2], [0]])).apply(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
         tensor([[3.],
                 [4.]])
     """
 
-    inputs: Any
-    index: Tensor
+    inputs: Any  # what the model is called with
+    index: Tensor  # (n, c) positions among the K outputs
 
     @property
     def count(self) -> int:
@@ -324,19 +311,14 @@ class SelectedOutputs:
 class OutputMixtures:
     """Inputs, with mixtures of neighbouring outputs of each example.
 
-    Attributes:
-        inputs: what the model is called with.
-        basis: (n, j, c) weights of j outputs in c mixtures.
-        start: the first of the j outputs.
-
     Examples:
         >>> OutputMixtures(None, torch.ones(1, 2, 1), start=1).apply(torch.tensor([[1.0, 2.0, 3.0]]))
         tensor([[5.]])
     """
 
-    inputs: Any
-    basis: Tensor
-    start: int = 0
+    inputs: Any  # what the model is called with
+    basis: Tensor  # (n, j, c) weights of j outputs in c mixtures
+    start: int = 0  # the first of the j outputs
 
     @property
     def count(self) -> int:
@@ -403,10 +385,6 @@ class Selection:
         """The parameters without a graph, to hand to a functional call."""
         return {name: p.detach() for name, p in self.parameters.items()}
 
-    def leaves(self) -> dict[str, Tensor]:
-        """Copies of the parameters that require gradients; gradients never reach the model's own."""
-        return {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
-
     def weights(self, dtype: torch.dtype) -> Tensor:
         """The current weights as one flat vector."""
         return self.flatten(self.detached()).to(dtype)
@@ -438,7 +416,7 @@ def select(model: nn.Module, choice: Choice, last_layer: Callable[[], str] | Non
     elif callable(choice):
         picked = {name: p for name, p in trainable.items() if choice(name, p)}
     else:
-        picked = _matching(model, trainable, _patterns(choice))
+        picked = _matching(model, trainable, choice)
     if not picked:
         frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         raise InputError(
@@ -455,18 +433,14 @@ def select(model: nn.Module, choice: Choice, last_layer: Callable[[], str] | Non
     return Selection(dict(picked))
 
 
-def _patterns(choice: Any) -> list[str]:
-    patterns = [choice] if isinstance(choice, str) else list(choice) if isinstance(choice, Iterable) else [choice]
+def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any) -> dict[str, nn.Parameter]:
+    """Trainable parameters with a name that matches a pattern; tied ones have several names."""
+    patterns = [choice] if isinstance(choice, str) or not isinstance(choice, Iterable) else list(choice)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(
             'expected parameters to be "all", "last_layer", names or patterns, or a function of name and parameter, '
             f"got {choice!r}."
         )
-    return patterns
-
-
-def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], patterns: list[str]) -> dict[str, nn.Parameter]:
-    """Trainable parameters with a name that matches; tied ones have several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -586,13 +560,7 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
 
     A Hugging Face model that is given labels returns its loss. On the first batch this is compared with the
     cross-entropy of the labels as they are and of the labels shifted by one: the model was trained with the one that
-    agrees.
-
-    Args:
-        network: the model.
-        batches: the training data, whose labels are shifted from now on if need be.
-        first: their first batch.
-        ignore_index: of the likelihood; `None` if it is not for class indices.
+    agrees. `ignore_index` is that of the likelihood; `None` if it is not for class indices.
     """
     labels = first.targets
     if ignore_index is None or labels.ndim != 2 or labels.is_floating_point() or labels.shape[1] < 2:
@@ -604,7 +572,10 @@ def follow_own_loss(network: Network, batches: Batches, first: Batch, ignore_ind
         outputs = network.shaped(first.inputs).double()
     if outputs.shape[:-1] != labels.shape:
         return
-    plain, shifted = (_mean_loss(outputs, one) for one in (labels, next_labels(labels, IGNORED)))
+    plain, shifted = (
+        float(cross_entropy(outputs.flatten(0, 1), one.reshape(-1).long(), ignore_index=IGNORED))
+        for one in (labels, next_labels(labels, IGNORED))
+    )
     near = 1e-3 * abs(own) + 1e-6
     if abs(shifted - own) <= near and abs(shifted - own) < abs(plain - own):
         batches.target_transform = lambda targets: next_labels(targets, ignore_index)
@@ -632,7 +603,3 @@ def _own_loss(network: Network, batch: Batch) -> float | None:
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not bool(torch.isfinite(loss)):
         return None
     return float(loss)
-
-
-def _mean_loss(outputs: Tensor, labels: Tensor) -> float:
-    return float(cross_entropy(outputs.flatten(0, 1), labels.reshape(-1).long(), ignore_index=IGNORED))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,15 +50,7 @@ def differentiable() -> Iterator[None]:
 def record_forward(
     call: Call, inputs: Inputs, parameters: Mapping[str, Tensor], examples: int, batch_axes: BatchAxes
 ) -> tuple[Tensor, list[Record]]:
-    """Run the model on a batch: its outputs with their graph, and every use of the parameters that a rule understands.
-
-    Args:
-        call: Runs the model.
-        inputs: The batch.
-        parameters: The parameters to record.
-        examples: n.
-        batch_axes: Which outputs of calls have a batch axis, as verified or to be found.
-    """
+    """Run the model on a batch: its outputs with their graph, and every use of the parameters that a rule reads."""
     with differentiable(), Recorder(READERS, parameters, examples, batch_axes) as recorder:
         outputs = call(inputs)
     return outputs, recorder.records
@@ -75,24 +67,18 @@ Edge = tuple[Any, int]
 """A node of the graph, and which of its outputs."""
 
 
-@dataclass(frozen=True)
-class Walk:
-    """What a walk from the outputs to the parameters found.
+class Walk(NamedTuple):
+    """What a walk from the outputs to the parameters found."""
 
-    Attributes:
-        reached: the records that the outputs depend on, without those of no rows, as of an expert that no example was
-            sent to.
-        unrecorded: parameters that the outputs depend on in a way that was not recorded.
-        may_reorder: whether some function may move rows of the batch to other rows, as sorting does.
-    """
-
-    reached: list[Record]
-    unrecorded: set[str]
-    may_reorder: bool
+    reached: list[Record]  # that the outputs depend on, without those of no rows, as of an expert without examples
+    unrecorded: set[str]  # parameters that the outputs depend on in a way that was not recorded
+    may_reorder: bool  # whether some function may move rows of the batch to other rows, as sorting does
 
 
 def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Tensor]) -> Walk:
     """Go from the outputs (n, k) back to parameters and recorded uses, and no further."""
+    if not outputs.requires_grad:
+        return Walk([], set(), False)
     names = {id(parameter): name for name, parameter in parameters.items()}
     stops: dict[Edge, list[int]] = {}
     for at, record in enumerate(records):
@@ -100,8 +86,6 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
     reached: set[int] = set()
     unrecorded: set[str] = set()
     may_reorder, n = False, len(outputs)
-    if not outputs.requires_grad:
-        return Walk([], set(), False)
     first = get_gradient_edge(outputs)
     edges: list[Edge] = [(first.node, first.output_nr)]
     visited = set()
@@ -338,7 +322,7 @@ def _weight_and_bias(name: str, forms: Mapping[str, set[GradientForm]]) -> tuple
 def gradients(
     outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor, *, keep: bool = True, batched: bool = False
 ) -> list[Tensor]:
-    """Gradients in the leaves; zeros for those that the outputs do not depend on.
+    """Gradients in the leaves, dense; zeros for those that the outputs do not depend on.
 
     Torch can fill these in itself, but zeros of torch 2.4 require gradients, and no version has them for each of a
     batch of cotangents.
@@ -350,18 +334,14 @@ def gradients(
         keep: whether there will be more backward passes.
         batched: pull several cotangents back at once.
     """
-    found: Sequence[Tensor | None] = torch.autograd.grad(
-        outputs, leaves, cotangents, retain_graph=keep, allow_unused=True, is_grads_batched=batched
-    )
+    found: Sequence[Tensor | None] = [None] * len(leaves)
+    if outputs.requires_grad:
+        found = torch.autograd.grad(
+            outputs, leaves, cotangents, retain_graph=keep, allow_unused=True, is_grads_batched=batched
+        )
     lead = (len(cotangents),) if batched else ()
-    pairs = zip(found, leaves, strict=True)
-    return [leaf.new_zeros(*lead, *leaf.shape) if grad is None else grad for grad, leaf in pairs]
-
-
-def output_gradients(outputs: Tensor, records: Sequence[Record], cotangent: Tensor) -> list[Tensor | None]:
-    """Gradients in the outputs of the recorded calls for one cotangent; the graph is kept."""
-    edges = [record.edge for record in records]
-    return list(torch.autograd.grad(outputs, edges, cotangent, retain_graph=True, allow_unused=True))
+    filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+    return [one.to_dense() if one.is_sparse else one for one in filled]
 
 
 def pull_back(
@@ -373,16 +353,7 @@ def pull_back(
     last: bool,
     batched: bool = False,
 ) -> list[UseGradients]:
-    """Pull cotangents (c, n, k) back to every recorded use.
-
-    Args:
-        outputs: of the model, with their graph.
-        records: the uses.
-        layouts: where the examples are in the output of each.
-        cotangents: c backward passes are made.
-        last: whether the graph may be freed.
-        batched: make one vectorised backward pass instead.
-    """
+    """Pull cotangents (c, n, k) back to every use, in one vectorised pass if `batched`; `last` frees the graph."""
     if not records:
         return []
     uses = [UseGradients(record, layout, len(outputs)) for record, layout in zip(records, layouts, strict=True)]
@@ -403,15 +374,11 @@ class UseGradients:
 
     Where the gradient in the output is larger than what is wanted of it (norms, biases alone, bare parameters), it is
     reduced at once, so that those of all cotangents are not held together.
-
-    Attributes:
-        grads: Gradients (n, c, ...) in the output, examples in front, a few of all cotangents each; none if reduced.
     """
 
     def __init__(self, record: Record, layout: Layout, examples: int) -> None:
-        """Start with no cotangents."""
         self.record, self.layout, self.examples = record, layout, examples
-        self.grads: list[Tensor] = []
+        self.grads: list[Tensor] = []  # (n, c, ...) in the output, a few of all cotangents each; none if reduced
         self._reduced: dict[str, list[Tensor]] = {role: [] for role in record.roles}
         self._reduces = record.use.kind == "dense" or "weight" not in record.roles
         self._use = record.use.precomputed() if self._reduces else record.use
@@ -477,14 +444,7 @@ LARGE_PARTS = 2**18
 def tangents_of(
     blocks: Sequence[Block], uses: Sequence[UseGradients], outputs: Tensor, cotangents: int
 ) -> list[Tangent]:
-    """The tangents of all blocks, each from all uses of its parameters; zero where there are none.
-
-    Args:
-        blocks: The blocks.
-        uses: What the backward passes brought to every recorded use.
-        outputs: (n, k) of the model.
-        cotangents: c.
-    """
+    """The tangents of all blocks, each from all uses of its parameters; zero where there are none."""
     by_parameter: dict[str, dict[int, UseGradients]] = {}
     for at, use in enumerate(uses):
         for name in use.record.parameters:
@@ -531,25 +491,21 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
 
 
 def _rows(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Rows:
-    found: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    n, c, _ = empty.shape
+    index = [torch.zeros(n, 0, dtype=torch.long, device=empty.device)]
+    values = [empty.new_zeros(n, c, 0, block.matrix_shape[1])]
     for use in uses:
         source = use.record.roles.get("weight")
         if source is not None and source.parameter == block.parameters[0]:
-            found.append(use.record.use.rows(use.layout, torch.cat(use.grads, 1)))
-            continue
-        for root, grads in use.of_parameter(block.parameters[0]):
-            if root.index is not None:
-                found.append((*_common_rows(root.index, grads), None))
-    if not found:
-        n, c, _ = empty.shape
-        index = torch.zeros(n, 0, dtype=torch.long, device=empty.device)
-        return Rows(block, index, empty.new_zeros(n, c, 0, block.matrix_shape[1]))
-    if len(found) == 1:
-        return Rows(block, *found[0])
-    weighted = any(weights is not None for _, _, weights in found)
-    weights = [torch.ones_like(index) if weights is None else weights for index, _, weights in found]
-    index, grads = torch.cat([f[0] for f in found], 1), torch.cat([f[1] for f in found], 2)
-    return Rows(block, index, grads, torch.cat(weights, 1) if weighted else None)
+            found = [use.record.use.rows(use.layout, torch.cat(use.grads, 1))]
+        else:
+            roots = use.of_parameter(block.parameters[0])
+            found = [_common_rows(root.index, grads) for root, grads in roots if root.index is not None]
+        index += [one for one, _ in found]
+        values += [one for _, one in found]
+    if len(index) == 2:
+        return Rows(block, index[1], values[1])
+    return Rows(block, torch.cat(index, 1), torch.cat(values, 2))
 
 
 def _dense(block: Block, at: int, uses: Sequence[UseGradients], empty: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Batch, Batches, check_finite, take
-from whence.data.targets import example_weights, targets_at, unit_weights, weights_at
+from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import CorruptArtifactError, InputError, StaleModelError
 from whence.jacobian.network import Network, OutputMixtures
 from whence.likelihoods import Likelihood
@@ -47,42 +47,25 @@ RESIDUAL_FLOOR = 1e5
 
 @dataclass(frozen=True)
 class OutputSketch:
-    """The sizes of a sketch.
+    """The sizes of a sketch."""
 
-    Attributes:
-        columns: c.
-        width: outputs k at each position.
-        dense: whether the network answers at several positions.
-        counted: how many positions of training examples count.
-    """
-
-    columns: int
-    width: int
-    dense: bool
-    counted: int
+    columns: int  # c
+    width: int  # outputs k at each position
+    dense: bool  # whether the network answers at several positions
+    counted: int  # how many positions of training examples count
 
 
 @dataclass(frozen=True)
 class ReducedBatch:
-    """One batch in the bases of its examples.
+    """One batch in the bases of its examples."""
 
-    Attributes:
-        basis: (n, K, c + 1), an isometry onto what the columns of S and r span.
-        residuals: (n, c + 1) coordinates of the weighted residuals.
-        roots: (n, c + 1, c) coordinates of S.
-        outputs: (n, c + 1) of the network.
-        weights: (n,) of the examples.
-        largest: (n, c // 2) which columns of the Hessian's root are used as they are; zeros where all are.
-        counted: how many positions count.
-    """
-
-    basis: Tensor
-    residuals: Tensor
-    roots: Tensor
-    outputs: Tensor
-    weights: Tensor
-    largest: Tensor
-    counted: int
+    basis: Tensor  # (n, K, c + 1), an isometry onto what the columns of S and r span
+    residuals: Tensor  # (n, c + 1) coordinates of the weighted residuals
+    roots: Tensor  # (n, c + 1, c) coordinates of S
+    outputs: Tensor  # (n, c + 1) of the network
+    weights: Tensor  # (n,) of the examples
+    largest: Tensor  # (n, c // 2) which columns of the Hessian's root are used as they are; zeros where all are
+    counted: int  # how many positions count
 
 
 @dataclass
@@ -90,22 +73,16 @@ class SketchedBatches:
     """Batches whose inputs are views of a few mixtures of the outputs, the same in every pass.
 
     Attributes:
-        plain: the batches as they are.
-        network: the model.
-        likelihood: gives residuals and the Hessian's root.
-        columns: c.
-        seed: of the random signs.
-        dtype: of the algebra.
         largest: (n, c // 2) which columns of each example's root are used as they are; `None` in the first pass.
         saved: residuals and roots in the bases of the saved fit, where one was loaded: they must be the same here.
     """
 
-    plain: Batches
-    network: Network
-    likelihood: Likelihood
-    columns: int
-    seed: int
-    dtype: torch.dtype
+    plain: Batches  # the batches as they are
+    network: Network  # the model
+    likelihood: Likelihood  # gives residuals and the Hessian's root
+    columns: int  # c
+    seed: int  # of the random signs
+    dtype: torch.dtype  # of the algebra
     largest: Tensor | None = None
     saved: tuple[Tensor, Tensor] | None = None
     notes: list[str] = field(init=False)
@@ -181,35 +158,32 @@ class SketchedBatches:
 
     def _reduce(self, outputs: Tensor, batch: Batch, where: str) -> ReducedBatch:
         n, k = len(outputs), outputs.shape[-1]
-        flat = outputs.reshape(-1, k).double()  # exact for rounded outputs, however confident
+        shaped = outputs.double()  # exact for rounded outputs, however confident
+        flat = shaped.reshape(-1, k)
         likelihood = self.likelihood
         targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
-        given = weights_at(batch.weights, outputs, where)
         self._check_weights(batch.weights, where)
-        weights = unit_weights(flat, given, likelihood.counted(targets))
-        residuals = likelihood.residuals(flat, targets)
-        sizes = likelihood.root_sizes(flat, targets)
-        sizes = (sizes if weights is None else sizes * weights.unsqueeze(1)).reshape(n, -1)
+        weights = position_weights(batch.weights, shaped, likelihood.counted(targets), where)
+        each = weights.reshape(-1, 1)
+        residuals = (likelihood.residuals(flat, targets) * each).reshape(n, -1)
+        sizes = (likelihood.root_sizes(flat, targets) * each).reshape(n, -1)
         largest = self._largest(sizes, batch.rows)
         mixing = mixtures(largest, sizes.shape[1], self.columns, self.seed, batch.start).to(flat)
         roots = likelihood.root_times(flat, targets, mixing.reshape(len(flat), -1, self.columns))
         del mixing  # as large as what it makes
-        if weights is not None:
-            residuals, roots = residuals * weights.unsqueeze(1), roots * weights.sqrt().reshape(-1, 1, 1)
-        roots, residuals = roots.reshape(n, -1, self.columns), residuals.reshape(n, -1)
+        roots = (roots * each.sqrt().unsqueeze(2)).reshape(n, -1, self.columns)
         check_finite((roots, residuals), f"derivatives of the {likelihood.name} loss", where)
         rounding = torch.finfo(outputs.dtype).eps * outputs.abs().flatten(1).amax(1).double()
         basis, coordinates = joint_basis(roots, residuals, rounding)
         basis = basis.to(outputs.dtype)
-        units = torch.ones_like(flat[:, 0]) if weights is None else weights
         return ReducedBatch(
             basis=basis,
             residuals=coordinates[:, :, -1].to(self.dtype),
             roots=coordinates[:, :, :-1].to(self.dtype),
             outputs=torch.einsum("nj,njc->nc", outputs.flatten(1), basis).to(self.dtype),
-            weights=example_weights(batch.weights, units.reshape(n, -1)).to(self.dtype),
+            weights=example_weights(batch.weights, weights).to(self.dtype),
             largest=largest,
-            counted=int((units > 0).sum()),
+            counted=int((weights > 0).sum()),
         )
 
     def _largest(self, sizes: Tensor, rows: slice) -> Tensor:

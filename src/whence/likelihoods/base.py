@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -164,26 +164,6 @@ class Likelihood(ABC):
         )
 
 
-Dispersion = Literal["fixed", "pearson"]
-
-
-def check_dispersion(given: str) -> None:
-    """Raise unless this is a known kind of dispersion."""
-    if given not in get_args(Dispersion):
-        raise InputError(
-            f"expected dispersion to be one of {', '.join(map(repr, get_args(Dispersion)))}, got {given!r}."
-        )
-
-
-def check_unsketched(given: str) -> None:
-    """Raise where Pearson's estimate is asked for in a sketched fit."""
-    if given == "pearson":
-        raise InputError(
-            "expected dispersion='fixed' where not all outputs are looked at, got 'pearson', which sums over the "
-            "residuals of all. Fit with hessian_columns='all', or with dispersion='fixed'."
-        )
-
-
 def residual_degrees(numbers: int, degrees_of_freedom: float | None) -> float:
     """Residual degrees of freedom: the numbers there are to fit, less those that the fit used up."""
     left = numbers - (degrees_of_freedom or 0.0)
@@ -195,25 +175,52 @@ def residual_degrees(numbers: int, degrees_of_freedom: float | None) -> float:
     return left
 
 
-def dispersed(
-    kind: Dispersion, roots: Tensor, statistic: Tensor, numbers: int, degrees_of_freedom: float | None
-) -> Noise:
-    """The noise phi L_i, with phi one or Pearson's statistic over the residual degrees of freedom.
+Dispersion = Literal["fixed", "pearson"]
 
-    Args:
-        kind: "fixed" or "pearson".
-        roots: R_i (n, k, q) with L_i = R_i R_i^T.
-        statistic: sum_i r_i^T L_i^-1 r_i.
-        numbers: how many independent numbers it sums over.
-        degrees_of_freedom: what the fit used up; `None` to divide by all numbers.
-    """
-    scale = 1.0
-    if kind == "pearson":
-        scale = float(statistic) / residual_degrees(numbers, degrees_of_freedom)
-        if not torch.isfinite(statistic):
+
+@dataclass(frozen=True)
+class Dispersed(Likelihood):
+    """A likelihood with classes, whose noise is phi L_i: phi is one, or Pearson's estimate from the residuals."""
+
+    has_classes: ClassVar[bool] = True
+    dispersion: Dispersion = field(default="fixed", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse options that no data could use."""
+        if self.dispersion not in get_args(Dispersion):
             raise InputError(
-                "expected a finite Pearson statistic, got a training example whose observed class has probability "
-                "zero. Use dispersion='fixed', or look at that example's label."
+                f"expected dispersion to be one of {', '.join(map(repr, get_args(Dispersion)))}, "
+                f"got {self.dispersion!r}."
             )
-    mean = torch.einsum("nkq,njq->kj", roots, roots) / len(roots)
-    return Noise(scale * mean, scale**0.5 * roots, scale)
+
+    @abstractmethod
+    def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
+        """(n, k) numbers whose sum is r_i^T L_i^-1 r_i."""
+
+    def noise(
+        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
+    ) -> Noise:
+        """L_i times the dispersion: one, or Pearson's statistic over the residual degrees of freedom."""
+        assert roots is not None
+        scale = 1.0
+        if self.dispersion == "pearson":
+            terms = self.pearson_terms(residuals, outputs, roots)
+            statistic = torch.where(residuals == 0, 0.0, terms).sum()
+            numbers = len(residuals) * self.numbers(residuals.shape[1])
+            scale = float(statistic) / residual_degrees(numbers, degrees_of_freedom)
+            if not torch.isfinite(statistic):
+                raise InputError(
+                    "expected a finite Pearson statistic, got a training example whose observed class has probability "
+                    "zero. Use dispersion='fixed', or look at that example's label."
+                )
+        mean = torch.einsum("nkq,njq->kj", roots, roots) / len(roots)
+        return Noise(scale * mean, scale**0.5 * roots, scale)
+
+    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
+        """One: Pearson's dispersion needs all residuals."""
+        if self.dispersion == "pearson":
+            raise InputError(
+                "expected dispersion='fixed' where not all outputs are looked at, got 'pearson', which sums over the "
+                "residuals of all. Fit with hessian_columns='all', or with dispersion='fixed'."
+            )
+        return 1.0

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Dispersion, Likelihood, Noise, check_dispersion, check_unsketched, dispersed
+from whence.likelihoods.base import Dispersed
 from whence.likelihoods.categorical import class_weights
 
 
 @dataclass(frozen=True)
-class Bernoulli(Likelihood):
+class Bernoulli(Dispersed):
     """Cross-entropy of sigmoid(f), with the option of `torch.nn.BCEWithLogitsLoss`; sum over outputs.
 
     With p = sigmoid(f) and targets y the residual is y - p and the Hessian L = diag(p (1 - p)). A weight c of the
@@ -36,13 +36,11 @@ class Bernoulli(Likelihood):
     """
 
     name: ClassVar[str] = "bernoulli"
-    has_classes: ClassVar[bool] = True
     pos_weight: float | Sequence[float] | Tensor | None = None
-    dispersion: Dispersion = "fixed"
 
     def __post_init__(self) -> None:
         """Refuse options that no data could use; weights become plain numbers."""
-        check_dispersion(self.dispersion)
+        super().__post_init__()
         if self.pos_weight is not None:
             object.__setattr__(self, "pos_weight", class_weights(self.pos_weight, "pos_weight", alone=True))
 
@@ -93,10 +91,8 @@ class Bernoulli(Likelihood):
         return self.root_sizes(outputs, targets).sqrt().unsqueeze(2) * vectors
 
     def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """R + s (p - p') with s = c y + 1 - y and the probabilities p' of the new outputs."""
-        targets = self._targets(residuals, outputs)
-        size = self._positive(outputs) * targets + 1.0 - targets
-        return residuals + size * (outputs.sigmoid() - (outputs + change).sigmoid())
+        """Those of the new outputs, with the targets that these residuals tell."""
+        return self.residuals(outputs + change, self._targets(residuals, outputs))
 
     def log_residuals_after(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
@@ -106,8 +102,7 @@ class Bernoulli(Likelihood):
         odds = torch.where(targets == 1.0, -after, after)
         size = self._positive(outputs) * targets + 1.0 - targets
         hard = (targets == 0.0) | (targets == 1.0)
-        soft = (residuals + size * (outputs.sigmoid() - after.sigmoid())).abs().log()
-        found = torch.where(hard, size.log() + logsigmoid(odds), soft)
+        found = torch.where(hard, size.log() + logsigmoid(odds), self.residuals(after, targets).abs().log())
         return found.amax(1), torch.where(hard, odds, 0.0).amax(1)
 
     def _targets(self, residuals: Tensor, outputs: Tensor) -> Tensor:
@@ -122,19 +117,9 @@ class Bernoulli(Likelihood):
         no = (residuals + p).abs() <= near * p
         return torch.where(yes, 1.0, torch.where(no, 0.0, found)).clamp(0.0, 1.0)
 
-    def noise(
-        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
-    ) -> Noise:
-        """L_i times the dispersion; Pearson's statistic is the sum of r^2 / L."""
-        assert roots is not None
-        terms = (residuals / torch.diagonal(roots, dim1=1, dim2=2)).square()
-        statistic = torch.where(residuals == 0, 0.0, terms).sum()
-        return dispersed(self.dispersion, roots, statistic, residuals.numel(), degrees_of_freedom)
-
-    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
-        """One: Pearson's dispersion needs all residuals."""
-        check_unsketched(self.dispersion)
-        return 1.0
+    def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
+        """R^2 / L."""
+        return (residuals / torch.diagonal(roots, dim1=1, dim2=2)).square()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """sigmoid(f)."""

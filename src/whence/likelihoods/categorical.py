@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from whence.errors import InputError, ShapeError, TargetError
-from whence.likelihoods.base import Dispersion, Likelihood, Noise, check_dispersion, check_unsketched, dispersed
+from whence.likelihoods.base import Dispersed
 
 NEAR_ONE = 1e-4
 """Probabilities may miss a sum of one by this much, or by the precision of their dtype."""
 
 
 @dataclass(frozen=True)
-class Categorical(Likelihood):
+class Categorical(Dispersed):
     """Cross-entropy of softmax(f), with the options of `torch.nn.CrossEntropyLoss`.
 
     With p = softmax(f) and targets y the residual is y - p and the Hessian L = diag(p) - p p^T. Class weights c and
@@ -42,16 +42,14 @@ class Categorical(Likelihood):
     """
 
     name: ClassVar[str] = "categorical"
-    has_classes: ClassVar[bool] = True
     couples_outputs: ClassVar[bool] = True
     weight: Sequence[float] | Tensor | None = None
     ignore_index: int = -100
     label_smoothing: float = 0.0
-    dispersion: Dispersion = "fixed"
 
     def __post_init__(self) -> None:
         """Refuse options that no data could use; weights become plain numbers."""
-        check_dispersion(self.dispersion)
+        super().__post_init__()
         if not isinstance(self.ignore_index, int):
             raise InputError(f"expected ignore_index to be a whole number, got {self.ignore_index!r}.")
         if not -(2**63) <= self.ignore_index < 2**63:
@@ -100,9 +98,12 @@ class Categorical(Likelihood):
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
     def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """R + s (p - p') with the probabilities p' of the new outputs."""
+        """Those of the new outputs, with the targets that these residuals tell."""
         p = outputs.softmax(1)
-        return residuals + self._sizes(residuals, p).unsqueeze(1) * (p - (outputs + change).softmax(1))
+        label, hard = self._labels(residuals, p)
+        single = one_hot(label, p.shape[1]) * self._weights(p)
+        targets = torch.where(hard.unsqueeze(1), single, residuals + self._sizes(residuals, p).unsqueeze(1) * p)
+        return self.residuals(outputs + change, targets)
 
     def log_residuals_after(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
@@ -112,10 +113,9 @@ class Categorical(Likelihood):
         label, hard = self._labels(residuals, p)
         own = label.unsqueeze(1)
         odds = after.scatter(1, own, -torch.inf).logsumexp(1) - after.gather(1, own).squeeze(1)
-        weights = self._weights(p)[label]
-        size = residuals + self._sizes(residuals, p).unsqueeze(1) * (p - after.softmax(1))
-        spread = size.abs().amax(1).log()
-        return torch.where(hard, weights.log() + logsigmoid(odds), spread), torch.where(hard, odds, 0.0)
+        found = self._weights(p)[label].log() + logsigmoid(odds)
+        soft = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
+        return torch.where(hard, found, soft), torch.where(hard, odds, 0.0)
 
     def _weights(self, like: Tensor) -> Tensor:
         """(k,) of the classes."""
@@ -147,8 +147,7 @@ class Categorical(Likelihood):
         if not bool(counts.all()):
             left = (p * ~counts).sum(1)
             found = torch.where(left > torch.finfo(p.dtype).eps, -(residuals * ~counts).sum(1) / left, found)
-        label, hard = self._labels(residuals, p)
-        return torch.where(hard, weights[label], found)
+        return found
 
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """S p_j |e_j - p|^2."""
@@ -174,21 +173,11 @@ class Categorical(Likelihood):
         """One less than the classes, since residuals sum to zero."""
         return outputs - 1
 
-    def noise(
-        self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
-    ) -> Noise:
-        """L_i times the dispersion. Pearson's statistic is r^T L^-1 r, which is sum r^2 / (s p) as r sums to zero."""
-        assert roots is not None
+    def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
+        """R^2 / (s p), as r sums to zero."""
         p = outputs.softmax(1)
         size = roots.square().sum((1, 2)) / self.root_sizes(outputs, torch.ones_like(p[:, :1])).sum(1)
-        terms = residuals.square() / (size.unsqueeze(1) * p)
-        statistic = torch.where(residuals == 0, 0.0, terms).sum()
-        return dispersed(self.dispersion, roots, statistic, len(p) * self.numbers(p.shape[1]), degrees_of_freedom)
-
-    def noise_scale(self, squares: float, numbers: int, degrees_of_freedom: float | None) -> float:
-        """One: Pearson's dispersion needs all residuals."""
-        check_unsketched(self.dispersion)
-        return 1.0
+        return residuals.square() / (size.unsqueeze(1) * p)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """softmax(f)."""

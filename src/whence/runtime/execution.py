@@ -112,7 +112,6 @@ class Chunks:
     """
 
     def __init__(self, notes: list[str], what: str) -> None:
-        """No limit yet."""
         self.notes = notes
         self.what = what
         self.most: int | None = None
@@ -183,24 +182,17 @@ class Passes:
     """The passes of a fit over the training data: which processes share them, and where their sums are saved.
 
     Attributes:
-        process_group: the processes that share the data.
         checkpoint: saves the state of each pass, in the first process; `None` elsewhere, and where nothing is saved.
-        checkpointed: whether any process saves states.
-        offset: place of this process's first example among all.
-        local_examples: how many examples this process has; `None` for all.
-        most_examples: the most that any process has; `None` for all.
-        closed: whether several processes shared a fit that is done.
-        memory_limited: whether the user set a limit, so that freed memory goes back to the system at once.
     """
 
-    process_group: Processes = ALONE
+    process_group: Processes = ALONE  # the processes that share the data
     checkpoint: CheckpointWriter | None = None
-    checkpointed: bool = False
-    offset: int = 0
-    local_examples: int | None = None
-    most_examples: int | None = None
-    closed: bool = False
-    memory_limited: bool = False
+    checkpointed: bool = False  # whether any process saves states
+    offset: int = 0  # place of this process's first example among all
+    local_examples: int | None = None  # how many examples this process has; `None` for all
+    most_examples: int | None = None  # the most that any process has; `None` for all
+    closed: bool = False  # whether several processes shared a fit that is done
+    memory_limited: bool = False  # whether the user set a limit, so that freed memory goes back to the system at once
 
     def over(
         self,

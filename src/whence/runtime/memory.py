@@ -140,7 +140,6 @@ class Budget:
     """
 
     def __init__(self, device: torch.device, limit: float | None = None) -> None:
-        """Look once at what is free."""
         self.limit = int(limit if limit is not None else RESERVE * free_memory(device))
 
     def fits(self, need: float) -> bool:

@@ -8,8 +8,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from torch.nn.parameter import is_lazy
 
 from whence.display import listing
 from whence.errors import InputError, NotDeterministicError
+
+# --- Fingerprints -----------------------------------------------------------------------------------------------------
 
 SPAN = 2**12
 """Bits are weighted by a table of this many odd numbers, and so are the sums of each span, until one is left."""
@@ -53,15 +55,7 @@ def checksum(tensor: Tensor) -> int:
         >>> a == b, a == checksum(torch.tensor([1.0, 2.0]))
         (False, True)
     """
-    flat = real_values(tensor).reshape(-1)
-    table = _table(flat.device)
-    if 0 < flat.numel() * flat.element_size() <= SPAN:  # one span at most, in few calls
-        return int(_sums(flat, table))
-    sums = [_sums(piece, table) for piece in flat.split(PIECE)]
-    joined = torch.cat(sums)
-    while len(joined) > 1:
-        joined = _sums(joined, table)
-    return int(joined) if len(joined) else 0
+    return int(_row_sums(real_values(tensor).reshape(1, -1)))
 
 
 def row_checksums(tensor: Tensor) -> Tensor:
@@ -72,33 +66,27 @@ def row_checksums(tensor: Tensor) -> Tensor:
         >>> one == two, [one] == row_checksums(torch.tensor([[1.0, 2.0]])).tolist()
         (False, True)
     """
-    found = real_values(tensor)
-    n = len(found)
-    words = found.reshape(n, -1) if n else found
-    if not words.numel():
-        return torch.zeros(n, dtype=torch.int64, device=found.device)
-    table = _table(found.device)
-    return torch.cat([_row_sums(part, table) for part in words.split(max(1, PIECE // words.shape[1]))])
+    rows = real_values(tensor).reshape(len(tensor), prod(tensor.shape[1:]) * (1 + tensor.is_complex()))
+    return torch.cat([_row_sums(part) for part in rows.split(max(1, PIECE // max(rows.shape[1], 1)))])
 
 
-def _row_sums(rows: Tensor, table: Tensor) -> Tensor:
+def _row_sums(rows: Tensor) -> Tensor:
     """Weighted sums (n,) of the words in each row (n, m)."""
-    joined = rows.contiguous().view(_WORDS[rows.element_size()]).long()
-    while joined.shape[1] > 1:
-        spans = -(-joined.shape[1] // SPAN)
-        padded = torch.nn.functional.pad(joined, (0, spans * SPAN - joined.shape[1]))
-        joined = (padded.reshape(len(rows), spans, SPAN) * table).sum(2)
-    return joined.squeeze(1)
+    if not rows.numel():
+        return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    sums = torch.cat([_span_sums(piece) for piece in rows.split(PIECE, dim=1)], dim=1)
+    while sums.shape[1] > 1:
+        sums = _span_sums(sums)
+    return sums.squeeze(1)
 
 
-def _sums(flat: Tensor, table: Tensor) -> Tensor:
-    """Weighted sums (s,) of the words in each span."""
-    words = flat.contiguous().view(_WORDS[flat.element_size()]).long()
-    spans = -(-len(words) // SPAN)
-    if spans == 1:
-        return (words * table[: len(words)]).sum(0, keepdim=True)
-    padded = torch.nn.functional.pad(words, (0, spans * SPAN - len(words)))
-    return (padded.reshape(spans, SPAN) * table).sum(1)
+def _span_sums(rows: Tensor) -> Tensor:
+    """Weighted sums (n, s) of the words in each span."""
+    words, table = rows.contiguous().view(_WORDS[rows.element_size()]).long(), _table(rows.device)
+    n, m = words.shape
+    if m <= SPAN:
+        return (words * table[:m]).sum(1, keepdim=True)
+    return (torch.nn.functional.pad(words, (0, -m % SPAN)).reshape(n, -1, SPAN) * table).sum(2)
 
 
 @cache
@@ -108,6 +96,22 @@ def _table(device: torch.device) -> Tensor:
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         mixed = (mixed ^ (mixed >> shift)) * factor
     return (mixed ^ (mixed >> 31)) | 1
+
+
+def fingerprint(model: nn.Module) -> dict[str, int]:
+    """A number for each parameter and buffer that changes when its bits do."""
+    with locked(model):
+        tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return {name: checksum(tensor) for name, tensor in tensors.items()}
+
+
+# --- Settings of torch, shared by threads -----------------------------------------------------------------------------
+
+
+def after_fork(reset: Callable[[], None]) -> None:
+    """Reset what threads share in processes that are forked: the threads do not come along."""
+    if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+        os.register_at_fork(after_in_child=reset)
 
 
 class SharedSetting:
@@ -131,21 +135,15 @@ class SharedSetting:
     """
 
     def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
-        """Nobody is in."""
         self._change = change
-        self._empty()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._left_behind)
+        self._undo = ExitStack()
+        self._reset()
+        after_fork(self._reset)
 
-    def _empty(self) -> None:
+    def _reset(self) -> None:
+        self._undo.close()
         self._lock = threading.Lock()
         self._inside = 0
-        self._undo = ExitStack()
-
-    def _left_behind(self) -> None:
-        """In a process that was forked: the threads inside did not come along."""
-        self._undo.close()
-        self._empty()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -210,12 +208,29 @@ class _TF32:
     """Which threads want products rounded to TF32, and which forbid it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._wishes: list[bool] = []
         self._before = (False, False)
+        self._reset()
+        after_fork(self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        if self._wishes:
+            self._wishes = []
+            self._set()
 
     @contextmanager
     def rounded(self, allowed: bool | None) -> Iterator[None]:
+        """Let a GPU round single-precision products to TF32 meanwhile, which is several times faster, or forbid it.
+
+        Args:
+            allowed: `None` leaves it to what the caller has set. While any thread forbids it, nothing is rounded.
+
+        Examples:
+            >>> with rounded_products(True), rounded_products(False):
+            ...     print(torch.backends.cuda.matmul.allow_tf32)
+            False
+        """
         with self._lock:
             if not self._wishes:
                 self._before = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
@@ -234,31 +249,8 @@ class _TF32:
         products, convolutions = self._before if not self._wishes else (all(self._wishes),) * 2
         torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32 = products, convolutions
 
-    def left_behind(self) -> None:
-        """In a process that was forked: the threads inside did not come along."""
-        self._lock = threading.Lock()
-        if self._wishes:
-            self._wishes = []
-            self._set()
 
-
-_TF32_SETTING = _TF32()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_TF32_SETTING.left_behind)
-
-
-def rounded_products(allowed: bool | None) -> AbstractContextManager[None]:
-    """Let a GPU round single-precision products to TF32 meanwhile, which is several times faster, or forbid it.
-
-    Args:
-        allowed: `None` leaves it to what the caller has set. While any thread forbids it, nothing is rounded.
-
-    Examples:
-        >>> with rounded_products(True), rounded_products(False):
-        ...     print(torch.backends.cuda.matmul.allow_tf32)
-        False
-    """
-    return _TF32_SETTING.rounded(allowed)
+rounded_products = _TF32().rounded
 
 
 @contextmanager
@@ -280,67 +272,48 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@dataclass
-class _ModelLock:
-    """The thread that uses a module, and how often it has claimed it without giving it back."""
-
-    thread: int
-    depth: int = 0
+# --- One thread at a time ---------------------------------------------------------------------------------------------
 
 
-class ModelLocks:
-    """Which thread uses which modules."""
+class _ModelLocks:
+    """Which thread uses which modules, and how often it has claimed them. Threads meet nowhere else."""
 
     def __init__(self) -> None:
-        """Nothing is in use."""
-        self.forget()
+        self._reset()
+        after_fork(self._reset)
 
-    def forget(self) -> None:
-        """Nothing is in use: in a process that was forked, the threads did not come along."""
+    def _reset(self) -> None:
         self._given_back = threading.Condition()
-        self._claims: dict[int, _ModelLock] = {}
+        self._claims: dict[int, list[int]] = {}  # of each module in use, the thread once for every claim
 
     @contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
-        """Claim a model and all its submodules at once, when no other thread uses any of them.
-
-        A thread may claim again what it has.
-        """
+        """Claim a model and all its submodules at once, when no other thread uses any of them."""
         keys = {id(module) for module in model.modules()}
         me = threading.get_ident()
         with self._given_back:
-            self._given_back.wait_for(lambda: all(self._free(key, me) for key in keys))
+            self._given_back.wait_for(lambda: all(me in self._claims.get(key, (me,)) for key in keys))
             for key in keys:
-                self._claims.setdefault(key, _ModelLock(me)).depth += 1
+                self._claims.setdefault(key, []).append(me)
         try:
             yield
         finally:
-            self._give_back(keys)
-
-    def _free(self, key: int, thread: int) -> bool:
-        claim = self._claims.get(key)
-        return claim is None or claim.thread == thread
-
-    def _give_back(self, keys: set[int]) -> None:
-        with self._given_back:
-            for key in keys & self._claims.keys():
-                claim = self._claims[key]
-                claim.depth -= 1
-                if claim.depth == 0:
-                    del self._claims[key]
-            self._given_back.notify_all()
+            with self._given_back:
+                for key in keys & self._claims.keys():
+                    self._claims[key].pop()
+                    if not self._claims[key]:
+                        del self._claims[key]
+                self._given_back.notify_all()
 
 
-_LOCKS = ModelLocks()
-"""One for the process: threads meet nowhere else. It holds nothing while no model is in use."""
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_LOCKS.forget)
+_LOCKS = _ModelLocks()
 
 
 @contextmanager
 def locked(model: nn.Module) -> Iterator[None]:
     """Have a model for this thread alone, waiting for others that use it or parts of it through whence.
+
+    A thread may claim again what it has.
 
     Examples:
         >>> body = nn.Linear(3, 4)
@@ -354,8 +327,7 @@ def locked(model: nn.Module) -> Iterator[None]:
         yield
 
 
-ROUNDED = 1e-5
-"""Rows of an embedding may be longer than its `max_norm` by this share at least, as after it has shortened them."""
+# --- A model left as it was found -------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -425,6 +397,12 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return all(a is b for a, b in zip(one, other, strict=True))
     return all(key in other and other[key] is value for key, value in one.items())
+
+
+# --- What a model must be ---------------------------------------------------------------------------------------------
+
+ROUNDED = 1e-5
+"""Rows of an embedding may be longer than its `max_norm` by this share at least, as after it has shortened them."""
 
 
 def check_model(model: nn.Module) -> None:
@@ -513,10 +491,3 @@ def _restless(module: nn.Module) -> bool:
 
 def _mixing(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.running_mean is None
-
-
-def fingerprint(model: nn.Module) -> dict[str, int]:
-    """A number for each parameter and buffer that changes when its bits do."""
-    with locked(model):
-        tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        return {name: checksum(tensor) for name, tensor in tensors.items()}

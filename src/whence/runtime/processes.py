@@ -44,21 +44,14 @@ class Processes:
     Args:
         ranks: in the whole job.
         group: of gloo; `None` for a process alone.
-        gpu_group: for tensors on a GPU; `None` for the default one.
         timeout: seconds to wait for one another.
         neighbours: how many processes of the job are on this machine.
     """
 
     def __init__(
-        self,
-        ranks: Sequence[int] = (0,),
-        group: Any = None,
-        gpu_group: Any = None,
-        timeout: float = PATIENCE,
-        neighbours: int = 1,
+        self, ranks: Sequence[int] = (0,), group: Any = None, timeout: float = PATIENCE, neighbours: int = 1
     ) -> None:
-        """Remember who is there."""
-        self._ranks, self._group, self._gpu_group, self._timeout = list(ranks), group, gpu_group, timeout
+        self._ranks, self._group, self._timeout = list(ranks), group, timeout
         self.neighbours = neighbours
         self.rank: int = 0 if group is None else self._ranks.index(dist.get_rank())
         self.size: int = len(self._ranks)
@@ -117,8 +110,8 @@ class Processes:
                 one.copy_(whole)
 
     def send(self, tensors: Sequence[Tensor] | None, owner: int, what: str, device: torch.device) -> list[Tensor]:
-        """Tensors that only one process has, to all; the others learn their shapes on the way."""
-        mine = [] if tensors is None else list(tensors)
+        """The tensors of one process, to all; the others learn their shapes on the way."""
+        mine = list(tensors or ())
         if self.alone:
             return mine
         shapes = self.tell(what, [(tuple(one.shape), one.dtype) for one in mine])[owner]
@@ -129,27 +122,10 @@ class Processes:
 
     def gather(self, rows: Tensor | None, what: str, device: torch.device) -> Tensor:
         """Rows of all processes, one after the other in the order of ranks; `None` where a process has none."""
+        own = [] if rows is None else [rows]
         if self.alone:
-            assert rows is not None
-            return rows
-        kinds = self.tell(what, None if rows is None else (tuple(rows.shape), rows.dtype))
-        parts = []
-        for rank, kind in enumerate(kinds):
-            if kind is None:
-                continue
-            part = (
-                rows if rank == self.rank and rows is not None else torch.empty(kind[0], dtype=kind[1], device=device)
-            )
-            self.share([part], rank, what)
-            parts.append(part)
-        return torch.cat(parts)
-
-    def mesh(self, device: torch.device) -> Any:
-        """The same processes as `torch.distributed.tensor` wants them; `None` where it could not gather."""
-        if device.type != "cpu" and "nccl" not in dist.get_backend(self._gpu_group):  # gloo does not on a GPU
-            return None
-        group: Any = self._group if device.type == "cpu" else self._gpu_group or dist.group.WORLD
-        return dist.device_mesh.DeviceMesh.from_group(group, device.type)
+            return torch.cat(own)
+        return torch.cat([one for rank in range(self.size) for one in self.send(own, rank, what, device)])
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -186,7 +162,8 @@ class Processes:
             tensor.copy_(whole)
 
     def _group_of(self, tensor: Tensor) -> Any:
-        return self._group if tensor.device.type == "cpu" else self._gpu_group
+        """On a GPU the default group."""
+        return self._group if tensor.device.type == "cpu" else None
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
@@ -237,7 +214,7 @@ def opened(distributed: Distributed) -> Processes:
             f"{seconds:g} s, got not all of them. For a fit of this process alone pass "
             "execution=whence.Execution(distributed=False)."
         ) from error
-    found = Processes(range(dist.get_world_size()), group, None, seconds)
+    found = Processes(range(dist.get_world_size()), group, seconds)
     found.neighbours = found.tell("the fit", platform.node()).count(platform.node())
     return found
 

@@ -21,7 +21,6 @@ class Progress:
     """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
-        """Remember where to write; nothing is written before a task has lasted a second."""
         self._enabled = enabled
         self._stream = stream
 

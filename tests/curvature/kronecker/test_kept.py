@@ -64,7 +64,7 @@ def test_nothing_stays_behind() -> None:
     tracer = whence.fit(network(1), Counted(1, "gaussian"), structure="ekfac", ridge=0.5, progress=False)
     kept = tracer.bread.stream._cache
     assert not kept.most
-    assert not kept._chunks
+    assert not kept.chunks
 
 
 def test_a_chunk_size_is_the_most_that_is_held() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.curvature import spectral as moments
-from whence.curvature import spectral as weighting
-from whence.curvature.kronecker import Factors, whole_moments
+from whence.curvature import kronecker as moments
+from whence.curvature import rotation as weighting
+from whence.curvature.kronecker import Factors, MomentSums, whole_moments
 from whence.curvature.rotation import (
     CHUNK_NUMBERS,
     Basis,
@@ -22,7 +22,6 @@ from whence.curvature.rotation import (
     outside_of,
     total,
 )
-from whence.curvature.spectral import MomentSums
 from whence.jacobian.gradients import Block, Dense, Kronecker, Rows, Tangent, Whole
 
 CPU = torch.device("cpu")
@@ -169,7 +168,7 @@ def test_squares_of_combined_cotangents(
     sums, wanted = MomentSums(basis, 2, CPU), MomentSums(basis, 2, CPU)
     view = BasisView(tangent, basis, rounded)
     for _ in range(2):
-        sums.add_combined(view, moments.Combinations(combinations, masks, summed))
+        sums.add(view, masks, summed.expand(6, -1), combinations)
         wanted.add(BasisView(combine(tangent, combinations), basis, rounded), masks, summed.expand(6, -1))
     same(sums.total, wanted.total)
     for one, two in zip(sums.finish(), wanted.finish(), strict=True):
@@ -215,7 +214,7 @@ def test_factors_are_second_moments_of_inputs_and_gradients(make: Callable[[int]
 def test_whole_factors_are_second_moments_of_whole_gradients(make: Callable[[int], Tangent]) -> None:
     tangent = make(2)
     factors = Factors.empty(tangent.block, 100, CPU)
-    factors.add_whole(tangent)
+    factors.add(tangent, whole=True)
     if isinstance(tangent, Kronecker):
         phi = tangent.materialize()
         same(factors.inputs, torch.einsum("nceoi,nceoj->eij", phi, phi))
@@ -236,8 +235,8 @@ def test_whole_factors_in_chunks(positions: int, monkeypatch: pytest.MonkeyPatch
 def test_eigenvalues_guessed_from_whole_factors_keep_the_trace() -> None:
     tangent = kronecker(6, 2, 3, 4, 4, 3)
     factors = Factors.empty(tangent.block, 100, CPU)
-    factors.add_whole(tangent)
-    factors.add_whole(tangent)
+    factors.add(tangent, whole=True)
+    factors.add(tangent, whole=True)
     _, spectrum = factors.basis([])
     assert spectrum is not None
     same(spectrum.sum((1, 2)), 2 * tangent.materialize().square().sum((0, 1, 3, 4)))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.curvature.kronecker import LEAST_PANEL, LONGEST_SUM, Factors, joint_moment, second_moment
-from whence.curvature.rotation import Factored, along_factors, dense_times, energy, total
+from whence.curvature.kronecker import LEAST_PANEL, Factors, second_moment
+from whence.curvature.rotation import Factored, along, energy, total
 from whence.jacobian.gradients import MANY_ROWS, Block, Dense, Kronecker, Whole
 
 
@@ -27,20 +27,12 @@ def test_a_second_moment_in_panels(shape: tuple[int, ...]) -> None:
     )
 
 
-@pytest.mark.parametrize("rows", [6, LONGEST_SUM + 2])
-@pytest.mark.parametrize("sizes", [(4,), (4, 4), (3, LEAST, 1)])
-def test_a_second_moment_of_parts_side_by_side(rows: int, sizes: tuple[int, ...]) -> None:
-    parts = [normal(rows, size) for size in sizes]
-    joined = torch.cat(parts, 1)
-    torch.testing.assert_close(joint_moment(parts), joined.T @ joined, rtol=1e-11, atol=1e-11)
-
-
 def test_gradients_in_parts_are_those_side_by_side() -> None:
     block = Block("norm", ("w", "b"), ((3,), (2,)), "dense")
     parts = (normal(6, 2, 3), normal(6, 2, 2))
     apart, joined = Dense(block, parts), Dense(block, (torch.cat(parts, 2),))
-    for matrix in (normal(5, 4), normal(5)):
-        torch.testing.assert_close(dense_times(apart, matrix), joined.values @ matrix, rtol=1e-13, atol=1e-13)
+    direction = normal(5)
+    torch.testing.assert_close(along(apart, direction), joined.values @ direction, rtol=1e-13, atol=1e-13)
     weights = normal(6, 2)
     torch.testing.assert_close(total(apart, weights), torch.einsum("nc,ncp->p", weights, joined.values))
     alone = Dense(block, tuple(part[:, :1] for part in parts))
@@ -69,11 +61,11 @@ def test_factors_of_inputs_whose_ones_are_not_built(groups: int, positions: int)
 
 @pytest.mark.parametrize(("o", "i"), [(7, 3), (3, 7), (1, 5), (5, 1)])
 def test_forms_of_single_outer_products(o: int, i: int) -> None:
-    a, g = normal(11, 1, 1, i), normal(11, 1, 1, 1, o)
+    a, g = normal(11, 1, i), normal(11, 1, 1, o)
     phi = torch.einsum("no,ni->noi", g.flatten(1), a.flatten(1))
     weights, direction = normal(4, 1, o, i), normal(1, o, i)
     wanted = torch.einsum("noi,woi->wn", phi.square(), weights[:, 0])
     torch.testing.assert_close(Factored(a, g).variances(weights), wanted.unsqueeze(2), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(Factored(a, g).grams(weights), wanted.reshape(4, 11, 1, 1), rtol=1e-12, atol=1e-12)
-    along = torch.einsum("noi,oi->n", phi, direction[0]).unsqueeze(1)
-    torch.testing.assert_close(along_factors(a, g, direction), along, rtol=1e-12, atol=1e-12)
+    wanted = torch.einsum("noi,oi->n", phi, direction[0]).unsqueeze(1)
+    torch.testing.assert_close(Factored(a, g).along(direction), wanted, rtol=1e-12, atol=1e-12)

@@ -107,8 +107,8 @@ class Use(ABC):
         """The two sides (n, e, t, i) and (n, c, e, t, o) of a kronecker use."""
         raise NotImplementedError(f"{type(self).__name__} has no Kronecker form")
 
-    def rows(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Index (n, t), gradients (n, c, t, d) and weights (n, t) of a rows use."""
+    def rows(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Index (n, t) and gradients (n, c, t, d) of a rows use."""
         raise NotImplementedError(f"{type(self).__name__} has no rows")
 
 
@@ -118,22 +118,15 @@ CallSite = tuple[str, tuple[str, ...], int]
 
 @dataclass(frozen=True)
 class Record:
-    """A use of parameters, and where its output stands in the autograd graph.
-
-    Attributes:
-        output: shape, dtype and device of the output.
-        site: the call, where the batch axis of its output was guessed from the shape.
-        input_edges: where the other tensors that went in stand in the graph.
-        guessed: whether no use like it occurred when the capture was verified.
-    """
+    """A use of parameters, and where its output stands in the autograd graph."""
 
     use: Use
     roles: Mapping[str, Tracked]
     edge: GradientEdge
-    output: tuple[torch.Size, torch.dtype, torch.device]
-    site: CallSite | None
-    input_edges: tuple[tuple[Any, int], ...] = ()
-    guessed: bool = False
+    output: tuple[torch.Size, torch.dtype, torch.device]  # shape, dtype and device of the output
+    site: CallSite | None  # the call, where the batch axis of its output was guessed from the shape
+    input_edges: tuple[tuple[Any, int], ...] = ()  # where the other tensors that went in stand in the graph
+    guessed: bool = False  # whether no use like it occurred when the capture was verified
 
     @property
     def shape(self) -> torch.Size:
@@ -161,15 +154,13 @@ class BatchAxes:
     """Which outputs have a batch axis: guessed from their shapes, verified on the first batch, then reused.
 
     Attributes:
-        refuted: call sites whose outputs were found to have none.
         answers: those of the last run, in order, by kind and parameters of the call.
-        verified: whether the answers are verified: they are repeated, and only new call sites are guessed.
         confirmed: call sites of later runs whose outputs were found to have one.
     """
 
-    refuted: set[CallSite] = field(default_factory=set)
+    refuted: set[CallSite] = field(default_factory=set)  # call sites whose outputs were found to have none
     answers: dict[tuple[str, tuple[str, ...]], list[bool]] = field(default_factory=dict)
-    verified: bool = False
+    verified: bool = False  # whether the answers are verified: they are repeated, and only new call sites are guessed
     confirmed: set[CallSite] = field(default_factory=set)
 
     def exists(self, site: CallSite, guess: Callable[[], bool]) -> bool:
@@ -207,7 +198,6 @@ class Recorder(TorchFunctionMode):
     def __init__(
         self, readers: Mapping[Function, Reader], parameters: Mapping[str, Tensor], examples: int, batch_axes: BatchAxes
     ) -> None:
-        """Track the parameters themselves."""
         super().__init__()
         self.readers = readers
         self.examples = examples

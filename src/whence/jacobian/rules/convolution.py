@@ -101,19 +101,14 @@ class Unfolded:
     Args:
         images: (b, channels, *sizes) where b holds the examples as `layout` says; (n, c, ..., channels, *sizes),
             already in order, where `layout` is None.
-        windows: The geometry.
-        layout: Where the examples are among the images.
-        examples: n, for `layout`.
-        ones: Whether a column of ones is appended.
-        counts: Number of windows to take along each axis, if not all.
     """
 
     images: Tensor
-    windows: Windows
-    layout: Layout | None = None
-    examples: int = 0
-    ones: bool = False
-    counts: tuple[int, ...] | None = None
+    windows: Windows  # the geometry
+    layout: Layout | None = None  # where the examples are among the images
+    examples: int = 0  # n, for `layout`
+    ones: bool = False  # whether a column of ones is appended
+    counts: tuple[int, ...] | None = None  # number of windows to take along each axis, if not all
 
     @property
     def shape(self) -> tuple[int, ...]:

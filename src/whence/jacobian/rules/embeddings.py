@@ -17,42 +17,30 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 @dataclass(frozen=True)
 class RowsUse(Use):
-    """Row index[t] of a table (V, *width) at every position t, times a weight where there is one.
+    """Row index[t] of a table (V, *width) at every position t."""
 
-    Args:
-        index: The rows, (...), or (b, t) for bags: their gradients are those of the bag, (b, *width).
-        table: Shape of the table.
-        weights: Factor of every position, shaped as the index.
-        bag: Whether the last axis of the index is summed.
-    """
-
-    index: Tensor
-    table: tuple[int, ...]
-    weights: Tensor | None = None
-    bag: bool = False
+    index: Tensor  # the rows, (...)
+    table: tuple[int, ...]  # shape of the table
+    padding: int | None = None  # a row whose gradient is zero
     kind: ClassVar[Kind] = "rows"
 
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
         """All but those of the rows."""
         return range(len(shape) - len(self.table) + 1)
 
-    def rows(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Index (n, t), gradients (n, c, t, d) and weights (n, t)."""
+    def rows(self, layout: Layout, grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Index (n, t) and gradients (n, c, t, d)."""
         n, width = grads.shape[0], len(self.table) - 1
         index = positions(layout.canonical(self.index, n), 0)
-        weights = None if self.weights is None else positions(layout.canonical(self.weights, n), 0)
         grads = positions(grads, width, lead=2)
         grads = grads.flatten(3) if width else grads.unsqueeze(3)
-        if self.bag:  # every position of a bag has the bag's gradient
-            grads = grads.repeat_interleave(self.index.shape[-1], 2)
-        return index, grads, weights
+        if self.padding is not None:
+            grads = grads * (index != self.padding % self.table[0])[:, None, :, None]
+        return index, grads
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """Add the rows up in a table of zeros."""
-        index, values, weights = self.rows(layout, grads)
-        if weights is not None:
-            values = values * weights[:, None, :, None].to(values.dtype)
-        return scatter(index, values, self.table)
+        return scatter(*self.rows(layout, grads), self.table)
 
 
 def scatter(index: Tensor, values: Tensor, table: Sequence[int]) -> Tensor:
@@ -78,8 +66,7 @@ def look_up(recorder: Recorder, out: Tensor, weight: Tensor, index: Tensor, padd
     if source is None:
         return out
     if recorder.has_batch_axis("rows", [source], index.shape):
-        weights = None if padding is None else index != padding % weight.shape[0]
-        recorder.record(RowsUse(index, tuple(weight.shape), weights), out, weight=weight)
+        recorder.record(RowsUse(index, tuple(weight.shape), padding), out, weight=weight)
     else:
         recorder.track(out, source, index=index if source.whole and padding is None else None)
     return out
@@ -104,23 +91,22 @@ def index_select(recorder: Recorder, function: Function, args: Arguments, kwargs
 
 
 def embedding_bag(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`F.embedding_bag(index, weight, offsets)`, sums and means; maxima are left to the functional fallback."""
+    """`F.embedding_bag(index, weight, offsets)`, sums and means, as sums over an embedding; maxima have no rule."""
     given = bind(BAG, args, kwargs)
     weight, mode = given["weight"], given.get("mode", "mean")
     if not recorder.tracks(weight) or mode == "max":
         return function(*args, **kwargs)
     _refuse_rescaling(given)
-    out = function(*args, **kwargs)
-    index, weights = given["input"], given.get("per_sample_weights")
-    factors = torch.ones_like(index, dtype=out.dtype) if weights is None else weights.detach()
+    index, factors = given["input"], given.get("per_sample_weights")
+    factors = torch.ones_like(index, dtype=weight.dtype) if factors is None else factors
     if given.get("padding_idx") is not None:
         factors = factors * (index != given["padding_idx"] % weight.shape[0])
     if index.dim() == 1:
         index, factors = _pad_bags(index, factors, given["offsets"], bool(given.get("include_last_offset")))
     if mode == "mean":
         factors = factors / factors.sum(1, keepdim=True).clamp(min=1)
-    recorder.record(RowsUse(index, tuple(weight.shape), factors, bag=True), out, weight=weight)
-    return out
+    with recorder:
+        return (F.embedding(index, weight) * factors.unsqueeze(2)).sum(1)
 
 
 def _pad_bags(index: Tensor, factors: Tensor, offsets: Tensor, closed: bool) -> tuple[Tensor, Tensor]:

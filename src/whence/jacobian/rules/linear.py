@@ -11,32 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whence.jacobian.gradients import Factor, Kind, Layout, Whole
-from whence.jacobian.rules.base import (
-    Arguments,
-    Function,
-    Keywords,
-    Reader,
-    Recorder,
-    Use,
-    bind,
-    functions,
-    positions,
-)
+from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, functions, positions
 
 
 @dataclass(frozen=True)
 class LinearUse(Use):
-    """y_t = W a_t + b: the gradient is the sum over t of g_t a_t^T.
+    """y_t = W a_t + b: the gradient is the sum over t of g_t a_t^T."""
 
-    Args:
-        inputs: a, (..., i), or (..., i, t) where the weight stood on the left.
-        transposed: Whether the weight is (i, o) instead of (o, i).
-        left: Whether the weight stood on the left.
-    """
-
-    inputs: Tensor
-    transposed: bool = False
-    left: bool = False
+    inputs: Tensor  # a, (..., i), or (..., i, t) where the weight stood on the left
+    transposed: bool = False  # whether the weight is (i, o) instead of (o, i)
+    left: bool = False  # whether the weight stood on the left
     kind: ClassVar[Kind] = "kronecker"
     joint: ClassVar[bool] = True
 

@@ -28,7 +28,6 @@ from whence.jacobian.rules.base import (
     Use,
     bind,
     functions,
-    promoted,
 )
 from whence.jacobian.rules.embeddings import look_up
 
@@ -176,35 +175,16 @@ def explicit(recorder: Recorder, function: Function, args: Arguments, kwargs: Ke
     return out
 
 
-@dataclass(frozen=True)
-class SlopeUse(Use):
-    """The slopes of `F.prelu`: one, or one for every entry of the second axis."""
-
-    inputs: Tensor
-    size: int
-
-    def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """All but the channels'."""
-        return (axis for axis in range(len(shape)) if axis != 1 or self.size == 1)
-
-    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """Sum of g x where x is negative."""
-        n, c = grads.shape[:2]
-        x, grads = promoted(layout.canonical(self.inputs.clamp(max=0), n), grads)
-        product = grads * x.unsqueeze(1)
-        if self.size == 1:
-            return product.reshape(n, c, -1).sum(2, keepdim=True)
-        channel = 2 if layout == Layout() else 3  # an axis of the example itself stands before the channels
-        others = [axis for axis in range(2, product.dim()) if axis != channel]
-        return product.sum(others) if others else product
-
-
 def prelu(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-    """`F.prelu(input, weight)`."""
-    out = function(*args, **kwargs)
+    """`F.prelu(input, weight)`, as a product where the input is negative; one slope, or one for each channel."""
     given = bind(("input", "weight"), args, kwargs)
-    recorder.record(SlopeUse(given["input"].detach(), given["weight"].numel()), out, weight=given["weight"])
-    return out
+    inputs, slopes = given["input"], given["weight"]
+    if not recorder.tracks(slopes):
+        return function(*args, **kwargs)
+    with recorder:
+        if slopes.numel() > 1:
+            slopes = slopes.reshape(-1, *(1,) * (inputs.dim() - 2))
+        return torch.where(inputs >= 0, inputs, slopes * inputs)
 
 
 VIEWS = (
