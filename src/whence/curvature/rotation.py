@@ -409,7 +409,7 @@ def outside_of(
         return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
     if isinstance(tangent, Rows):
         columns = None if basis.outputs is None else basis.outputs[0]
-        return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns), tangent.weights)]
+        return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns))]
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     if inputs is None:
         inputs = a if basis.inputs is None else times(a, basis.inputs)
@@ -498,7 +498,7 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
         return Kronecker(tangent.block, tangent.a, Whole(mix(grads, weights.to(grads.dtype))))
     if isinstance(tangent, Rows):
         grads = raised(tangent.grads)
-        return Rows(tangent.block, tangent.index, mix(grads, weights.to(grads.dtype)), tangent.weights)
+        return Rows(tangent.block, tangent.index, mix(grads, weights.to(grads.dtype)))
     values = raised(tangent.values)
     return Dense(tangent.block, (mix(values, weights.to(values.dtype)),))
 

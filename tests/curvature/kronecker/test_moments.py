@@ -36,10 +36,12 @@ def kronecker(n: int, c: int, e: int, t: int, o: int, i: int) -> Kronecker:
     return Kronecker(block, Whole(normal(n, e, t, i), ones=True), Whole(normal(n, c, e, t, o, seed=1)))
 
 
-def rows(n: int, c: int, *, weighted: bool) -> Rows:
+def rows(n: int, c: int, *, padded: bool) -> Rows:
     index = torch.randint(0, 5, (n, 4), generator=torch.Generator().manual_seed(n))
-    weights = normal(n, 4, seed=2) if weighted else None
-    return Rows(Block("e", ("e",), ((5, 3),), "rows"), index, normal(n, c, 4, 3), weights)
+    grads = normal(n, c, 4, 3)
+    return Rows(
+        Block("e", ("e",), ((5, 3),), "rows"), index, grads * (index != 0)[:, None, :, None] if padded else grads
+    )
 
 
 def bare(n: int, c: int) -> Dense:
@@ -51,8 +53,8 @@ TANGENTS: dict[str, Callable[[int], Tangent]] = {
     "linear, groups": lambda c: kronecker(6, c, 3, 1, 2, 3),
     "positions": lambda c: kronecker(6, c, 1, 5, 4, 3),
     "positions, groups": lambda c: kronecker(6, c, 2, 2, 4, 3),
-    "rows": lambda c: rows(6, c, weighted=False),
-    "rows, weighted": lambda c: rows(6, c, weighted=True),
+    "rows": lambda c: rows(6, c, padded=False),
+    "rows, padded": lambda c: rows(6, c, padded=True),
     "dense": lambda c: bare(6, c),
 }
 every_tangent = pytest.mark.parametrize("make", TANGENTS.values(), ids=TANGENTS.keys())
