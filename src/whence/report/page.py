@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from whence._version import __version__
+from whence.display import number, percent
 from whence.errors import InputError
 from whence.influence.fitted import Fitted
 from whence.report.charts import ticks
-from whence.report.checks import value_text
-from whence.report.content import TONES, Report
+from whence.report.content import TONES, Report, value_text
 from whence.report.task import UNKNOWN
-from whence.report.text import number, percent
 from whence.report.traced import LargestShares
 
 if TYPE_CHECKING:

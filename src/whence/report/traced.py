@@ -15,7 +15,7 @@ from whence.influence import Calibration, Explanation
 from whence.influence.fitted import Fitted, Terms, divide, effective_number, for_each_batch, using_model, variance_terms
 from whence.influence.suggest import label_first
 from whence.linalg import largest, largest_first
-from whence.report.data import DataSource
+from whence.report.task import DataSource
 from whence.results import Uncertainty
 
 MOST_OUTPUTS = 50
