@@ -501,7 +501,7 @@ def _sampled_share(
     left, right = _products(points_out, columns_out), _products(pulls_out, columns_out)
     # Outside the core the curvature is lambda + the sources' own columns, by the Woodbury identity.
     whole = inside + (_products(points_out, pulls_out) - left @ torch.linalg.solve(gram, right.T)) / core.ridge
-    counts = torch.tensor([sample.counts[at] for at in sample.index if at in sample.counts]).to(whole)
+    counts = torch.tensor([sample.counts[at] for at in sample.index if at in sample.counts], device="cpu").to(whole)
     hec3_inside, hec3 = ((one.square() * counts).sum(1) for one in (inside, whole))
     known = torch.isfinite(hec3) & (hec3 > 0)
     return float((hec3_inside[known] / hec3[known]).median()) if bool(known.any()) else None
