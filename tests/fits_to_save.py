@@ -106,7 +106,7 @@ IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "summed_m
 """What a loaded fit may have otherwise: handles to the world, and what is computed when it is needed."""
 IGNORED |= {
     "_batched_backward",
-    "_jvp_methods",
+    "_forward_mode",
     "_row_methods",
     "_verified",
     "_chunks",

@@ -7,7 +7,7 @@ import math
 import torch
 
 from whence.linalg import largest, largest_first
-from whence.plots.scatter import ranks
+from whence.plots import ranks
 
 
 def test_nan_is_last_and_ties_keep_their_order() -> None:

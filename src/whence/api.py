@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
 from whence.errors import InputError
@@ -16,8 +16,7 @@ from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.output_choice import OutputVariances
-from whence.results import ChosenOutputs, Uncertainty
+from whence.results import OutputVariances, Uncertainty
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
@@ -165,7 +164,6 @@ def load(
     train_loader: Iterable[Any] | None = None,
     *,
     likelihood: Likelihood | None = None,
-    dtype: torch.dtype | None = None,
     max_memory: float | None = None,
     progress: bool = True,
 ) -> Tracer:
@@ -176,13 +174,11 @@ def load(
 
     Args:
         path: of the file.
-        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device. In a wider
-            dtype it may be, too.
+        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device.
         train_loader: the training data of the fit, in the same batches. Without them everything works that needs none:
             `predict` (but for `Exact` on its dual and matrix-free roads), residuals, leverages, `training_frame()`,
             `suggest`. `attribute`, `explain` and `what_if` ask for them.
         likelihood: the one that was fitted with, where it is not one of whence's own.
-        dtype: of the algebra; as it was when not given.
         max_memory: bytes that may be taken; as it was when not given, or 80 % of what is free, if that is less.
         progress: show a progress line with the time left on anything over a second.
 
@@ -204,7 +200,7 @@ def load(
             "whence's own."
         )
     given = Given(unwrap(model), train_loader, likelihood, max_memory, progress)
-    return restore(Path(path), given, dtype, Tracer)
+    return restore(Path(path), given, Tracer)
 
 
 def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> Uncertainty:
@@ -235,43 +231,22 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
 
 
 def _gather(found: Uncertainty | None, processes: Processes) -> Uncertainty:
-    what = "the predictions"
-    mine = None if found is None else {name: one.cpu() for name, one in _tensors(found).items()}
-    described = None
-    if found is not None and mine is not None:
-        sketches = None if found.chosen is None else found.chosen.sketches
-        described = (list(mine), sketches, found.likelihood)
+    what, mine, described = "the predictions", None, None
+    if found is not None:
+        own = OutputVariances(found.mean, found.chosen, found.covariances, dict(found.variances))
+        mine = {name: one.cpu() for name, one in own.tensors().items()}
+        described = (list(mine), own.sketches, found.likelihood)
     everybody = processes.tell(what, described)
     parts = []
     for rank, said in enumerate(everybody):
-        if said is None:
-            continue
-        names, sketches, _ = said
-        own = list(mine.values()) if mine is not None and rank == processes.rank else None
-        sent = processes.send(own, rank, what, torch.device("cpu"))
-        moved = [one if found is None else one.to(found.mean.device) for one in sent]
-        parts.append(_output_variances(dict(zip(names, moved, strict=True)), sketches))
+        if said is not None:
+            names, sketches, _ = said
+            given = list(mine.values()) if mine is not None and rank == processes.rank else None
+            sent = processes.send(given, rank, what, torch.device("cpu"))
+            moved = [one if found is None else one.to(found.mean.device) for one in sent]
+            parts.append(OutputVariances.of(dict(zip(names, moved, strict=True)), sketches))
     if not parts:
         raise InputError("expected predictions of at least one process, got none.")
-    likelihood: Likelihood | None = next(said[2] for said in everybody if said is not None)
     whole = OutputVariances.join(parts)
+    likelihood: Likelihood | None = next(said[2] for said in everybody if said is not None)
     return Uncertainty(whole.mean, whole.covariances, whole.variances, None, likelihood, whole.chosen)
-
-
-def _tensors(found: Uncertainty) -> dict[str, Tensor]:
-    """All tensors of a result, by name."""
-    chosen = found.chosen
-    listed: dict[str, Tensor | None] = {"mean": found.mean}
-    if chosen is not None:
-        listed |= {"index": chosen.index, "probabilities": chosen.probabilities}
-    listed |= {f"covariance {name}": one for name, one in found.covariances.items()}
-    listed |= {f"variance {name}": one for name, one in found.variances.items()}
-    return {name: one for name, one in listed.items() if one is not None}
-
-
-def _output_variances(tensors: dict[str, Tensor], sketches: bool | None) -> OutputVariances:
-    def of_kind(kind: str) -> dict[str, Tensor]:
-        return {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
-
-    chosen = None if sketches is None else ChosenOutputs(tensors.get("index"), tensors.get("probabilities"), sketches)
-    return OutputVariances(tensors["mean"], chosen, of_kind("covariance "), of_kind("variance "))

@@ -119,6 +119,18 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if 999.5 <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
+def percent(share: float) -> str:
+    r"""A share in per cent, with a space before the sign that does not break.
+
+    Examples:
+        >>> percent(0.1234), percent(0.0123), percent(0.00001), percent(0.0)
+        ('12\xa0%', '1.2\xa0%', 'less than 0.1\xa0%', '0\xa0%')
+    """
+    if 0 < share < 0.001:
+        return "less than 0.1\xa0%"
+    return f"{100 * share:.1f}\xa0%" if 0 < share < 0.1 else f"{100 * max(share, 0.0):.0f}\xa0%"
+
+
 def numbers(values: Iterable[float]) -> tuple[str, ...]:
     """Three digits each."""
     return tuple(number(value) for value in values)

@@ -15,7 +15,7 @@ from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.accumulate import CHUNK_WORKSPACE, LayerGradients, examples_bytes, working_precision
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.data.batches import Batch, Batches, Inputs, batch_size, split, take
+from whence.data.batches import Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
 from whence.jacobian.linearization import Linearization, linearize
@@ -29,17 +29,11 @@ from whence.runtime.progress import Progress, clock
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another structure for the same problem.
+    """Another structure for the same problem."""
 
-    Attributes:
-        structure: its name.
-        memory: bytes at its peak.
-        seconds: of its fit.
-    """
-
-    structure: str
-    memory: float
-    seconds: float
+    structure: str  # its name
+    memory: float  # bytes at its peak
+    seconds: float  # of its fit
 
 
 @dataclass(frozen=True)
@@ -206,25 +200,15 @@ PRODUCT = 384
 
 @dataclass(frozen=True)
 class Speed:
-    """What this machine does with this model.
+    """What this machine does with this model."""
 
-    Attributes:
-        reading: seconds to read an example.
-        forward: seconds of a forward pass for an example.
-        layers: seconds to get the tangents of an example, layer by layer, all outputs.
-        rows: seconds to get its rows of the Jacobian.
-        algebra: operations a second in the dtype of the algebra.
-        working: operations a second in the dtype of the gradients.
-        eigen: seconds for eigenvectors, over the cube of the size.
-    """
-
-    reading: float
-    forward: float
-    layers: float
-    rows: float
-    algebra: float
-    working: float
-    eigen: float
+    reading: float  # seconds to read an example
+    forward: float  # seconds of a forward pass for an example
+    layers: float  # seconds to get the tangents of an example, layer by layer, all outputs
+    rows: float  # seconds to get its rows of the Jacobian
+    algebra: float  # operations a second in the dtype of the algebra
+    working: float  # operations a second in the dtype of the gradients
+    eigen: float  # seconds for eigenvectors, over the cube of the size
 
     def seconds(self, work: Work) -> float:
         """How long some work takes."""
@@ -232,6 +216,11 @@ class Speed:
         gradients = work.layers * self.layers + work.rows * self.rows
         operations = work.algebra / self.algebra + work.working / self.working
         return examples + gradients + operations + work.cubes * self.eigen
+
+    def steps(self, cost: Cost, n: int) -> dict[str, float]:
+        """Seconds of every step of a fit to n examples."""
+        steps = {"outputs": Work(read=n, forward=n), **cost.steps}
+        return {name: self.seconds(work) for name, work in steps.items()}
 
 
 def measure_speed(problem: Linearization, stream: LayerGradients, inputs: Inputs, reading: float) -> Speed:
@@ -330,10 +319,11 @@ def estimate(
         first = next(batches.read(None))
         reading = (time.perf_counter() - start) / first.size
         selection = select(model, parameters, lambda: network.last_module(first.inputs))
+        few = take((first.inputs, first.targets, *([] if first.weights is None else [first.weights])), slice(0, SAMPLE))
         small = linearize(
             network,
             selection,
-            Batches([_few(first)], network.device, quiet),
+            Batches([few], network.device, quiet),
             loss,
             dtype=execution.dtype,
             budget=Budget(network.device, execution.max_memory),
@@ -346,38 +336,22 @@ def estimate(
         seen = next(iter(small.batches)).inputs  # with the mixtures that are looked at, where not all outputs are
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
         sizes = replace(sizes, dual=execution.checkpoint is None)
-        return _estimate(chosen, small, sizes, measure_speed(small, stream, seen, reading))
-
-
-def _few(first: Batch) -> tuple[Any, ...]:
-    few = slice(0, SAMPLE)
-    pair = take(first.inputs, few), first.targets[few]
-    return pair if first.weights is None else (*pair, first.weights[few])
-
-
-def _estimate(structure: Structure, problem: Linearization, sizes: ProblemSizes, speed: Speed) -> Estimate:
-    cost = structure.cost(sizes)
-    others = (other.cost(sizes) for other in ALTERNATIVES)
-    return Estimate(
-        structure=cost.name,
-        examples=sizes.n,
-        outputs=problem.width,
-        parameters=sizes.d,
-        stages=cost.stages,
-        bounded=cost.bounded,
-        limit=problem.budget.limit,
-        steps=_step_seconds(cost, sizes, speed),
-        prediction=1000.0 * speed.seconds(cost.prediction),
-        alternatives=tuple(
-            Alternative(other.name, other.memory, sum(_step_seconds(other, sizes, speed).values()))
-            for other in others
-            if other.name != cost.name
-        ),
-        one_layer=problem.selection.one_layer,
-    )
-
-
-def _step_seconds(cost: Cost, sizes: ProblemSizes, speed: Speed) -> dict[str, float]:
-    """Seconds of every step of the fit."""
-    steps = {"outputs": Work(read=sizes.n, forward=sizes.n), **cost.steps}
-    return {name: speed.seconds(work) for name, work in steps.items()}
+        speed, cost = measure_speed(small, stream, seen, reading), chosen.cost(sizes)
+        others = (other.cost(sizes) for other in ALTERNATIVES)
+        return Estimate(
+            structure=cost.name,
+            examples=n,
+            outputs=small.width,
+            parameters=sizes.d,
+            stages=cost.stages,
+            bounded=cost.bounded,
+            limit=small.budget.limit,
+            steps=speed.steps(cost, n),
+            prediction=1000.0 * speed.seconds(cost.prediction),
+            alternatives=tuple(
+                Alternative(other.name, other.memory, sum(speed.steps(other, n).values()))
+                for other in others
+                if other.name != cost.name
+            ),
+            one_layer=selection.one_layer,
+        )

@@ -210,7 +210,7 @@ class LeaveOneOut:
 
     def hessian_times(self, rows: slice, change: Tensor) -> Tensor:
         """L_i c_i (n, k): by how much residuals shrink, to first order, when outputs change by c."""
-        return times_hessian(change, None if self.hessian_roots is None else self.hessian_roots[rows])
+        return times_hessian(change, self.hessian_roots, rows)
 
     def adjust(self, residuals: Tensor, leverage_blocks: Tensor, roots: Tensor | None) -> AdjustedResiduals:
         """Leave-one-out residuals from residuals (n, k), leverage blocks (n, k, k) and roots (n, k, q)."""
@@ -258,14 +258,7 @@ class Estimators:
 
 
 def assemble(problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, unbiased: bool) -> Estimators:
-    """Adjust residuals for leverage, estimate the noise, and put the meats between the breads.
-
-    Args:
-        problem: the linearized training problem.
-        bread: its curvature.
-        loo: what is left out.
-        unbiased: whether the noise is scaled for degrees of freedom.
-    """
+    """Adjust residuals for leverage, estimate the noise (by degrees of freedom if `unbiased`), and add the meats."""
     step = bread.newton_step(with_direction=loo.recenter)
     residuals = loo.residuals(slice(0, problem.n), step.change)
     adjusted = loo.adjust(residuals, bread.leverage_blocks, loo.hessian_roots)
@@ -291,10 +284,6 @@ def observation_noise(residuals: Tensor, loo_residuals: Tensor) -> Tensor:
     """(k,) variance of a new observation around the regression function: the mean of e u, where u = e / (1 - h).
 
     In a linear model without a ridge this has no bias, however many weights there are; the mean of e^2 is too small.
-
-    Args:
-        residuals: e (n, k).
-        loo_residuals: u (n, k).
     """
     return (residuals * loo_residuals).mean(0).clamp_min(0.0)
 

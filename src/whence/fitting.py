@@ -100,27 +100,20 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of a fit, checked; see `whence.fit`.
-
-    Attributes:
-        ridge: lambda, or how it is chosen.
-        groups: labels of this process's training examples.
-        columns: of the loss's Hessian to use; 0 to decide by the number of outputs, `None` for all.
-        seed: of the random mixtures of outputs.
-    """
+    """Options of a fit, checked; see `whence.fit`."""
 
     likelihood: Likelihood
     structure: Structure
     parameters: Choice
-    ridge: float | Literal["auto", "loo"]
+    ridge: float | Literal["auto", "loo"]  # lambda, or how it is chosen
     recenter: bool
     noise: str
     loo: str
-    groups: Any
+    groups: Any  # labels of this process's training examples
     leverage: Literal["auto"] | Policy
-    columns: int | None
+    columns: int | None  # of the loss's Hessian to use; 0 to decide by the number of outputs, `None` for all
     execution: Execution
-    seed: int
+    seed: int  # of the random mixtures of outputs
 
     def __post_init__(self) -> None:
         """Refuse options that do not exist, or do not go together."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from whence.data.batches import Inputs, take
 from whence.errors import InputError
 from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs
+from whence.results import MAX_OUTPUTS, ChosenOutputs, OutputVariances, cat_by_name
 
 MAX_SKETCH_BYTES = 64 * 2**20
 """Random signs of one chunk are kept under this size."""
@@ -24,84 +24,13 @@ ViewVariances = Callable[[OutputView, bool], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class OutputVariances:
-    """What was found for one batch, with m predictions at positions of any shape.
-
-    Attributes:
-        mean: (m, ..., c) outputs that were chosen; all k of them for sketches.
-        chosen: which they are; `None` if all.
-        covariances: (m, ..., c, c) by name; empty where variances alone were computed.
-        variances: (m, ..., c) by name, or of sketches (m, ..., s).
-    """
-
-    mean: Tensor
-    chosen: ChosenOutputs | None
-    covariances: dict[str, Tensor]
-    variances: dict[str, Tensor]
-
-    def without_padding(self, inputs: Inputs) -> OutputVariances:
-        """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
-        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-        shape = self.mean.shape[:-1]
-        if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
-            return self
-        padding = mask == 0
-
-        def masked(values: Tensor) -> Tensor:
-            where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
-            return values.masked_fill(where, _missing(values))
-
-        return self._map(masked)
-
-    @staticmethod
-    def join(parts: Sequence[OutputVariances]) -> OutputVariances:
-        """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
-        positions = [part.mean.shape[1:-1] for part in parts]
-        most = tuple(max(sizes) for sizes in zip(*positions, strict=True))
-        padded = [part._map(lambda values: _padded(values, most)) for part in parts]
-        first = padded[0]
-
-        def together(tensors: Sequence[Tensor | None]) -> Tensor | None:
-            there = [one for one in tensors if one is not None]
-            return torch.cat(there) if there else None
-
-        chosen = first.chosen
-        if chosen is not None:
-            several = [part.chosen for part in padded if part.chosen is not None]
-            index, chances = together([one.index for one in several]), together([one.probabilities for one in several])
-            chosen = ChosenOutputs(index, chances, chosen.sketches)
-        return OutputVariances(
-            torch.cat([part.mean for part in padded]),
-            chosen,
-            {name: torch.cat([part.covariances[name] for part in padded]) for name in first.covariances},
-            {name: torch.cat([part.variances[name] for part in padded]) for name in first.variances},
-        )
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> OutputVariances:
-        """The same with every tensor changed."""
-        chosen = self.chosen
-        if chosen is not None:
-            index, chances = (None if one is None else change(one) for one in (chosen.index, chosen.probabilities))
-            chosen = ChosenOutputs(index, chances, chosen.sketches)
-        covariances = {name: change(value) for name, value in self.covariances.items()}
-        return OutputVariances(
-            change(self.mean), chosen, covariances, {name: change(value) for name, value in self.variances.items()}
-        )
-
-
-@dataclass(frozen=True)
 class OutputChoice:
-    """Which outputs to predict.
+    """Which outputs to predict."""
 
-    Attributes:
-        kind: all outputs, that of the predicted class, some by their positions, or random sketches of all.
-        index: positions, where they are given.
-        sketches: how many, where they are asked for.
-    """
-
+    # all outputs, that of the predicted class, some by their positions, or random sketches of all
     kind: Literal["all", "predicted", "some", "sketches"]
-    index: tuple[int, ...] = ()
-    sketches: int = 0
+    index: tuple[int, ...] = ()  # positions, where they are given
+    sketches: int = 0  # how many, where they are asked for
 
     @classmethod
     def parse(cls, given: Any) -> OutputChoice:
@@ -149,16 +78,7 @@ class OutputChoice:
         covariance: bool,
         generator: torch.Generator,
     ) -> OutputVariances:
-        """Variances of the chosen outputs, in as many views as memory wants.
-
-        Args:
-            likelihood: knows the predicted class.
-            inputs: a batch of m.
-            outputs: (m, ..., k) of the network for it.
-            variances_of: a sandwich.
-            covariance: whether covariances between the outputs of a position are wanted.
-            generator: for random signs.
-        """
+        """Variances of the chosen ones of outputs (m, ..., k) for a batch, in as many views as memory wants."""
         k, shape = outputs.shape[-1], outputs.shape[:-1]
         flat = outputs.reshape(-1, k)
         if self.kind == "sketches":
@@ -184,16 +104,14 @@ def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, 
     """Covariances (m, t, c, c) of outputs (m, t, c) at t positions, or variances (m, t, c)."""
     m, t, c = index.shape
     places = index + k * torch.arange(t, device=index.device).reshape(1, t, 1)
-    parts: dict[str, list[Tensor]] = {}
+    parts = []
     for low, high in _ranges(t, max(1, MAX_OUTPUTS // c)):
-        pieces: dict[str, list[Tensor]] = {}
         flat = places[:, low:high].reshape(m, -1)
-        for start, stop in _ranges(flat.shape[1], flat.shape[1] if full else MAX_OUTPUTS):
-            for name, value in variances_of(SelectedOutputs(inputs, flat[:, start:stop]), full).items():
-                pieces.setdefault(name, []).append(value)
-        for name, values in pieces.items():
-            parts.setdefault(name, []).append(_by_position(torch.cat(values, dim=1), high - low, full))
-    return {name: torch.cat(values, dim=1) for name, values in parts.items()}
+        step = flat.shape[1] if full else MAX_OUTPUTS
+        views = [SelectedOutputs(inputs, flat[:, a:b]) for a, b in _ranges(flat.shape[1], step)]
+        found = cat_by_name([variances_of(view, full) for view in views], 1)
+        parts.append({name: _by_position(values, high - low, full) for name, values in found.items()})
+    return cat_by_name(parts, 1)
 
 
 def _by_position(values: Tensor, t: int, full: bool) -> Tensor:
@@ -212,20 +130,17 @@ def _sketched(
     k, m = outputs.shape[-1], len(outputs)
     t = outputs.numel() // (m * k)
     rows = max(1, MAX_SKETCH_BYTES // (k * sketches * outputs.element_size()))
-    parts: dict[str, list[Tensor]] = {}
+    parts = []
     for low, high in _ranges(m, rows):
-        some = take(inputs, slice(low, high))
-        pieces: dict[str, list[Tensor]] = {}
+        some, pieces = take(inputs, slice(low, high)), []
         for at in range(t):
             signs = torch.randint(
                 0, 2, (high - low, k, sketches), generator=generator, dtype=torch.int8, device=generator.device
             )
-            basis = (2 * signs - 1).to(outputs)
-            for name, value in variances_of(OutputMixtures(some, basis, at * k), False).items():
-                pieces.setdefault(name, []).append(value)
-        for name, values in pieces.items():
-            parts.setdefault(name, []).append(torch.stack(values, dim=1))
-    return {name: torch.cat(values) for name, values in parts.items()}
+            found = variances_of(OutputMixtures(some, (2 * signs - 1).to(outputs), at * k), False)
+            pieces.append({name: values.unsqueeze(1) for name, values in found.items()})
+        parts.append(cat_by_name(pieces, 1))
+    return cat_by_name(parts, 0)
 
 
 def _is_integer(value: Any) -> bool:
@@ -234,17 +149,3 @@ def _is_integer(value: Any) -> bool:
 
 def _ranges(size: int, step: int) -> Iterator[tuple[int, int]]:
     return ((low, min(low + step, size)) for low in range(0, size, step))
-
-
-def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
-    """(m, t, ...) with more positions, which hold nothing."""
-    if values.shape[1 : 1 + len(positions)] == positions:
-        return values
-    wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
-    wide[tuple(slice(0, size) for size in values.shape)] = values
-    return wide
-
-
-def _missing(values: Tensor) -> float:
-    """Stands for a number that is not there: -1 among whole numbers."""
-    return float("nan") if values.is_floating_point() else -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
 from whence.errors import InputError
 from whence.likelihoods import Likelihood
@@ -82,17 +83,86 @@ MAX_OUTPUTS = 64
 
 @dataclass(frozen=True)
 class ChosenOutputs:
-    """What was predicted, where it was not all outputs.
+    """What was predicted, where it was not all outputs."""
 
-    Attributes:
-        index: (m, ..., c) positions of the outputs among all k; `None` for sketches.
-        probabilities: (m, ..., c) of these classes, where the likelihood has classes.
-        sketches: whether the variances are of random sketches, each with the trace of the covariance as its mean.
-    """
+    index: Tensor | None  # (m, ..., c) positions of the outputs among all k; `None` for sketches
+    probabilities: Tensor | None  # (m, ..., c) of these classes, where the likelihood has classes
+    sketches: bool  # whether the variances are of random sketches, each with the trace of the covariance as its mean
 
-    index: Tensor | None
-    probabilities: Tensor | None
-    sketches: bool
+
+@dataclass(frozen=True)
+class OutputVariances:
+    """What was found for one batch, with m predictions at positions of any shape."""
+
+    mean: Tensor  # (m, ..., c) outputs that were chosen; all k of them for sketches
+    chosen: ChosenOutputs | None  # which they are; `None` if all
+    covariances: dict[str, Tensor]  # (m, ..., c, c) by name; empty where variances alone were computed
+    variances: dict[str, Tensor]  # (m, ..., c) by name, or of sketches (m, ..., s)
+
+    def without_padding(self, inputs: Inputs) -> OutputVariances:
+        """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
+        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+        shape = self.mean.shape[:-1]
+        if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
+            return self
+        padding = mask == 0
+
+        def masked(values: Tensor) -> Tensor:
+            where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
+            return values.masked_fill(where, _missing(values))
+
+        return OutputVariances.of({name: masked(values) for name, values in self.tensors().items()}, self.sketches)
+
+    @staticmethod
+    def join(parts: Sequence[OutputVariances]) -> OutputVariances:
+        """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
+        most = tuple(max(sizes) for sizes in zip(*(part.mean.shape[1:-1] for part in parts), strict=True))
+        padded = [{name: _padded(values, most) for name, values in part.tensors().items()} for part in parts]
+        return OutputVariances.of(cat_by_name(padded, 0), parts[0].sketches)
+
+    @property
+    def sketches(self) -> bool | None:
+        """Whether these are variances of random sketches; `None` for all outputs."""
+        return None if self.chosen is None else self.chosen.sketches
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, by names from which `of` puts them together again."""
+        chosen = self.chosen or ChosenOutputs(None, None, False)
+        listed = {"mean": self.mean, "index": chosen.index, "probabilities": chosen.probabilities}
+        listed |= {f"covariance {name}": one for name, one in self.covariances.items()}
+        listed |= {f"variance {name}": one for name, one in self.variances.items()}
+        return {name: one for name, one in listed.items() if one is not None}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], sketches: bool | None) -> OutputVariances:
+        """From what `tensors` gave, and whether they are of sketches."""
+        covariances, variances = (
+            {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
+            for kind in ("covariance ", "variance ")
+        )
+        chosen = None
+        if sketches is not None:
+            chosen = ChosenOutputs(tensors.get("index"), tensors.get("probabilities"), sketches)
+        return cls(tensors["mean"], chosen, covariances, variances)
+
+
+def cat_by_name(parts: Sequence[Mapping[str, Tensor]], dim: int) -> dict[str, Tensor]:
+    """Tensors of the same names joined along an axis."""
+    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
+
+
+def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """(m, t, ...) with more positions, which hold nothing."""
+    if values.shape[1 : 1 + len(positions)] == positions:
+        return values
+    wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
+    wide[tuple(slice(0, size) for size in values.shape)] = values
+    return wide
+
+
+def _missing(values: Tensor) -> float:
+    """Stands for a number that is not there: -1 among whole numbers."""
+    return float("nan") if values.is_floating_point() else -1
 
 
 @dataclass(frozen=True)

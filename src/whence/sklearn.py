@@ -6,7 +6,6 @@ table of numbers needs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from whence.errors import InputError
 from whence.influence import Explanation
 from whence.results import Uncertainty
 from whence.runtime.execution import Execution
+from whence.tabular.network import initialize
 from whence.tracer import Tracer
 
 try:
@@ -261,16 +261,10 @@ def _layers(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
         >>> net(torch.zeros(4, 3, dtype=torch.float64)).shape
         torch.Size([4, 2])
     """
-    parts: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        linear = nn.Linear(inputs, outputs, dtype=torch.float64, device="cpu")
-        reach = 1.0 / math.sqrt(max(inputs, 1))
-        with torch.no_grad():
-            for parameter in linear.parameters():
-                drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
-                parameter.copy_(reach * (2.0 * drawn - 1.0))
-        parts += [linear, nn.Tanh()]
-    return nn.Sequential(*parts[:-1])
+    pairs = ((nn.Linear(*pair, dtype=torch.float64, device="cpu"), nn.Tanh()) for pair in pairwise(sizes))
+    net = nn.Sequential(*[layer for pair in pairs for layer in pair][:-1])
+    initialize(net, generator)
+    return net
 
 
 def _minimize(

@@ -37,8 +37,8 @@ from whence.influence.training import label_suspicion, squared_influence, traini
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.network import OutputView
-from whence.output_choice import OutputChoice, OutputVariances
-from whence.results import MAX_OUTPUTS, Uncertainty, findings_table
+from whence.output_choice import OutputChoice
+from whence.results import MAX_OUTPUTS, OutputVariances, Uncertainty, findings_table
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -85,48 +85,52 @@ class Tracer(Fitted):
             generator: of the sketches' random signs; by default one with seed 0.
         """
         choice = self._output_choice(outputs)
-        if choice is not None or self.problem.dense:
-            generator = generator or torch.Generator("cpu").manual_seed(0)
-            return self._predict_outputs(x, choice or OutputChoice("all"), covariance, generator)
-        at_once = covariance or self.problem.k == 1 or not self.sandwich.variances_alone
-        cache = None if at_once else InputCache(x, self.problem.budget)
-        predict_batch = self._covariances if at_once else self._variances
-        means, parts = zip(*for_each_batch(self, x, predict_batch, cache=cache), strict=True)
-        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        if cache is None:
-            return Uncertainty(torch.cat(means), joined, likelihood=self.problem.likelihood)
-        later = (lambda: self.predict(cache, covariance=True).covariances) if cache.readable else None
-        return Uncertainty(torch.cat(means), {}, joined, later, self.problem.likelihood)
-
-    def _output_choice(self, outputs: Any) -> OutputChoice | None:
-        """Which outputs to predict; `None` for all of those that the fit looked at."""
-        sketched = self.problem.sketch is not None
-        if outputs is None:
-            classes = self.problem.likelihood.has_classes and self.problem.likelihood.couples_outputs
-            return OutputChoice("predicted" if classes else "all") if sketched else None
-        choice = OutputChoice.parse(outputs)
-        return choice if sketched or choice.kind != "all" else None
-
-    def _predict_outputs(
-        self, x: Any, choice: OutputChoice, covariance: bool | None, generator: torch.Generator
-    ) -> Uncertainty:
-        """Predictions of some outputs, or of a network that answers at several positions."""
-        at_once = bool(covariance) or not self.sandwich.variances_alone
-        cache = None if at_once or choice.kind == "sketches" else InputCache(x, self.problem.budget)
+        draw = generator or torch.Generator("cpu").manual_seed(0)
+        at_once = bool(covariance) or not self.sandwich.variances_alone or (choice is None and self.problem.k == 1)
+        sketches = choice is not None and choice.kind == "sketches"
+        cache = None if at_once or sketches else InputCache(x, self.problem.budget)
 
         def predict_batch(inputs: Inputs, where: str) -> OutputVariances:
-            outputs = self._shaped_outputs(inputs, where)
-            found = choice.predict(self.problem.likelihood, inputs, outputs, self._view_variances, at_once, generator)
+            if choice is None:
+                return self._all_outputs(inputs, where, at_once)
+            shaped = self._shaped_outputs(inputs, where)
+            found = choice.predict(self.problem.likelihood, inputs, shaped, self._view_variances, at_once, draw)
             self._check_finite({**found.variances, **found.covariances}, inputs, where)
             return found.without_padding(inputs)
 
-        found = OutputVariances.join(for_each_batch(self, x, predict_batch, plain=True, cache=cache))
+        parts = for_each_batch(self, x, predict_batch, plain=choice is not None, cache=cache)
+        found = parts[0] if len(parts) == 1 else OutputVariances.join(parts)
         later = None
-        if cache is not None and cache.readable and found.mean.shape[-1] <= MAX_OUTPUTS:
-            later = lambda: self._predict_outputs(cache, choice, True, generator).covariances  # noqa: E731
+        if cache is not None and cache.readable and (choice is None or found.mean.shape[-1] <= MAX_OUTPUTS):
+            later = lambda: self.predict(cache, covariance=True, outputs=outputs).covariances  # noqa: E731  short
         return Uncertainty(
             found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
         )
+
+    def _output_choice(self, outputs: Any) -> OutputChoice | None:
+        """Which outputs to predict; `None` for all of them, where no views of the outputs are needed."""
+        choice, problem = None if outputs is None else OutputChoice.parse(outputs), self.problem
+        if problem.sketch is not None and choice is None:
+            classes = problem.likelihood.has_classes and problem.likelihood.couples_outputs
+            return OutputChoice("predicted" if classes else "all")
+        if problem.sketch is None and not problem.dense and (choice is None or choice.kind == "all"):
+            return None
+        return choice or OutputChoice("all")
+
+    def _all_outputs(self, inputs: Inputs, where: str, full: bool) -> OutputVariances:
+        """Covariances of all outputs of a batch, or their variances alone."""
+        shift = None
+        if full:
+            try:
+                predicted = self.sandwich.predict(inputs)
+            except (InputError, ShapeError) as error:
+                raise type(error)(f"{error} This was {where}.") from error.__cause__
+            outputs, found, shift = predicted.outputs, predicted.covariances, predicted.shift
+        else:
+            outputs, found = self.sandwich.variances(inputs)
+        mean, found = self._mean(outputs, inputs, where), self._all_estimators(found, shift)
+        self._check_finite(found, inputs, where)
+        return OutputVariances(mean, None, found if full else {}, {} if full else found)
 
     def _shaped_outputs(self, inputs: Inputs, where: str) -> Tensor:
         """(m, ..., k) outputs with their positions."""
@@ -149,25 +153,6 @@ class Tracer(Fitted):
         found = self._all_estimators(predicted.covariances, predicted.shift)
         return found if full else {name: value.diagonal(dim1=1, dim2=2) for name, value in found.items()}
 
-    def _covariances(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
-        try:
-            predicted = self.sandwich.predict(inputs)
-        except (InputError, ShapeError) as error:
-            raise type(error)(f"{error} This was {where}.") from error.__cause__
-        return self._checked(predicted.outputs, predicted.covariances, predicted.shift, inputs, where)
-
-    def _variances(self, inputs: Inputs, where: str) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs, variances = self.sandwich.variances(inputs)
-        return self._checked(outputs, variances, None, inputs, where)
-
-    def _checked(
-        self, outputs: Tensor, found: dict[str, Tensor], shift: Tensor | None, inputs: Inputs, where: str
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Means and (co)variances of one batch, all of them finite."""
-        mean, estimators = self._mean(outputs, inputs, where), self._all_estimators(found, shift)
-        self._check_finite(estimators, inputs, where)
-        return mean, estimators
-
     def _check_finite(self, found: Mapping[str, Tensor], inputs: Inputs, where: str) -> None:
         if not all(bool(torch.isfinite(values).all()) for values in found.values()):
             check_variances(self.problem, found, where, inputs)
@@ -178,7 +163,7 @@ class Tracer(Fitted):
         if not problem.dense and problem.sketch is None and outputs.shape[1] != problem.k:
             raise ShapeError(f"expected {problem.k} outputs as in training, got {outputs.shape[1]} in {where}.")
         if not self.loo.recenter:
-            return outputs
+            return outputs.clone()  # a model may hand out the same tensor again
         assert self.step.direction is not None
         return outputs + problem.jacobian().jvp(inputs, self.step.direction.unsqueeze(0))[0]
 

@@ -15,20 +15,26 @@ import torch
 
 from command_line import call
 from whence.cli.console import FAILED, INTERRUPTED, UNUSABLE
-from whence.cli.doctor import by_hand, self_check
-from whence.tabular.storage import replacing_folder
+from whence.cli.doctor import BY_HAND, self_check
+from whence.tabular.fitted import replacing_folder
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
 
-def test_hand_worked_numbers() -> None:
-    """Written out once more, without the program: residuals over one minus leverage, times x / F, squared, summed."""
-    left_out = (Fraction(-1, 4), Fraction(-4, 5), Fraction(1))
-    expected = sum((Fraction(x, 9) * u) ** 2 for x, u in zip((1, 2, 2), left_out, strict=True))
-    assert by_hand(0)["hec3"] == expected == Fraction(883, 10800)
-    left_out = (Fraction(-1, 9), Fraction(-1, 3), Fraction(4, 3))
-    expected = sum((Fraction(x, 10) * u) ** 2 for x, u in zip((1, 2, 2), left_out, strict=True))
-    assert by_hand(1)["hec3"] == expected == Fraction(613, 8100)
+@pytest.mark.parametrize("ridge", [0, 1])
+def test_hand_worked_numbers(ridge: int) -> None:
+    """Once more in fractions: residuals over one minus leverage, times x / F, squared, summed."""
+    inputs, targets, curvature = (1, 2, 2), (1, 2, 3), 9 + ridge
+    residuals = [y - Fraction(11, curvature) * x for x, y in zip(inputs, targets, strict=True)]
+    left_out = [e / (1 - Fraction(x * x, curvature)) for e, x in zip(residuals, inputs, strict=True)]
+    aligned = [Fraction(x, curvature) for x in inputs]
+    expected = {
+        "ho": sum(e * e for e in residuals) / 3 * sum(a * a for a in aligned),
+        "hec0": sum((a * e) ** 2 for a, e in zip(aligned, residuals, strict=True)),
+        "hec3": sum((a * u) ** 2 for a, u in zip(aligned, left_out, strict=True)),
+        "leverage": Fraction(4, curvature),
+    }
+    assert {name: float(value) for name, value in expected.items()} == pytest.approx(BY_HAND[ridge], rel=1e-15)
 
 
 def test_doctor() -> None:

@@ -11,9 +11,8 @@ import torch
 import whence
 from doubles import batches, fit, inputs_and_targets, mlp
 from structures import assert_alike
-from whence.curvature.auto import OPERATIONS, Auto, choose
 from whence.curvature.core import Core
-from whence.curvature.exact import Exact
+from whence.curvature.exact import OPERATIONS, Auto, Exact, choose
 
 CPU = torch.device("cpu")
 GROUPS = [0, 0, 1, 1, 2, 2, 3, 3]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import whence
 from cut_fits import BEFORE, Faulty, Halt, answers, batches, fit, network, same
-from whence.io.files import opened, write
+from whence.io.files import opened, write_file
 
 
 def other_batches(kind: str) -> list[Any]:
@@ -143,9 +143,9 @@ def test_sums_that_were_made_from_other_numbers_are_made_again(tmp_path: Path) -
     with opened(folder / "pass-02.whence") as container:
         facts = container.manifest
         sums = {name: 0.5 * container.read(name) for name in container.entries}
-    write(folder / "pass-02.whence", facts, sums)
+    write_file(folder / "pass-02.whence", facts, sums)
     assert same(fit(batches(), "ekfac", folder), wanted) != []  # believed, as they fit
-    write(folder / "pass-02.whence", {**facts, "given": [*facts["given"][:-1], 0]}, sums)
+    write_file(folder / "pass-02.whence", {**facts, "given": [*facts["given"][:-1], 0]}, sums)
     assert same(fit(batches(), "ekfac", folder), wanted) == []
 
 
@@ -166,7 +166,7 @@ def test_manifests_that_lie(change: dict[str, Any], words: str, tmp_path: Path) 
     with opened(folder / "pass-01.whence") as container:
         facts = {**container.manifest, **change}
         sums = {name: container.read(name) for name in container.entries}
-    write(folder / "pass-01.whence", facts, sums)
+    write_file(folder / "pass-01.whence", facts, sums)
     with pytest.raises(whence.WhenceError, match=words):
         fit(batches(), "diagonal", folder)
 
@@ -183,7 +183,7 @@ def test_sums_of_another_shape(tmp_path: Path) -> None:
         {**sums, first: sums[first].float()},
         {**sums, "x": sums[first]},
     ):
-        write(folder / "pass-01.whence", facts, wrong)
+        write_file(folder / "pass-01.whence", facts, wrong)
         with pytest.raises(whence.CorruptArtifactError):
             fit(batches(), "diagonal", folder)
 

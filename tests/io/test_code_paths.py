@@ -190,7 +190,7 @@ def test_choices_out_of_range_are_refused(tmp_path: Path) -> None:
     batches = fit.tracer.problem.batches
     assert isinstance(batches, SketchedBatches)
     assert batches.largest is not None
-    for wrong, where in ((-1, "seen.largest is missing, or not positions"), (6, "expected columns 0 to 5")):
+    for wrong, where in ((-1, "problem.largest is missing, or not positions"), (6, "expected columns 0 to 5")):
         batches.largest[3, 0] = wrong
         fit.tracer.save(tmp_path / "fit.whence")
         with pytest.raises(whence.CorruptArtifactError, match=where):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import whence
@@ -55,9 +54,9 @@ def test_a_plain_safetensors_file(fit: Fit, tmp_path: Path) -> None:
 
 
 def test_another_format(fit: Fit, path: Path, forged: Forged) -> None:
-    for other in (0, 1, 3):
+    for other in (0, 1, 2):
         forged.metadata["format"] = other
-        message = rf"expected a file of format 2, got format {other} in .*, which another version of whence wrote\."
+        message = rf"expected a file of format 3, got format {other} in .*, which another version of whence wrote\."
         refused(forged.write(path), fit.model, message, whence.FormatError)
 
 
@@ -110,15 +109,15 @@ def test_tensors_that_are_said_to_be_huge(fit: Fit, path: Path, forged: Forged) 
 
 LIES: dict[str, Callable[[Forged], Any]] = {
     "transposed": lambda f: f.table["problem.outputs"].update(shape=f.table["problem.outputs"]["shape"][::-1]),
-    "flat": lambda f: f.table["bread.inverse"].update(shape=[676]),
+    "flat": lambda f: f.table["bread.whiten.inverse"].update(shape=[676]),
     "n": lambda f: f.manifest["problem"].update(n=10),
     "k": lambda f: f.manifest["problem"].update(k=1),
     "dtype": lambda f: f.table["problem.outputs"].update(dtype="I64"),
     "unknown dtype": lambda f: f.table["problem.outputs"].update(dtype="O"),
     "another precision": lambda f: f.manifest.update(algebra="float32"),
-    "renamed": lambda f: f.table.update({"bread.reverse": f.table.pop("bread.inverse")}),
-    "missing": lambda f: f.table.pop("bread.inverse"),
-    "overlap": lambda f: f.table["bread.inverse"].update(data_offsets=[0, 5408]),
+    "renamed": lambda f: f.table.update({"bread.whiten.reverse": f.table.pop("bread.whiten.inverse")}),
+    "missing": lambda f: f.table.pop("bread.whiten.inverse"),
+    "overlap": lambda f: f.table["bread.whiten.inverse"].update(data_offsets=[0, 5408]),
     "parameters": lambda f: f.manifest["problem"].update(parameters=["0.weight"]),
     "unknown parameters": lambda f: f.manifest["problem"].update(parameters=["../../secret"]),
     "no parameters": lambda f: f.manifest["problem"].update(parameters=[]),
@@ -126,7 +125,7 @@ LIES: dict[str, Callable[[Forged], Any]] = {
     "structure": lambda f: f.manifest.update(structure="dual"),
     "unknown structure": lambda f: f.manifest.update(structure="os.system"),
     "meats": lambda f: f.manifest["bread"].update(meats=["ho"]),
-    "order": lambda f: f.manifest["orders"].update({"bread.inverse": [0, 0]}),
+    "order": lambda f: f.manifest["orders"].update({"bread.whiten.inverse": [0, 0]}),
     "orders": lambda f: f.manifest.update(orders=[]),
     "ridge": lambda f: f.manifest["bread"].update(ridge=-1.0),
     "words": lambda f: f.manifest["bread"].update(ridge="1"),
@@ -196,7 +195,7 @@ def test_groups_that_do_not_exist(tmp_path: Path) -> None:
     forged = Forged((tmp_path / "fit.whence").read_bytes())
     start = forged.table["groups.index"]["data_offsets"][0]
     forged.data = forged.data[:start] + (99).to_bytes(8, "little") + forged.data[start + 8 :]
-    refused(forged.write(tmp_path / "fit.whence"), fit.model, "numbers below 5")
+    refused(forged.write(tmp_path / "fit.whence"), fit.model, "positions below 5")
 
 
 def test_options_of_a_likelihood_that_no_likelihood_has(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ def test_blocks_that_the_model_does_not_have(tmp_path: Path) -> None:
     fit = regression("ekfac", "convolution")
     fit.tracer.save(tmp_path / "fit.whence")
     whole = Forged((tmp_path / "fit.whence").read_bytes())
-    for wrong in ({"groups": 3}, {"kind": "rows"}, {"kind": "dense"}, {"parameters": []}, {"shapes": [[1]]}):
+    for wrong in ({"groups": 3}, {"kind": "rows"}, {"kind": "dense"}, {"parameters": []}, {"groups": 0}):
         forged = whole.copy()
         forged.manifest["bread"]["stream"]["layer_0"].update(wrong)
         with pytest.raises(whence.WhenceError):
@@ -242,9 +241,3 @@ def test_a_likelihood_by_its_name(fit: Fit, path: Path) -> None:
 def test_too_large_for_the_memory(fit: Fit, path: Path) -> None:
     with pytest.raises(whence.TooLargeError, match=r"expected the fit in .* to fit in 1\.0 KiB, but it takes about"):
         whence.load(path, fit.model, max_memory=1024)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.int64, "float32"])
-def test_dtypes_of_the_algebra(dtype: Any, fit: Fit, path: Path) -> None:
-    with pytest.raises(whence.InputError, match=r"expected dtype torch\.float64 or torch\.float32 for the algebra"):
-        whence.load(path, fit.model, dtype=dtype)

@@ -350,7 +350,7 @@ def test_weights_of_positions_with_squared_error(weights: str, generator: torch.
         return
     given = (given > 0.3).double()
     every, found = (
-        whence.fit(model, [(x, y, given)], hessian_columns=outputs, progress=False) for outputs in ("all", 3)
+        whence.fit(model, [(x, y, given)], ridge=1.0, hessian_columns=outputs, progress=False) for outputs in ("all", 3)
     )
     assert found.noise_scale == pytest.approx(every.noise_scale, rel=1e-9)
     torch.testing.assert_close(found.predict(x[:2]).ho, every.predict(x[:2]).ho, rtol=1e-8, atol=1e-12)

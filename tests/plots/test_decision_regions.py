@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 from plotted import class_fit
 from whence import InputError, ShapeError, Uncertainty
-from whence.plots import decision_regions
-from whence.plots.images import decisions
+from whence.plots import decision_regions, decisions
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from plotted import class_fit, line_fit, results
 from whence import plots
 from whence.errors import InputError
-from whence.plots.style import PALETTE, STYLES, column
+from whence.plots import PALETTE, STYLES, column
 
 U = results(ho=[1.0, 2.0, 3.0], hec3=[3.0, 2.0, 1.0])
 X = [0.0, 1.0, 2.0]

@@ -7,8 +7,7 @@ import torch
 
 from report_examples import pictures, rows, texts
 from whence import Uncertainty
-from whence.report.data import DataSource, training_targets
-from whence.report.task import TrainingLabels
+from whence.report.task import DataSource, TrainingLabels, training_targets
 from whence.report.traced import choose, labels_to_check, regions_to_collect, trace
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whence.tabular.cells import guess_number_style
 from whence.tabular.columns import (
     Category,
     Column,
@@ -21,6 +20,7 @@ from whence.tabular.columns import (
     column_from_json,
     describe_styles,
     detect_column,
+    guess_number_style,
 )
 
 

@@ -12,7 +12,7 @@ import whence
 from whence.estimators import observation_noise
 from whence.runtime.progress import Progress
 from whence.tabular.files import Table
-from whence.tabular.fitted import Prepared, choose_structure, fit_table, prepare, ridge
+from whence.tabular.fitted import Prepared, fit_table, prepare, ridge
 from whence.tabular.network import build_network, choose_width, count_weights, initialize, mean_loss, train
 from whence.tabular.predictions import affordable_rows, predict_rows, score_classes, score_numbers
 from whence.tabular.target import Target
@@ -133,16 +133,13 @@ def test_noise_has_no_bias_in_a_linear_model() -> None:
     assert error < 0.3
 
 
-def test_width_and_structure_go_by_size() -> None:
+def test_width_goes_by_size() -> None:
     assert count_weights(8, 32, 1) == sum(
         parameter.numel() for parameter in build_network(8, 32, target_of(torch.randn(9))).parameters()
     )
     assert choose_width(3, 1, 1_000) == 32
     assert choose_width(100, 1, 1_000) < 16
     assert choose_width(20, 1, 40_000) < choose_width(20, 1, 1_000)
-    assert choose_structure(1_000, 1, 1_000) == "exact"
-    assert choose_structure(300, 1, 50_000) == "exact"  # the dual road
-    assert choose_structure(50_000, 10, 50_000) == "core"
 
 
 def test_verdicts_of_held_out_rows_come_first() -> None:
@@ -167,7 +164,6 @@ def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("whence.tabular.network.STEPS", 1)
     monkeypatch.setattr("whence.tabular.network.LAST_ROUNDS", 1)
     fitted = fit_table(prepared(80, 6))
-    assert fitted.recentered
     assert fitted.tracer.loo.recenter
 
 
@@ -183,12 +179,12 @@ def test_columns_named_like_results_get_another_name() -> None:
 def test_core_serves_where_it_is_asked_for() -> None:
     ready = prepared(50, 4)
     fitted = fit_table(ready, structure="core")
-    assert fitted.structure == "core"
+    assert fitted.tracer.diagnostics["structure"] == "core"
     exact = whence.fit(
         fitted.tracer.problem.network.model,
         [fitted.model.batch(fitted.inputs, fitted.values)],
         ridge=fitted.tracer.ridge,
-        recenter=bool(fitted.recentered),
+        recenter=fitted.tracer.loo.recenter,
         progress=False,
     )
     inputs = fitted.model.encode(ready.table)

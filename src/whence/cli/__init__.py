@@ -9,11 +9,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the program with its exit code.
-
-    Args:
-        arguments: what stands after `whence`; those of this process when not given.
-    """
+    """Run the command line on what stands after `whence`, and leave the program with its exit code."""
     try:
         from whence.cli.app import app  # late, so that a missing extra is told in a sentence
     except ModuleNotFoundError as error:

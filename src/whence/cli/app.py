@@ -1,14 +1,23 @@
-"""The program: its commands, and what holds for all of them."""
+"""The program: its commands, and those of the experiments: the demonstration, and tables and figures of the paper.
+
+Experiments announce themselves as entry points of the group `whence.experiments`, each a function of a list of
+arguments, so that the library knows none of them.
+"""
 
 from __future__ import annotations
 
+import sys
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from whence import __version__
+from whence.cli.console import LACKING, AsJson, Output, check_writable, handle_errors, stop
 from whence.cli.doctor import doctor
-from whence.cli.experiments import demo, reproduce
 from whence.cli.fit import fit
 from whence.cli.query import explain, predict, report
 from whence.cli.table import table
@@ -43,6 +52,81 @@ def root(
     ] = False,
 ) -> None:
     """How uncertain is a trained network, and whence comes its doubt?"""
+
+
+GROUP = "whence.experiments"
+INSTALL = "pip install 'whence[paper]'"
+
+
+@handle_errors
+def demo(
+    draws: Annotated[int, typer.Option(min=1, help="How many times to draw groups, faults and a network.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first draw; each next one adds one.")] = 0,
+    out: Annotated[Path, typer.Option(help="The report to write.", dir_okay=False)] = Path("report.html"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="At most two small draws: seconds instead of a minute.")
+    ] = False,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also draw the pictures of the first draw as PNG files in this folder.")
+    ] = None,
+) -> None:
+    """Tell noisy labels from missing data on handwritten digits.
+
+    A small network sorts the digits that come with scikit-learn into two random groups. One digit has random labels in
+    training, one is never shown. Prints how well both are found, and writes a report with the digits.
+
+    Examples: `whence demo`, `whence demo --quick`, `whence demo --draws 20 --out twenty.html`
+    """
+    check_writable(out)
+    try:
+        # by name, and late: the library itself does not depend on the experiments
+        program = import_module("whence_paper.demo_run")
+    except ModuleNotFoundError as error:
+        stop(f"`whence demo` needs {error.name}. Install it with: {INSTALL}", LACKING)
+    program.run(draws=draws, seed=seed, out=out, quick=quick, figures=figures)
+
+
+@handle_errors
+def reproduce(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Of the experiment; see --list.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment of the paper again; the arguments after its name are passed to it.
+
+    Examples: `whence reproduce --list`, `whence reproduce sinc --quick`
+    """
+    known = {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
+    if list_all or name is None:
+        if not known:
+            stop(f"no experiments are installed. Install whence with its paper's: {INSTALL}", LACKING)
+        about = {point: _first_line(known[point]) for point in known}
+        output = Output(as_json)
+        output.rows(list(about.items()), ["name", "what it does"])
+        output.finish([{"name": point, "about": words} for point, words in about.items()])
+        return
+    if name not in known:
+        near = get_close_matches(name, list(known), n=1)
+        meant = f" Was {near[0]!r} meant?" if near else ""
+        stop(f"expected one of {', '.join(known) or 'none installed'}, got {name!r}.{meant}")
+    try:
+        run = known[name].load()
+    except ModuleNotFoundError as error:
+        stop(f"{name!r} needs {error.name}. Install it with: {INSTALL}", LACKING)
+    try:
+        run(list(context.args))
+    except SystemExit as end:  # argparse leaves by itself, after its own message
+        raise typer.Exit(end.code if isinstance(end.code, int) else 1) from None
+
+
+def _first_line(point: EntryPoint) -> str:
+    """The first line of the module's docstring."""
+    try:
+        import_module(point.module)
+    except ModuleNotFoundError as error:
+        return f"needs {error.name}: {INSTALL}"
+    return (sys.modules[point.module].__doc__ or "").strip().splitlines()[0]
 
 
 app.command(no_args_is_help=True)(table)

@@ -106,11 +106,7 @@ def _message(error: Exception) -> tuple[str, int]:
 
 
 class Output:
-    """Prints text for people, or one JSON object for scripts.
-
-    Args:
-        as_json: print nothing but the JSON object, at the end.
-    """
+    """Prints text for people, or nothing but one JSON object for scripts, at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -183,13 +179,3 @@ def figure(value: float) -> str:
         ('0.8123', '48,123', '3', '0.000123')
     """
     return number(value, 4) if math.isfinite(value) else "-"
-
-
-def percent(share: float) -> str:
-    """A share for people.
-
-    Examples:
-        >>> percent(0.051), percent(0.004)
-        ('5 %', '0.4 %')
-    """
-    return f"{100 * share:.0f} %" if share >= 0.01 or share == 0 else f"{100 * share:.1f} %"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from fractions import Fraction
 from importlib import metadata
 
 import torch
@@ -111,27 +110,11 @@ class Check:
         return abs(self.found - self.expected) <= TOLERANCE * max(1.0, abs(self.expected))
 
 
-def by_hand(ridge: int) -> dict[str, Fraction]:
-    """Ho, HeC0, HeC3 and the largest leverage, as fractions.
-
-    Examples:
-        >>> by_hand(0)["hec3"], by_hand(0)["ho"]
-        (Fraction(883, 10800), Fraction(5, 243))
-    """
-    inputs, targets = (1, 2, 2), (1, 2, 3)
-    curvature = 9 + ridge
-    weight = Fraction(11, curvature)
-    residuals = [y - weight * x for x, y in zip(inputs, targets, strict=True)]
-    leverages = [Fraction(x * x, curvature) for x in inputs]
-    left_out = [e / (1 - h) for e, h in zip(residuals, leverages, strict=True)]
-    aligned = [Fraction(x, curvature) for x in inputs]
-    noise = Fraction(sum(e * e for e in residuals)) / 3
-    return {
-        "ho": noise * sum(a * a for a in aligned),
-        "hec0": Fraction(sum(a * a * e * e for a, e in zip(aligned, residuals, strict=True))),
-        "hec3": Fraction(sum(a * a * u * u for a, u in zip(aligned, left_out, strict=True))),
-        "leverage": max(leverages),
-    }
+BY_HAND = {
+    0: {"ho": 5 / 243, "hec0": 56 / 2187, "hec3": 883 / 10800, "leverage": 4 / 9},
+    1: {"ho": 207 / 10000, "hec0": 273 / 10000, "hec3": 613 / 8100, "leverage": 4 / 10},
+}
+"""Variances at x = 1 and the largest leverage, by lambda."""
 
 
 def self_check(device: torch.device) -> list[Check]:
@@ -144,7 +127,7 @@ def self_check(device: torch.device) -> list[Check]:
     ]
     checks = []
     for name, ridge, structure in ways:
-        expected = by_hand(ridge)
+        expected = BY_HAND[ridge]
         model = nn.Linear(1, 1, bias=False, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             model.weight.fill_(11 / (9 + ridge))
@@ -155,5 +138,5 @@ def self_check(device: torch.device) -> list[Check]:
         u = tracer.predict(inputs[:1])
         found = {key: float(getattr(u, key)) for key in ("ho", "hec0", "hec3")}
         found["leverage"] = float(tracer.leverage.max())
-        checks += [Check(f"{key}, {name}", found[key], float(expected[key])) for key in expected]
+        checks += [Check(f"{key}, {name}", found[key], expected[key]) for key in expected]
     return checks

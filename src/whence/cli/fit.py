@@ -20,7 +20,7 @@ import whence
 from whence.cli import console
 from whence.cli.console import Output, figure, jsonable, stop
 from whence.errors import CorruptArtifactError, InputError
-from whence.tabular.storage import FIT, check_folder, replacing_folder
+from whence.tabular.fitted import FIT, check_folder, replacing_folder
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
 SAMPLE, SECONDS = 8, 20.0
@@ -130,14 +130,7 @@ def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Tr
 
 
 def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tuple[whence.Tracer, Any, list[str]]:
-    """The tracer that `whence fit --save` wrote, what a function of the spec returns, and notes.
-
-    Args:
-        folder: where it was saved.
-        spec: the Python file.
-        loader: the function of that file that returns the inputs.
-        progress: show how far along long work is.
-    """
+    """The tracer that `whence fit --save` wrote, what the function `loader` of the spec returns, and notes."""
     path = folder / DESCRIPTION
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -158,11 +151,7 @@ def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tu
 
 
 class SpecFile:
-    """A Python file that defines a network and its data; what goes wrong in it is reported as a fault of that file.
-
-    Args:
-        path: of the file, which is run.
-    """
+    """A Python file, which is run, with a network and its data; what goes wrong in it is a fault of that file."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,24 +13,15 @@ import typer
 
 import whence
 from whence.cli import console
-from whence.cli.console import Output, figure, percent
+from whence.cli.console import Output, figure
 from whence.cli.fit import DESCRIPTION, load_fit, write_report
-from whence.cli.table import (
-    ADVICE,
-    count_verdicts,
-    displayed_columns,
-    print_verdicts,
-    report_texts,
-    row_names,
-    write_csv,
-)
-from whence.display import number
+from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows, write_csv
+from whence.display import number, percent
 from whence.errors import InputError
 from whence.runtime.progress import Progress
 from whence.tabular.files import Table, read_table
-from whence.tabular.fitted import FittedTable
+from whence.tabular.fitted import FittedTable, load_table, read_description
 from whence.tabular.predictions import Predictions, Score, predict_rows
-from whence.tabular.storage import load_table, read_description
 
 if TYPE_CHECKING:
     import pandas
@@ -55,6 +47,9 @@ Spec = Annotated[
     typer.Option("--spec", help="The Python file that `whence fit` was given, if it was; it is run.", dir_okay=False),
 ]
 Loader = Annotated[str, typer.Option(help="The function of the spec that gives the inputs.")]
+
+NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")
+"""Of an explanation, that `whence explain` gives."""
 
 
 @console.handle_errors
@@ -198,27 +193,14 @@ def _load(
     return SavedTable(load_table(folder, progress), table, data)
 
 
-def _advice(verdict: str) -> str:
-    """What to do, where the training rows are listed below the advice and not in a column of a file."""
-    return ADVICE[verdict].replace("in `check`", "below")
-
-
 class SavedTable:
-    """Rows of a table, predicted by a saved fit.
-
-    Args:
-        fitted: the network and its fit.
-        table: the rows.
-        data: the file they came from.
-    """
+    """Rows of a table, predicted by a saved fit."""
 
     unit = "row"
     label = "label"
 
     def __init__(self, fitted: FittedTable, table: Table, data: Path) -> None:
-        self.fitted = fitted
-        self.table = table
-        self.name = data.name
+        self.fitted, self.table, self.name = fitted, table, data.name
         self.stem = data.name.split(".")[0] or "table"
         self.inputs = fitted.model.encode(table)
         self.notes = [*table.notes, *fitted.model.unrecognized(table)]
@@ -244,44 +226,22 @@ class SavedTable:
         hec3 = self._predictions.frame["hec3"] if rows is None else ()
         places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.name}", hec3)
         inputs, tracer = self.inputs[torch.as_tensor(places, device="cpu")], self.fitted.tracer
-        verdicts = tracer.explain(inputs, top=top)
-        shares = tracer.attribute(inputs, top=top, matrix=True)
-        assert shares.ho.matrix is not None  # asked for
+        verdicts, shares = tracer.explain(inputs, top=top), tracer.attribute(inputs, top=top)
         predicted = predict_rows(self.fitted, self.table.take(places)).frame
         return [
             {
                 "row": int(self.table.rows[place]),
                 "prediction": self._describe(predicted.iloc[at]),
-                "verdict": verdicts.verdicts[at],
-                "advice": _advice(verdicts.verdicts[at]),
-                "because": _because(verdicts, at),
-                "ratio": float(verdicts.ratio[at]),
-                "noise_p": float(verdicts.noise_p[at]),
-                "scarcity_p": float(verdicts.scarcity_p[at]),
-                "causes": [
-                    {
-                        "row": int(self.fitted.rows[example]),
-                        "hec3": float(shares.hec3.share[at, rank]),
-                        "ho": float(shares.ho.matrix[at, example]),
-                        **self._left_out(example),
-                    }
-                    for rank, example in enumerate(shares.hec3.index[at].tolist())
-                ],
+                **_verdict(verdicts, at, verdicts.reason(at)),
+                **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
+                "causes": _causes(shares, at, lambda example: int(self.fitted.rows[example]), self._left_out),
             }
             for at, place in enumerate(places)
         ]
 
     def report(self, out: Path) -> None:
-        """Write the report; with targets where all rows have one."""
-        model, values = self.fitted.model, self.fitted.model.targets(self.table)
-        self.fitted.tracer.report(
-            out,
-            model.batch(self.inputs, values) if numpy.isfinite(values).all() else self.inputs,
-            table=displayed_columns(model, self.table),
-            ids=(row_names(self.table.rows), row_names(self.fitted.rows, "training row")),
-            about=[f"{len(self.table):,} rows of {self.name}."],
-            **report_texts(model),
-        )
+        """Write the report on all rows."""
+        report_rows(out, self.fitted, self.table, f"{len(self.table):,} rows of {self.name}.")
 
     def _describe(self, row: Any) -> str:
         """A prediction in words."""
@@ -303,34 +263,14 @@ class SavedTable:
         return {"label": target.classes[index], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
 
 
-def _because(verdicts: whence.Explanation, at: int) -> str:
-    noise, chance = float(verdicts.noise[at]), float(verdicts.noise_p[at])
-    calm = chance <= 1 - verdicts.level and not bool(verdicts.noisier[at])
-    usual = ", which is usual among rows that are no noisier than others" if calm else ""
-    return (
-        f"squared errors of similar training rows are {noise:.2g} times the average (p = {chance:.2g}){usual}; "
-        f"{percent(float(verdicts.scarcity_p[at]))} of the training rows have as few others around them"
-    )
-
-
 class SavedNetwork:
-    """Inputs of a loader, predicted by the saved fit of a network of the user's own.
-
-    Args:
-        tracer: the fit.
-        inputs: what the loader gives.
-        notes: what was noticed while loading.
-        stem: the first part of the names of files.
-    """
+    """Inputs of a loader, predicted by the saved fit of a network of the user's own."""
 
     unit = "example"
     label = "residual"
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
-        self.tracer = tracer
-        self.inputs = inputs
-        self.notes = notes
-        self.stem = stem
+        self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
         """What `predict` and `explain` give, side by side."""
@@ -342,9 +282,8 @@ class SavedNetwork:
             frame.insert(1, "class", best.flatten().tolist())
             frame.insert(2, "probability", chance.flatten().tolist())
         if verdicts:
-            why = self.tracer.explain(self.inputs).to_frame()
-            names = ["verdict", "noise_p", "scarcity_p", "check", "near"]
-            frame[names] = why[names]
+            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
+            frame[names] = self.tracer.explain(self.inputs).to_frame()[names]
         return frame
 
     def scores(self) -> list[Score]:
@@ -353,26 +292,19 @@ class SavedNetwork:
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """Verdicts and causes; training examples are counted from zero, as `Tracer` does."""
-        verdicts = self.tracer.explain(self.inputs, top=top)
-        shares = self.tracer.attribute(self.inputs, top=top)
-        u = self.tracer.predict(self.inputs)
-        residuals, left_out = self.tracer.residuals.norm(dim=1), self.tracer.loo_residuals.norm(dim=1)
+        tracer, u = self.tracer, self.tracer.predict(self.inputs)
+        verdicts, shares = tracer.explain(self.inputs, top=top), tracer.attribute(self.inputs, top=top)
+        residuals, left_out = tracer.residuals.norm(dim=1), tracer.loo_residuals.norm(dim=1)
+
+        def sizes(example: int) -> dict[str, str]:
+            return {"label": number(float(residuals[example])), "without": number(float(left_out[example]))}
+
         return [
             {
                 "row": place + 1,
                 "prediction": _describe_outputs(u, place),
-                "verdict": verdicts.verdicts[place],
-                "because": verdicts.sentence(place).partition(": ")[2],
-                "advice": _advice(verdicts.verdicts[place]),
-                "causes": [
-                    {
-                        "row": example,
-                        "hec3": float(shares.hec3.share[place, rank]),
-                        "label": number(float(residuals[example])),
-                        "without": number(float(left_out[example])),
-                    }
-                    for rank, example in enumerate(shares.hec3.index[place].tolist())
-                ],
+                **_verdict(verdicts, place, verdicts.reason(place)),
+                "causes": _causes(shares, place, int, sizes),
             }
             for place in choose_places(rows, range(1, len(u) + 1), str(len(u)), u.hec3.sum(1))
         ]
@@ -380,6 +312,20 @@ class SavedNetwork:
     def report(self, out: Path) -> None:
         """Write the report on all inputs."""
         write_report(self.tracer, out, self.inputs)
+
+
+def _verdict(verdicts: whence.Explanation, at: int, because: str) -> dict[str, str]:
+    """A verdict, its reason and what to do; training rows are listed below it, and not in a column of a file."""
+    verdict = verdicts.verdicts[at]
+    return {"verdict": verdict, "because": because, "advice": ADVICE[verdict].replace("in `check`", "below")}
+
+
+def _causes(
+    shares: whence.Attribution, at: int, row: Callable[[int], int], left_out: Callable[[int], dict[str, str]]
+) -> list[dict[str, Any]]:
+    """The training examples with the largest shares of a prediction's HeC3."""
+    pairs = zip(shares.hec3.index[at].tolist(), shares.hec3.share[at].tolist(), strict=True)
+    return [{"row": row(example), "hec3": share, **left_out(example)} for example, share in pairs]
 
 
 def _predicts_classes(u: whence.Uncertainty) -> bool:
@@ -397,13 +343,7 @@ def _describe_outputs(u: whence.Uncertainty, place: int) -> str:
 
 
 def choose_places(named: list[int] | None, rows: Any, last: str, variances: Any) -> list[int]:
-    """Positions of the rows that are named, or of those with the largest variances.
-
-    Args:
-        named: numbers of rows.
-        rows: (m,) number of each row.
-        last: the last row that there is, in words.
-        variances: (m,) of the predictions.
+    """Positions of the rows that are named, or of those with the largest variances; `last` is the last row there is.
 
     Examples:
         >>> choose_places(None, [1, 2, 3], "3", [1.0, 5.0, 3.0]), choose_places([3], [1, 2, 3], "3", [1.0, 5.0, 3.0])

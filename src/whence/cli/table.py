@@ -11,13 +11,13 @@ import numpy
 import typer
 
 from whence.cli import console
-from whence.cli.console import Output, figure, percent, stop
+from whence.cli.console import Output, figure, stop
+from whence.display import percent
 from whence.io.files import replacing
 from whence.runtime.progress import Progress
 from whence.tabular.files import Table, read_table
-from whence.tabular.fitted import FittedTable, Prepared, TableModel, fit_table, prepare
+from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.predictions import Predictions, affordable_rows, predict_rows
-from whence.tabular.storage import check_folder, save_table
 from whence.tabular.target import Task
 
 ADVICE = {
@@ -103,7 +103,7 @@ def table(
     )
     content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
     _print_data(output, content)
-    fitted = fit_table(prepared, structure=structure, seed=seed, progress=not quiet)
+    fitted = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet)
     predictions = predict_rows(fitted, read, _rows_to_explain(prepared, verdicts))
     suspicion = numpy.full(len(read), numpy.nan)
     suspicion[prepared.split.train] = fitted.tracer.training_frame()["suspicion"].to_numpy()
@@ -140,36 +140,35 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
     """Write the report on the held-out rows."""
     test, train = prepared.table.take(prepared.split.test), prepared.table.take(prepared.split.train)
     many = len(test) > ALL_TRACED
-    unexplained = " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
+    about = (
+        f"{len(test):,} rows of {name} that the network was not trained on. Rows are counted from 1, below the "
+        "names of the columns."
+    )
+    about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
+    report_rows(path, fitted, test, about, train, traced=TRACED if many else len(test))
+
+
+def report_rows(
+    path: Path, fitted: FittedTable, table: Table, about: str, train: Table | None = None, traced: int = TRACED
+) -> None:
+    """Write the report on the rows of a table; with targets where all of them have one."""
+    model, inputs = fitted.model, fitted.model.encode(table)
+    values, target = model.targets(table), model.target
+    shown, trained = (
+        None if one is None else {column.name: column.display(one.columns[column.name]) for column in model.columns}
+        for one in (table, train)
+    )
+    word = "row" if train is not None else "training row"
     fitted.tracer.report(
         path,
-        fitted.model.batch(fitted.model.encode(test), prepared.values[prepared.split.test]),
-        table=(displayed_columns(fitted.model, test), displayed_columns(fitted.model, train)),
-        ids=(row_names(test.rows), row_names(train.rows)),
-        about=[
-            f"{len(test):,} rows of {name} that the network was not trained on. Rows are counted from 1, below the "
-            f"names of the columns.{unexplained}"
-        ],
-        traced=TRACED if many else len(test),
-        **report_texts(fitted.model),
+        model.batch(inputs, values) if numpy.isfinite(values).all() else inputs,
+        table=(shown, trained),
+        ids=([f"row {row}" for row in table.rows], [f"{word} {row}" for row in fitted.rows]),
+        title=f"{target.name}: how uncertain are predictions, and why?",
+        names=list(target.classes) or [target.name],
+        about=[about],
+        traced=traced,
     )
-
-
-def report_texts(model: TableModel) -> dict[str, Any]:
-    """The title of a report, and what the outputs are called."""
-    target = model.target
-    names = list(target.classes) or [target.name]
-    return {"title": f"{target.name}: how uncertain are predictions, and why?", "names": names}
-
-
-def row_names(rows: Any, what: str = "row") -> list[str]:
-    """What rows are called in a report."""
-    return [f"{what} {row}" for row in rows]
-
-
-def displayed_columns(model: TableModel, table: Table) -> dict[str, Any]:
-    """The columns that are used, for people."""
-    return {column.name: column.display(table.columns[column.name]) for column in model.columns}
 
 
 def _data_summary(prepared: Prepared) -> dict[str, Any]:
@@ -197,11 +196,11 @@ def _fit_summary(prepared: Prepared, fitted: FittedTable, predictions: Predictio
             "validation_rows": sum(map(len, split.validation)),
         },
         "fit": {
-            "structure": fitted.structure,
+            "structure": tracer.diagnostics["structure"],
             "ridge": tracer.ridge,
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "newton_change": float(tracer.diagnostics["Newton change"]),
-            "recentered": fitted.recentered,
+            "recentered": tracer.loo.recenter,
         },
         "scores": {one.name: {"value": one.value, "words": one.words} for one in predictions.scores(split.test)},
         "verdicts": {"held_out": count_verdicts(verdicts.iloc[split.test]), "all": count_verdicts(verdicts)},

@@ -1,12 +1,10 @@
 """Curvatures: the bread of the sandwich."""
 
-from whence.curvature.auto import Auto
 from whence.curvature.base import FittedCurvature, Groups, Meats, NewtonStep, Predicted, RidgePath, Sandwich, Structure
-from whence.curvature.core import Core
+from whence.curvature.core import Core, Sketch
 from whence.curvature.ekfac import EKFAC, KFAC, Diagonal
-from whence.curvature.exact import Exact
+from whence.curvature.exact import Auto, Exact
 from whence.curvature.iterative import conjugate_gradients
-from whence.curvature.sketch import Sketch
 
 __all__ = [
     "EKFAC",

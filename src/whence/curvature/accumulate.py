@@ -403,9 +403,9 @@ class LayerGradients:
                 gradients += 4.0 * sum(part.numel() for part in parts) / n
         return activations, gradients, workspace
 
-    def require_factors(self, largest_exact: int) -> None:
+    def require_factors(self) -> None:
         """Raise when the Kronecker factors and their eigenvectors do not fit in memory."""
-        need = decomposition_bytes(self.blocks, largest_exact)
+        need = decomposition_bytes(self.blocks)
         what = f"the Kronecker factors of the {len(self.blocks)} blocks of parameters"
         self.problem.budget.require(FRAGMENTED * need, what, self._alternatives())
 
@@ -553,26 +553,32 @@ def check_gradients(rows: Tensor, start: int) -> None:
 
 
 LARGEST_SIDE = 8192  # a layer with more inputs, or outputs, has no eigenbasis on that side: a factor has their square
+LARGEST_EXACT = 1024  # weights of a block without a Kronecker form that is kept exactly, as a diagonal above
 SUMS_PER_COORDINATE = 26.0  # sums, weights, and what is made on the way to them, in float64 numbers: peaks of real fits
 SUMS_PER_WEIGHT = 5.0  # scores and Newton steps, in float64 numbers for each weight
 FRAGMENTED = 1.1  # a heap in which factors and eigenvectors come and go takes so many times what they take
 
 
-def factor_bytes(blocks: Sequence[Block], largest_exact: int) -> tuple[float, float]:
+def kept_exactly(block: Block) -> bool:
+    """Whether a block without a Kronecker form (norms, biases, bare parameters) has a matrix, and not a diagonal."""
+    return block.numel <= LARGEST_EXACT
+
+
+def factor_bytes(blocks: Sequence[Block]) -> tuple[float, float]:
     """Bytes of all Kronecker factors, in float64, and of the largest one."""
     each = []
     for block in blocks:
         shape = block.matrix_shape
         if block.kind == "kronecker":
             each += [shape[0] * side**2 for side in shape[1:] if side <= LARGEST_SIDE]
-        elif block.kind == "rows" or block.numel <= largest_exact:
+        elif block.kind == "rows" or kept_exactly(block):
             each.append(shape[-1] ** 2)
     return 8.0 * sum(each), 8.0 * max(each, default=0)
 
 
-def decomposition_bytes(blocks: Sequence[Block], largest_exact: int) -> float:
+def decomposition_bytes(blocks: Sequence[Block]) -> float:
     """All factors, the eigenvectors of those that are decomposed, and the workspace for the largest."""
-    total, largest = factor_bytes(blocks, largest_exact)
+    total, largest = factor_bytes(blocks)
     return 2.0 * total + 4.0 * largest
 
 

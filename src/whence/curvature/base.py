@@ -20,17 +20,11 @@ from whence.jacobian.linearization import Linearization
 
 @dataclass(frozen=True)
 class Groups:
-    """Which training examples belong together.
+    """Which training examples belong together."""
 
-    Attributes:
-        index: (n,) number of each example's group, counted from zero.
-        total: number of groups.
-        counted: number of groups with an example of weight above zero.
-    """
-
-    index: Tensor
-    total: int
-    counted: int
+    index: Tensor  # (n,) number of each example's group, counted from zero
+    total: int  # number of groups
+    counted: int  # number of groups with an example of weight above zero
 
     @classmethod
     def of(cls, labels: Any, problem: Linearization) -> Groups:
@@ -69,10 +63,8 @@ class Groups:
 def groups_within_memory(index: Tensor, problem: Linearization, numbers_each: float) -> Iterator[Tensor]:
     """Positions (groups, size) of the members of so many groups of one size at once as memory allows.
 
-    Args:
-        index: (n,) number of each example's group.
-        problem: whose memory budget counts.
-        numbers_each: numbers held for each output of a member, beside the square of the group's own.
+    Groups are given by number (n,); `numbers_each` are held for each output of a member, beside the square of the
+    group's own.
     """
     order = torch.argsort(index, stable=True)
     sizes = torch.bincount(index)
@@ -201,24 +193,15 @@ class Sandwich(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedCurvature(ABC):
-    """A fitted curvature.
+    """A fitted curvature."""
 
-    Attributes:
-        problem: the linearized training problem.
-        ridge: lambda, on the sum scale.
-        leverage_blocks: (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples.
-        degrees_of_freedom: trace of the hat matrix, sum s / (s + lambda).
-        notes: what was approximated or repaired, in words.
-        path: the leave-one-out curve when the ridge was chosen by it.
-        tf32: whether single-precision products on a GPU may be rounded to TF32, as far as this curvature goes.
-    """
-
-    problem: Linearization
-    ridge: float
-    leverage_blocks: Tensor
-    degrees_of_freedom: float
-    notes: list[str]
-    path: RidgePath | None = None
+    problem: Linearization  # the linearized training problem
+    ridge: float  # lambda, on the sum scale
+    leverage_blocks: Tensor  # (n, k, k) blocks J_i F_lam^-1 J_i^T of the training examples
+    degrees_of_freedom: float  # trace of the hat matrix, sum s / (s + lambda)
+    notes: list[str]  # what was approximated or repaired, in words
+    path: RidgePath | None = None  # the leave-one-out curve when the ridge was chosen by it
+    # whether single-precision products on a GPU may be rounded to TF32, as far as this curvature goes
     tf32: bool = False
 
     @abstractmethod
@@ -251,12 +234,7 @@ class FittedCurvature(ABC):
         return vectors / self.ridge if self.ridge > 0 else vectors
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedCurvature:
-        """The same curvature with another ridge, for less than a fit costs.
-
-        Args:
-            ridge: lambda on the sum scale, above zero.
-            meat_roots: as of `Structure.fit`.
-        """
+        """The same curvature with another ridge above zero, for less than a fit costs; `meat_roots` as of a fit."""
         raise InputError(
             f"expected a structure that keeps its curvature apart from the ridge, got {type(self).__name__}, which "
             f"solves for every training example anew. Fit again with ridge={ridge:g}."
@@ -264,16 +242,12 @@ class FittedCurvature(ABC):
 
 
 class Structure(ABC):
-    """Options of a curvature, not fitted yet.
-
-    Attributes:
-        policy: how leave-one-out residuals follow from this structure's leverages by default.
-        tf32: whether rounding single-precision products to TF32 leaves its answers as they are.
-    """
+    """Options of a curvature, not fitted yet."""
 
     name: ClassVar[str]
+    # how leave-one-out residuals follow from this structure's leverages by default
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "exact"
-    tf32: ClassVar[bool] = False
+    tf32: ClassVar[bool] = False  # whether rounding single-precision products to TF32 leaves its answers as they are
 
     @property
     def takes_groups(self) -> bool:
@@ -308,11 +282,12 @@ class Structure(ABC):
         """
 
 
-def times_hessian(vectors: Tensor, roots: Tensor | None) -> Tensor:
-    """L_i v_i for vectors (..., n, k), with the Hessians L = R R^T in the outputs; `None` for the identity."""
+def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice = slice(None)) -> Tensor:
+    """L_i v_i for vectors (..., n, k) of some examples, with the Hessians L = R R^T; `None` for the identity."""
     if roots is None:
         return vectors
-    return torch.einsum("nkq,...nq->...nk", roots, torch.einsum("nkq,...nk->...nq", roots, vectors))
+    some = roots[where]
+    return torch.einsum("nkq,...nq->...nk", some, torch.einsum("nkq,...nk->...nq", some, vectors))
 
 
 def trace_of_hat(leverage_blocks: Tensor, roots: Tensor | None) -> float:
@@ -328,6 +303,23 @@ class AlignedCurvature(FittedCurvature):
     @abstractmethod
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield alignments a (m, k, n, k) with all training examples and J F_lam^-1 J^T (m, k, k), in order."""
+
+    @abstractmethod
+    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Rows (m, k, d) of a batch, as many inputs at once as memory allows."""
+
+    @abstractmethod
+    def solve(self, vectors: Tensor) -> Tensor:
+        """F_lam^-1 v for vectors (q, d)."""
+
+    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
+        """Solve for the rows of the inputs, and multiply by those of the others."""
+        found, j = [], self.problem.output_count(others[0])
+        for rows in self.blocks(inputs):
+            solved = self.solve(rows.flatten(0, 1))
+            parts = [solved @ other.flatten(0, 1).T for batch in others for other in self.blocks(batch)]
+            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, j))
+        return torch.cat(found)
 
     def sandwich(self, meats: Meats) -> AlignmentSandwich:
         """Keep the weights: alignments are computed for each prediction."""

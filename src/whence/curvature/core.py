@@ -1,4 +1,4 @@
-"""The core: exact algebra on the largest coordinates of the Kronecker eigenbasis, over all layers together."""
+"""Exact algebra on few features: the largest coordinates of the Kronecker eigenbasis (the core), or a random sketch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import LayerGradients, factor_bytes
+from whence.curvature.accumulate import LayerGradients, factor_bytes, working_precision
 from whence.curvature.base import FeatureStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import factor_stages, factor_steps
-from whence.curvature.kronecker import LARGEST_EXACT, KroneckerFactors, SpectrumSums
+from whence.curvature.kronecker import KroneckerFactors, SpectrumSums
 from whence.curvature.primal import (
     FittedPrimal,
     Projected,
@@ -27,6 +27,7 @@ from whence.curvature.primal import (
 )
 from whence.curvature.rotation import Basis
 from whence.errors import InputError
+from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Linearization
 
 
@@ -41,7 +42,6 @@ class Core(FeatureStructure):
         share: of EKFAC's effective degrees of freedom to capture.
         largest: most coordinates to take.
         tolerance: as of EKFAC: coordinates outside the truncated basis are never taken.
-        largest_exact: blocks without a Kronecker form are rotated to their eigenvectors up to this size.
         basis: as of EKFAC.
 
     Examples:
@@ -58,7 +58,6 @@ class Core(FeatureStructure):
     share: float = 0.99
     largest: int = 8192
     tolerance: float = 1e-3
-    largest_exact: int = LARGEST_EXACT
     basis: Literal["positions", "gradients"] = "positions"
 
     def __post_init__(self) -> None:
@@ -70,9 +69,9 @@ class Core(FeatureStructure):
         """Factors, eigenvalues, then the primal algebra on the chosen coordinates."""
         stream = LayerGradients(problem)
         notes = list(stream.notes)
-        bases = stream.accumulate(
-            KroneckerFactors(stream, self.largest_exact, whole=self.basis == "gradients")
-        ).eigenbases(ridge or 0.0, self.tolerance, notes)
+        bases = stream.accumulate(KroneckerFactors(stream, whole=self.basis == "gradients")).eigenbases(
+            ridge or 0.0, self.tolerance, notes
+        )
         spectrum = [s.inside for s in stream.accumulate(SpectrumSums(stream, bases)).spectrum().curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
@@ -113,7 +112,7 @@ class Core(FeatureStructure):
         """Memory and work of a fit."""
         affordable = int((sizes.limit / primal_bytes(1)) ** 0.5)
         r = min(self.size or min(self.largest, affordable), sizes.d)
-        return core_cost(sizes, self.name, r, self.largest_exact)
+        return core_cost(sizes, self.name, r)
 
 
 def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
@@ -150,15 +149,101 @@ def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> flo
     return float(d) * (4 * (points + sources * (columns + 1)) + 8 * 8 * (columns + 2))
 
 
+@dataclass(frozen=True)
+class Sketch(FeatureStructure):
+    """The exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
+
+    Args:
+        size: number of features over all blocks; small blocks are kept whole.
+        seed: of the projections.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 30, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> tracer = whence.fit(net, [(x, x**2)], structure=whence.Sketch(size=12), ridge=0.1, progress=False)
+        >>> tracer.predict(x[:2]).hec3.shape
+        torch.Size([2, 1])
+    """
+
+    name: ClassVar[str] = "sketch"
+    size: int = 6144
+    seed: int = 0
+
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
+        """Draw the projections, then the primal algebra."""
+        features = sketch_features(LayerGradients(problem), self.size, self.seed)
+        r = features.size
+        problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
+        features.notes.append(f"random sketch of {r} features for {problem.selection.size} weights")
+        return FittedPrimal.fit(leaving(problem, r), features, ridge)
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of a fit."""
+        return sketch_cost(sizes, self.name, min(self.size, sizes.d))
+
+
+def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
+    """Random projections of the gradients to about `size` features, the same in all processes."""
+    problem = stream.problem
+    generator = torch.Generator("cpu").manual_seed(seed)
+    shares = allot([block.numel for block in stream.blocks], size)
+    bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
+    moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
+    problem.passes.process_group.share([one for basis in moved for one in basis.tensors], 0, "the sketch")
+    indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
+    return Projected(stream, moved, indices, None, list(stream.notes), orthonormal=False)
+
+
+def allot(sizes: Sequence[int], total: int) -> list[int]:
+    """Share features out over blocks: small blocks whole, the rest evenly.
+
+    Examples:
+        >>> allot([10, 1000, 1000], 110)
+        [10, 50, 50]
+    """
+    shares = [0] * len(sizes)
+    left = total
+    for rank, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
+        shares[at] = min(sizes[at], max(1, left // (len(sizes) - rank)))
+        left -= shares[at]
+    return shares
+
+
+def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
+    """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
+    if share >= block.numel:
+        return Basis(block)
+    if block.kind == "dense":
+        return Basis(block, inputs=orthonormal(1, block.numel, share, generator)[0])
+    if block.kind == "rows":
+        columns = max(1, share // block.matrix_shape[0])
+        return Basis(block, outputs=orthonormal(1, block.matrix_shape[1], columns, generator))
+    e, o, i = block.matrix_shape
+    each = max(1, share // e)
+    above = min(o, max(1, round(each**0.5)))
+    below = min(i, max(1, each // above))
+    above = min(o, max(1, each // below))
+    return Basis(block, orthonormal(e, i, below, generator), orthonormal(e, o, above, generator))
+
+
+def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Random orthonormal columns scaled so that U U^T is the identity on average: (groups, size, columns)."""
+    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64, device="cpu")
+    vectors: Tensor = torch.linalg.qr(normal).Q
+    scaled: Tensor = vectors * math.sqrt(size / columns)
+    return scaled
+
+
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def core_cost(sizes: ProblemSizes, name: str, r: int, largest_exact: int) -> Cost:
+def core_cost(sizes: ProblemSizes, name: str, r: int) -> Cost:
     """Of the exact algebra on r coordinates of the Kronecker eigenbasis, at most."""
-    bases = factor_bytes(sizes.blocks, largest_exact)[0] * sizes.working / 8
-    stages = factor_stages(sizes, largest_exact)
+    bases = factor_bytes(sizes.blocks)[0] * sizes.working / 8
+    stages = factor_stages(sizes)
     stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
-    steps = {**factor_steps(sizes, largest_exact), "eigenvalues": _feature_rows(sizes, sizes.n, sizes.n)}
+    steps = {**factor_steps(sizes), "eigenvalues": _feature_rows(sizes, sizes.n, sizes.n)}
     found = sketch_cost(sizes, name, r, bases)
     sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
     if sample is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -131,18 +131,12 @@ class FittedDual(AlignedCurvature):
                 aligned = self.project(here.flatten(0, 1)).reshape(*here.shape[:2], problem.n, problem.k)
                 yield part, here, aligned
 
-    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
-        """Solve for the rows of the inputs, and multiply by those of the others."""
-        j = self.problem.output_count(others[0])
-        found = []
-        for rows in self.blocks(inputs):
-            solved = self.precondition(rows.flatten(0, 1))
-            parts = [solved @ other.flatten(0, 1).T for batch in others for _, other in self.features.rows(batch, j)]
-            found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, j))
-        return torch.cat(found)
-
     def precondition(self, vectors: Tensor) -> Tensor:
-        """The inverse itself: F_lam^-1 v = (v - J^T L a) / lambda with a = J F_lam^-1 v."""
+        """The inverse itself."""
+        return self.solve(vectors)
+
+    def solve(self, vectors: Tensor) -> Tensor:
+        """F_lam^-1 v = (v - J^T L a) / lambda with a = J F_lam^-1 v, for vectors (q, d)."""
         problem = self.problem
         aligned = self.project(self.rows.times(vectors)).reshape(len(vectors), problem.n, problem.k)
         curved = times_hessian(aligned, problem.hessian_roots)

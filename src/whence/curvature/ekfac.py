@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_bytes, sums_bytes
+from whence.curvature.accumulate import LayerGradients, decomposition_bytes, factor_bytes, kept_exactly, sums_bytes
 from whence.curvature.base import LayerStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.kronecker import (
-    LARGEST_EXACT,
     DiagonalMoments,
     KroneckerFactors,
     SpectrumSums,
@@ -35,7 +34,6 @@ class EKFAC(LayerStructure):
         corner: number of leading directions on each side of a layer among which "two_bases" rotates, or `None` for all.
         tolerance: share of the homoscedastic variance that may lie outside the leading directions of the eigenbasis,
             which have an eigenvalue each; the others share their mean. Zero keeps all directions.
-        largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
 
     Examples:
         >>> import torch, whence
@@ -48,7 +46,6 @@ class EKFAC(LayerStructure):
 
     name: ClassVar[str] = "ekfac"
     tolerance: float = 1e-2
-    largest_exact: int = LARGEST_EXACT
     meat: Literal["one_basis", "two_bases"] = "one_basis"
     basis: Literal["positions", "gradients"] = "positions"
     corner: int | None = 64
@@ -71,9 +68,9 @@ class EKFAC(LayerStructure):
         if self.tolerance <= 0:  # the sums of all coordinates are known before the first pass
             gradients.require_sums([Basis(block) for block in gradients.blocks])
         with gradients.cached():
-            bases = gradients.accumulate(
-                KroneckerFactors(gradients, self.largest_exact, whole=self.basis == "gradients")
-            ).eigenbases(lam, self.tolerance, notes)
+            bases = gradients.accumulate(KroneckerFactors(gradients, whole=self.basis == "gradients")).eigenbases(
+                lam, self.tolerance, notes
+            )
             gradients.require_sums(bases)
             if self.meat == "two_bases":
                 sums = gradients.accumulate(TwoBasisSpectrumSums(gradients, bases, noise, self.corner))
@@ -88,15 +85,12 @@ class EKFAC(LayerStructure):
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
         two_bases = self.meat == "two_bases" and self.corner is None
-        return kronecker_cost(sizes, self.name, self.largest_exact, two_bases, bounded=self.tolerance > 0)
+        return kronecker_cost(sizes, self.name, two_bases, bounded=self.tolerance > 0)
 
 
 @dataclass(frozen=True)
 class KFAC(LayerStructure):
     """Kronecker factors without corrected eigenvalues. For comparison: EKFAC costs one more pass and is never worse.
-
-    Args:
-        largest_exact: blocks without a Kronecker form are kept exactly up to this size, as a diagonal above.
 
     Examples:
         >>> import torch, whence
@@ -107,7 +101,6 @@ class KFAC(LayerStructure):
     """
 
     name: ClassVar[str] = "kfac"
-    largest_exact: int = LARGEST_EXACT
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedSpectral:
         """As EKFAC, with products of the factors' eigenvalues for the blocks that have two factors."""
@@ -116,7 +109,7 @@ class KFAC(LayerStructure):
         notes, noise = list(gradients.notes), noise_covariance(problem)
         gradients.require_sums([Basis(block) for block in gradients.blocks])
         with gradients.cached():
-            bases, products = gradients.accumulate(KroneckerFactors(gradients, self.largest_exact)).eigenpairs(notes)
+            bases, products = gradients.accumulate(KroneckerFactors(gradients)).eigenpairs(notes)
             measured = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
             curvature = [
                 moments if product is None else DiagonalMoments(product, 0.0)
@@ -128,7 +121,7 @@ class KFAC(LayerStructure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        return kronecker_cost(sizes, self.name, self.largest_exact)
+        return kronecker_cost(sizes, self.name)
 
 
 @dataclass(frozen=True)
@@ -183,36 +176,34 @@ def diagonal_cost(sizes: ProblemSizes, name: str) -> Cost:
     return Cost(name, stages={"sums and weights": memory}, steps=steps, prediction=prediction)
 
 
-def kronecker_cost(
-    sizes: ProblemSizes, name: str, largest_exact: int, two_bases: bool = False, bounded: bool = False
-) -> Cost:
+def kronecker_cost(sizes: ProblemSizes, name: str, two_bases: bool = False, bounded: bool = False) -> Cost:
     """Of Kronecker factors and sums of squares in their eigenbasis; the meats may have a basis of their own."""
-    bases = factor_bytes(sizes.blocks, largest_exact)[0] * sizes.working / 8
+    bases = factor_bytes(sizes.blocks)[0] * sizes.working / 8
     sums = sums_bytes(sizes.d, sizes.d, sizes.working)
     if two_bases:
         bases, sums = 3.0 * bases, sums + 8.0 * 4 * sizes.d
-    stages = factor_stages(sizes, largest_exact)
+    stages = factor_stages(sizes)
     stages["sums and weights"] = bases + sums + sizes.layer_bytes + sizes.example_bytes
     steps, prediction = _spectral_work(sizes, sizes.rotations)
-    return Cost(name, stages, {**factor_steps(sizes, largest_exact), **steps}, prediction, bounded)
+    return Cost(name, stages, {**factor_steps(sizes), **steps}, prediction, bounded)
 
 
-def factor_stages(sizes: ProblemSizes, largest_exact: int) -> dict[str, float]:
+def factor_stages(sizes: ProblemSizes) -> dict[str, float]:
     """Bytes of the Kronecker factors, and of their eigendecomposition."""
     return {
-        "factors": factor_bytes(sizes.blocks, largest_exact)[0] + sizes.layer_bytes,
-        "eigenvectors": decomposition_bytes(sizes.blocks, largest_exact),
+        "factors": factor_bytes(sizes.blocks)[0] + sizes.layer_bytes,
+        "eigenvectors": decomposition_bytes(sizes.blocks),
     }
 
 
-def factor_steps(sizes: ProblemSizes, largest_exact: int) -> dict[str, Work]:
+def factor_steps(sizes: ProblemSizes) -> dict[str, Work]:
     """Work of the Kronecker factors, and of their eigendecomposition."""
     cubes = 0.0
     for block in sizes.blocks:
         shape = block.matrix_shape
         if block.kind == "kronecker":
             cubes += shape[0] * (float(shape[1]) ** 3 + float(shape[2]) ** 3)
-        elif block.kind == "rows" or block.numel <= largest_exact:
+        elif block.kind == "rows" or kept_exactly(block):
             cubes += float(shape[-1]) ** 3
     factors = Work(read=sizes.n, layers=sizes.n, working=sizes.n * sizes.rotations)
     return {"factors": factors, "eigenvectors": Work(cubes=cubes)}

@@ -1,12 +1,16 @@
-"""The exact structure: three roads to the same numbers, chosen by size."""
+"""The exact structure, three roads to the same numbers; and the default one, which is exact where that is quick."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
+import torch
+
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure
+from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative, IterativeSolver
@@ -16,6 +20,8 @@ from whence.jacobian.linearization import Linearization
 from whence.runtime.memory import Budget, readable
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
+
+OPERATIONS = {"cpu": 2e12, "cuda": 2e14}  # floating-point, of an exact fit that is quick: about a minute
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,82 @@ def _instead(problem: Linearization) -> str:
         + "a smaller chunk_size where its rows are what is too large; "
         "structure=whence.Exact(road='matrix_free') for a handful of test points; or a larger max_memory."
     )
+
+
+@dataclass(frozen=True)
+class Auto(Structure):
+    """Choose the structure by size: exact where it fits in memory and takes about a minute at most, else the core.
+
+    Diagnostics say which one was taken, and why.
+
+    Examples:
+        >>> import torch, whence
+        >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+        >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
+        >>> tracer = whence.fit(net, [(x, 2 * x + 1)], structure="auto", ridge=0.1)
+        >>> tracer.diagnostics["structure"]
+        'exact'
+    """
+
+    name: ClassVar[str] = "auto"
+
+    @property
+    def takes_groups(self) -> bool:
+        """Both the exact structure and the core do."""
+        return True
+
+    @property
+    def additive(self) -> bool:
+        """Both the primal road and the core are made of sums over examples."""
+        return True
+
+    def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
+        """Exact by the road that takes fewer operations, if it fits; else the core."""
+        return choose(
+            problem.n * problem.k,
+            problem.selection.size,
+            lambda road: memory_needed(problem, road),
+            problem.budget.limit,
+            problem.device,
+            dual=not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
+        )
+
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
+        """Fit the structure that was chosen."""
+        return self.resolve(problem, ridge)[0].fit(problem, ridge, meat_roots)
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Memory and work of the structure that would be chosen."""
+
+        def memory(road: Road) -> float:
+            return Exact(road).cost(sizes).memory
+
+        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device, sizes.dual)
+        return chosen.cost(sizes)
+
+
+def choose(
+    numbers: int,
+    size: int,
+    memory: Callable[[Road], float],
+    limit: float,
+    device: torch.device,
+    dual: bool = True,
+) -> tuple[Structure, str]:
+    """Exact by the road that takes fewer operations, if it fits, else the core; and why.
+
+    For n k `numbers` and d `size`; `dual` says whether the dual road may be taken.
+    """
+    operations: dict[Road, float] = {"primal": float(size) ** 2 * (numbers + size)}
+    if dual:
+        operations["dual"] = float(numbers) ** 2 * (numbers + size)
+    roads = sorted(operations, key=operations.__getitem__)
+    most = OPERATIONS["cuda" if device.type == "cuda" else "cpu"]
+    for road in roads:
+        if operations[road] <= most and memory(road) <= limit:
+            return Exact(road), f"{road} road: {readable(memory(road))}, {operations[road]:.0e} operations"
+    road = roads[0]
+    return Core(), f"exact would take {readable(memory(road))} and {operations[road]:.0e} operations ({road} road)"
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

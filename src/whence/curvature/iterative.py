@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -102,8 +102,7 @@ class IterativeSolver:
         result = torch.zeros_like(vectors)
         for batch in problem.batches:
             along = self.jacobian.jvp(batch.inputs, vectors)  # (q, n, k)
-            roots = None if problem.hessian_roots is None else problem.hessian_roots[batch.rows]
-            result += self.jacobian.vjp(batch.inputs, times_hessian(along, roots))
+            result += self.jacobian.vjp(batch.inputs, times_hessian(along, problem.hessian_roots, batch.rows))
         return result
 
     def solve(self, vectors: Tensor) -> tuple[Tensor, float]:
@@ -170,6 +169,10 @@ class FittedIterative(AlignedCurvature):
         """Of the network."""
         return self.solver.jacobian
 
+    def blocks(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Rows (m, k, d) of a batch, some at a time."""
+        yield from (rows for _, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)))
+
     def align(self, solved: Tensor) -> Tensor:
         """J_i v for every training example: (q, d) -> (q, n, k)."""
         parts = [self.jacobian.jvp(batch.inputs, solved) for batch in self.problem.batches]
@@ -179,16 +182,6 @@ class FittedIterative(AlignedCurvature):
         """K solves a test point, then products with the Jacobian of the training examples."""
         for where, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)):
             yield where, self._align(self.solve(rows.flatten(0, 1)), len(rows))
-
-    def products(self, inputs: Inputs, others: Sequence[Inputs]) -> Tensor:
-        """K solves an input, then products with the Jacobian of the others."""
-        k = self.problem.output_count(inputs)
-        found = []
-        for _, rows in self.jacobian.rows(inputs, k):
-            solved = self.solve(rows.flatten(0, 1))
-            along = torch.cat([self.jacobian.jvp(batch, solved) for batch in others], dim=1)  # (m k, p, k)
-            found.append(along.reshape(len(rows), k, *along.shape[1:]))
-        return torch.cat(found)
 
     def _align(self, solved: Tensor, m: int) -> Iterator[tuple[slice, Tensor]]:
         for batch in self.problem.read("alignments"):
@@ -209,7 +202,7 @@ class FittedIterative(AlignedCurvature):
 
     def aligned(self, inputs: Inputs) -> Iterator[tuple[Tensor, Tensor]]:
         """K solves a test point, then one pass over the training data."""
-        for _, rows in self.jacobian.rows(inputs, self.problem.output_count(inputs)):
+        for rows in self.blocks(inputs):
             solved = self.solve(rows.flatten(0, 1))
             alignments = self.align(solved).reshape(*rows.shape[:2], self.problem.n, self.problem.k)
             yield alignments, rows @ solved.reshape(rows.shape).transpose(1, 2)

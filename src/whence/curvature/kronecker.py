@@ -23,6 +23,7 @@ from whence.curvature.accumulate import (
     ConstantCotangents,
     Cotangents,
     LayerGradients,
+    kept_exactly,
     working_precision,
 )
 from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, combine, outer, products_are_rounded, raised
@@ -34,9 +35,6 @@ from whence.runtime.processes import Processes, assign_by_cost
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
 PANELS = 4  # of about equal width, 5/8 of the products of the whole, make a symmetric product
 LEAST_PANEL = 64  # columns: with fewer, a second thread has too little to do
-LARGEST_EXACT = (
-    1024  # blocks without a Kronecker form (norms, biases, bare parameters) up to this size are kept exactly
-)
 LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
 MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
 EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
@@ -145,8 +143,8 @@ class Factors:
         return {f"{name}.{key}": value for key, value in found.items() if value is not None}
 
     @classmethod
-    def empty(cls, block: Block, largest_exact: int, device: torch.device, without_basis: int | None = None) -> Factors:
-        """Zeros of the right sizes; dense blocks above `largest_exact` entries and very long sides get no matrix.
+    def empty(cls, block: Block, device: torch.device, without_basis: int | None = None) -> Factors:
+        """Zeros of the right sizes; large dense blocks and very long sides get no matrix.
 
         Nor do the outputs of a layer that has `without_basis` of them, see `outputs_without_basis`.
         """
@@ -161,7 +159,7 @@ class Factors:
         if block.kind == "rows":
             d = block.matrix_shape[1]
             return cls(block, None, zeros(1, d, d))
-        return cls(block, zeros(block.numel, block.numel) if block.numel <= largest_exact else None, None)
+        return cls(block, zeros(block.numel, block.numel) if kept_exactly(block) else None, None)
 
     def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False) -> None:
         """Add a chunk of the training set; gradients hold the roots of the examples' weights (n,) already.
@@ -178,18 +176,21 @@ class Factors:
             self.outputs += second_moment(raised(tangent.aggregate().values).flatten(0, 1)).unsqueeze(0)
         else:
             self.counts[0] += share * tangent.examples * tangent.positions
-            self._add_kronecker(tangent, weights, whole and self.inputs is not None and self.outputs is not None)
+            self._add_kronecker(tangent, weights, whole)
 
     def _add_kronecker(self, tangent: Kronecker, weights: Tensor | None, whole: bool) -> None:
-        a, g = raised(tangent.inputs()), raised(tangent.grads())
-        whole_sums = whole_moments(a, g) if whole else None
-        self.counts[1] += float(whole)
-        if weights is not None and not whole:
-            a = a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
+        if whole and self.inputs is not None and self.outputs is not None:
+            below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
+            self.inputs += below
+            self.outputs += above
+            self.counts[1] += 1.0
+            return
         if self.inputs is not None:
-            self.inputs += whole_sums[0] if whole_sums is not None else summed(a, 1)
+            a = raised(tangent.inputs())
+            weighted = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
+            self.inputs += summed(weighted, 1)
         if self.outputs is not None:
-            self.outputs += whole_sums[1] if whole_sums is not None else summed(g, 2)
+            self.outputs += summed(raised(tangent.grads()), 2)
 
     def basis(self, notes: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
@@ -223,26 +224,22 @@ class KroneckerFactors(Accumulator):
     """Pass 1: the Kronecker factors A and B of every layer, and exact blocks of small parameters without layers.
 
     Factors say in which basis the eigenvalues are summed, and nothing else. Where examples are many, one output of each
-    says as much about it as all of them: inputs are counted for every example, gradients for every k-th output.
-
-    Args:
-        gradients: of the training set.
-        largest_exact: blocks without a Kronecker form above this size get no matrix.
-        whole: sum the gradients of layers seen at several positions over them before they are counted.
+    says as much about it as all of them: inputs are counted for every example, gradients for every k-th output. With
+    `whole`, gradients of layers seen at several positions are summed over them before they are counted.
     """
 
     label = "Kronecker factors"
 
-    def __init__(self, gradients: LayerGradients, largest_exact: int, whole: bool = False) -> None:
-        gradients.require_factors(largest_exact)
+    def __init__(self, gradients: LayerGradients, whole: bool = False) -> None:
+        gradients.require_factors()
         problem = gradients.problem
         self.problem, self.blocks = problem, gradients.blocks
-        self.largest_exact, self.whole = largest_exact, whole
+        self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
         self.cotangents = one_output_each(problem) if self.sampled else gradients.identity()
         self.count = 1 if self.sampled else problem.k
         without = outputs_without_basis(problem)
-        self.factors = [Factors.empty(block, largest_exact, problem.device, without) for block in self.blocks]
+        self.factors = [Factors.empty(block, problem.device, without) for block in self.blocks]
 
     def state(self) -> dict[str, Tensor]:
         """A and B of every layer."""
@@ -279,7 +276,7 @@ class KroneckerFactors(Accumulator):
             return basis.to(precision), values if products else None
 
         found = decompose(self.factors, decomposed, problem.passes.process_group, problem.device, notes)
-        notes += describe_blocks(self.blocks, self.largest_exact)
+        notes += describe_blocks(self.blocks)
         if self.sampled:
             notes.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
         kept, size = sum(math.prod(basis.shape) for basis, _ in found), sum(block.numel for block in self.blocks)
@@ -312,11 +309,11 @@ def one_output_each(problem: Linearization) -> Cotangents:
     return chosen
 
 
-def describe_blocks(blocks: Sequence[Block], largest_exact: int) -> list[str]:
+def describe_blocks(blocks: Sequence[Block]) -> list[str]:
     """In words: which parameters have a Kronecker form, which an exact block, which a diagonal."""
     kinds: dict[str, list[Block]] = {"Kronecker": [], "exact block": [], "diagonal": []}
     for block in blocks:
-        exact = "exact block" if block.numel <= largest_exact else "diagonal"
+        exact = "exact block" if kept_exactly(block) else "diagonal"
         kinds["Kronecker" if block.kind != "dense" else exact].append(block)
     notes = []
     for kind, some in kinds.items():
@@ -525,12 +522,8 @@ class SpectrumSums(Accumulator):
     """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
-    set of gradients serves both sums. With other losses the two are the same, up to a dispersion.
-
-    Args:
-        gradients: of the training set.
-        bases: U of each block.
-        noise: (k, k) covariance of the residuals; `None` where the homoscedastic meat is not wanted.
+    set of gradients serves both sums; without it the homoscedastic meat is left out. With other losses the two are the
+    same, up to a dispersion.
     """
 
     label = "eigenvalues"

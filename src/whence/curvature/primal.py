@@ -33,6 +33,7 @@ from whence.curvature.base import (
     RidgePath,
     Sandwich,
     groups_within_memory,
+    trace_of_hat,
 )
 from whence.curvature.cost import ProblemSizes
 from whence.curvature.rotation import Basis, BasisView
@@ -270,20 +271,19 @@ class FeatureCurvature(RowAccumulator):
 
 
 class PrimalLeverage(RowAccumulator):
-    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and the degrees of freedom."""
+    """Leverage blocks Q_i = y_i y_i^T, and the Newton step's change z_i Delta."""
 
     label = "leverage"
 
     def __init__(self, rows: TrainingRows, whiten: Whitening, step: Tensor) -> None:
         problem = rows.problem
-        self.rows, self.whiten, self.step = rows, whiten, step
+        self.whiten, self.step = whiten, step
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros_like(problem.outputs)
-        self.freedom = torch.zeros(1, dtype=torch.float64, device="cpu")
 
     def state(self) -> dict[str, Tensor]:
-        """The three of them."""
-        return {"leverage_blocks": self.leverage_blocks, "change": self.change, "freedom": self.freedom}
+        """Both of them."""
+        return {"leverage_blocks": self.leverage_blocks, "change": self.change}
 
     def given(self) -> list[Tensor]:
         """The factored curvature, and the step."""
@@ -294,7 +294,6 @@ class PrimalLeverage(RowAccumulator):
         white = self.whiten(rows)
         self.leverage_blocks[where] = (white @ white.transpose(1, 2)).to(self.leverage_blocks.dtype)
         self.change[where] = (rows @ self.step.to(rows.dtype)).to(self.change.dtype)
-        self.freedom += float(self.rows.curved(where, white).double().square().sum())
 
 
 class PrimalMeats(RowAccumulator):
@@ -358,11 +357,7 @@ class FittedPrimal(FittedCurvature):
     ) -> FittedPrimal:
         """Accumulate the curvature in one pass, factor it, and take the leverage blocks in another.
 
-        Args:
-            problem: the linearized training problem.
-            features: z.
-            ridge: lambda, or `None` to choose it by leave-one-out.
-            rows: those of the features, where they are at hand.
+        Without a ridge, it is chosen by leave-one-out. Rows of the features may be at hand.
         """
         rows = rows or TrainingRows(problem, features)
         notes, path = features.notes, None
@@ -381,7 +376,7 @@ class FittedPrimal(FittedCurvature):
             problem=problem,
             ridge=ridge,
             leverage_blocks=found.leverage_blocks,
-            degrees_of_freedom=float(found.freedom),
+            degrees_of_freedom=trace_of_hat(found.leverage_blocks, problem.hessian_roots),
             notes=notes,
             path=path,
             features=features,

@@ -20,6 +20,7 @@ from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Rows, Tan
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
 GROUP_ROWS = 128  # fill the tensor units of a GPU
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
+LARGEST_COMPLEMENT = 2048  # outputs of a layer whose directions outside a basis are worked out
 ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
 
 
@@ -327,6 +328,15 @@ class Basis:
         """Number of directions that the basis does not span."""
         return self.block.numel - math.prod(self.shape)
 
+    @cached_property
+    def complement(self) -> Tensor | None:
+        """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
+        if not self.outside or self.outputs is None or self.outputs.shape[1] > LARGEST_COMPLEMENT:
+            return None
+        spanned = self.outputs[0].double()
+        whole: Tensor = torch.linalg.qr(spanned, mode="complete").Q
+        return whole[:, spanned.shape[1] :].to(self.outputs.dtype)
+
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
         assert self.inputs is not None
@@ -399,7 +409,7 @@ def outside_of(
         return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
     if isinstance(tangent, Rows):
         columns = None if basis.outputs is None else basis.outputs[0]
-        return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns), tangent.weights)]
+        return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns))]
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     if inputs is None:
         inputs = a if basis.inputs is None else times(a, basis.inputs)
@@ -488,7 +498,7 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
         return Kronecker(tangent.block, tangent.a, Whole(mix(grads, weights.to(grads.dtype))))
     if isinstance(tangent, Rows):
         grads = raised(tangent.grads)
-        return Rows(tangent.block, tangent.index, mix(grads, weights.to(grads.dtype)), tangent.weights)
+        return Rows(tangent.block, tangent.index, mix(grads, weights.to(grads.dtype)))
     values = raised(tangent.values)
     return Dense(tangent.block, (mix(values, weights.to(values.dtype)),))
 
@@ -497,13 +507,8 @@ class BasisView:
     """Gradients in the coordinates of a basis, by the cheapest order of contractions.
 
     A Kronecker tangent seen at one position stays factored; else the matrices are formed in chunks, before or after the
-    rotation, whichever takes fewer products. Factors are rotated once, however often the gradients are asked for.
-
-    Args:
-        tangent: the gradients of every example's cotangents.
-        basis: of the same block.
-        rounded: whether products are so coarse that what lies outside the basis must be measured for itself, and not
-            as a difference of squared lengths.
+    rotation, whichever takes fewer products. Factors are rotated once, however often the gradients are asked for. Where
+    products are rounded, what lies outside the basis is measured for itself, not as a difference of squared lengths.
     """
 
     def __init__(self, tangent: Tangent, basis: Basis, rounded: bool = False) -> None:

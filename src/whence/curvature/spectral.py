@@ -24,12 +24,9 @@ from whence.jacobian.linearization import Linearization
 
 
 class MeatSums:
-    """Squares of J_i^T W_i in the basis for each set of weights, and sum_i J_i^T u_i, the columns of "hec3".
+    """Squares of J_i^T W_i in the bases for each set of weights, and sum_i J_i^T u_i, the columns of "hec3".
 
-    Args:
-        bases: coordinates of each block.
-        rotations: to the meats' own basis, where they have one.
-        roots: weights W (n, k, q) by name, of which names and sizes are kept.
+    Of the weights W (n, k, q) by name, names and sizes are kept. Rotations lead to the meats' own bases.
     """
 
     def __init__(
@@ -94,19 +91,8 @@ class MeatPass(Accumulator):
 class Leverage(Accumulator):
     """Pass 3: leverage blocks Q_i = J_i F_lam^-1 J_i^T, the Newton step's change J_i Delta w, and the meats.
 
-    Args:
-        gradients: of the training set.
-        bases: U of each block.
-        spectrum: the eigenvalues s.
-        ridge: lambda.
-        meat_roots: weights of the examples in the meats; without them the meats take a pass of their own.
-        rotations: to the meats' own basis, for the blocks that have one.
-
-    Attributes:
-        leverage_blocks: (n, k, k) Q.
-        change: (n, k) J_i Delta w.
-        step: Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), shaped as the matrix of each block.
-        meats: sums of the meats.
+    The curvature is given by the bases U and eigenvalues s of each block. Without the weights of the examples in the
+    meats, these take a pass of their own; rotations lead to a basis of their own, for the blocks that have one.
     """
 
     label = "leverage"
@@ -191,15 +177,10 @@ def newton_steps(problem: Linearization, bases: Sequence[Basis], spectrum: Spect
 
 
 def centre(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> DiagonalMoments:
-    """Moments of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction.
+    """Moments of the centred jackknife, (n - 1) / n sum_i (v_i - mean)^2 along each direction, for v_i = J_i^T u_i.
 
-    Centred in the basis, so that the variance stays above zero however the meat is approximated.
-
-    Args:
-        basis: of the block.
-        squares: sum_i v_i^2 of v_i = J_i^T u_i.
-        total: sum_i v_i, shaped as the block's matrix.
-        n: how many are left out, one after the other.
+    From sums of squares and the total sum_i v_i, shaped as the block's matrix, of n deletions. Centred in the basis, so
+    that the variance stays above zero however the meat is approximated.
     """
     means = basis.to(torch.float64).into(total).square() / n
     rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0

@@ -107,11 +107,9 @@ class MeatRotation:
 
 
 class MeatFactors:
-    """Sums of G^T G and G G^T of residual-weighted gradients among leading coordinates, block by block.
+    """Sums of G^T G and G G^T of residual-weighted gradients among the leading directions of each block.
 
-    Args:
-        bases: leading directions of each block; `None` for those that keep one basis.
-        device: where to sum.
+    A block that keeps one basis has `None` for its leading directions.
     """
 
     def __init__(self, bases: Sequence[Basis | None], device: torch.device) -> None:

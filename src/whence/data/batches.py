@@ -115,7 +115,7 @@ class Batches:
         return size
 
     def _prepare(self, number: int, raw: Any, start: int) -> Batch:
-        """What the loader gave, moved to the device, checked, and the same as in other passes."""
+        """Move what the loader gave to the device, and check it, also against earlier passes."""
         where = f"batch {number}"
         inputs, targets, weights = to_device(split(raw, where), self.device)
         size = batch_size(inputs, where)

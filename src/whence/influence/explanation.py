@@ -359,8 +359,8 @@ class Calibration(Shown):
     def __repr__(self) -> str:
         """Sizes."""
         return (
-            f"Calibration({count(len(self.leverages), 'leave-one-out leverage')}; squared leave-one-out residuals: mean "
-            f"{number(self.mean)}, noisy from {number(self.limit)} on)"
+            f"Calibration({count(len(self.leverages), 'leave-one-out leverage')}; squared leave-one-out residuals: "
+            f"mean {number(self.mean)}, noisy from {number(self.limit)} on)"
         )
 
     def _table(self) -> Table:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import ConstantCotangents, LayerGradients, working_precision
+from whence.curvature.core import sketch_features
 from whence.curvature.primal import Projected
-from whence.curvature.sketch import sketch_features
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.network import OutputMixtures, SelectedOutputs
@@ -157,4 +157,5 @@ def predicted_class(fitted: Fitted, outputs: Tensor) -> Tensor:
         return found
     k = outputs.shape[-1]
     best = outputs.reshape(len(outputs), -1, k).argmax(2)
-    return best + k * torch.arange(best.shape[1], device=best.device)
+    places: Tensor = best + k * torch.arange(best.shape[1], device=best.device)
+    return places

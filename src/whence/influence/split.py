@@ -251,31 +251,17 @@ def _distances(fitted: Fitted, rows: _AnchorRows) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class NeighbourWeights:
-    """Weights with which the residuals of some examples (anchors) predict those of all.
+    """Weights with which the residuals of some examples (anchors) predict those of all."""
 
-    Attributes:
-        weights: (k, n, r) of the anchors for each output; an anchor has none in its own prediction.
-        variance: (n, k) posterior variance of b given the anchors' residuals; zero for plain means.
-        lengths: squared length scale of the kernel for each output, in medians of the squared distances; `nan` for
-            plain means.
-        nuggets: noise variance over the variance of b for each output; `nan` for plain means.
-    """
-
-    weights: Tensor
-    variance: Tensor
+    weights: Tensor  # (k, n, r) of the anchors for each output; an anchor has none in its own prediction
+    variance: Tensor  # (n, k) posterior variance of b given the anchors' residuals; zero for plain means
+    # squared length scale of the kernel for each output, in medians of the squared distances; `nan` for plain means
     lengths: tuple[float, ...]
-    nuggets: tuple[float, ...]
+    nuggets: tuple[float, ...]  # noise variance over the variance of b for each output; `nan` for plain means
 
 
 def nearest_neighbour_weights(distances: Tensor, anchors: Tensor, values: Tensor, count: int) -> NeighbourWeights:
-    """Plain means over the nearest anchors.
-
-    Args:
-        distances: (r, n) squared distances of the anchors to all examples.
-        anchors: (r,) which examples the anchors are.
-        values: (n, k) leave-one-out residuals.
-        count: how many neighbours.
-    """
+    """Plain means over the nearest anchors; see `gaussian_process_weights` for the arguments."""
     nearest = _nearest(distances, anchors, count)
     weights = torch.zeros_like(distances.T).scatter_(1, nearest, 1.0 / count)
     k = values.shape[1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Inputs, batch_size
-from whence.display import Column, Shown, Table, numbers, rows_shown
+from whence.display import Column, Shown, Table, listing, numbers, rows_shown
 from whence.influence.fitted import Fitted, check_variances, frame
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class Suggestion(Shown):
 
     def __repr__(self) -> str:
         """The first few."""
-        shown = ", ".join(map(str, self.index[:5].tolist())) + (", ..." if len(self) > 5 else "")
-        return f"Suggestion({len(self)} {self.kind}: {shown})"
+        return f"Suggestion({len(self)} {self.kind}: {listing(self.index.tolist())})"
 
     def _table(self) -> Table:
         rows, more = rows_shown(len(self), "to_frame()")
@@ -82,11 +81,7 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
     not both chosen while anything else would help more. For losses with a Hessian L = R R^T in the outputs, R^T V R
     takes the place of V: a label is worth L, and tr L V, summed over inputs, is twice the expected excess loss.
 
-    Args:
-        fitted: the fit.
-        pool: batches of inputs without labels.
-        test: batches whose total variance is to fall; the pool itself when `None`.
-        budget: how many to choose.
+    The variance of `test` is to fall, or that of the pool itself when `None`.
     """
     problem = fitted.problem
     p = sum(batch_size(batch, "the pool") for batch in pool)

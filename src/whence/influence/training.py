@@ -49,15 +49,11 @@ def _own_change(fitted: Fitted) -> Tensor:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """How little each label fits what the other examples say.
+    """How little each label fits what the other examples say."""
 
-    Attributes:
-        score: (n,) the size of the doubt.
-        order: (n,) the examples, the most doubtful label first. It tells labels apart whose scores round to the same
-            number; examples without a score come last.
-    """
-
-    score: Tensor
+    score: Tensor  # (n,) the size of the doubt
+    # (n,) the examples, the most doubtful label first. It tells labels apart whose scores round to the same number;
+    # examples without a score come last
     order: Tensor
 
 
@@ -109,12 +105,7 @@ def squared_influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
 
 
 def training_frame(fitted: Fitted, test: tuple[Tensor, int] | None) -> pandas.DataFrame:
-    """One row a training example; see `Tracer.training_frame`.
-
-    Args:
-        fitted: the fit.
-        test: `squared_influence` on test inputs.
-    """
+    """One row a training example; see `Tracer.training_frame`. `test` is `squared_influence` on test inputs."""
     suspicion = label_suspicion(fitted)
     columns = {
         "leverage": fitted.leverage.sum(1),

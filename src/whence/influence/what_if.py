@@ -155,13 +155,9 @@ class Change:
 
 
 def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int, Tensor]) -> Change:
-    """Solve for a change.
+    """Solve for a change: how often each example is to count (n,), by how much residuals change (n, k), new targets.
 
-    Args:
-        fitted: a fit with true leverages.
-        counts: (n,) how often each example is to count; 1 leaves it as it is.
-        shift: (n, k) by how much residuals change, sample weights included.
-        relabel: new targets, as the likelihood encodes them.
+    Sample weights are in the shift of the residuals; targets are as the likelihood encodes them.
     """
     problem, roots = fitted.problem, fitted.problem.hessian_roots
     k, n = problem.k, problem.n
@@ -219,17 +215,11 @@ def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tenso
 
 @dataclass(frozen=True)
 class _Nonlinear:
-    """The changed examples at the new optimum.
+    """The changed examples at the new optimum."""
 
-    Attributes:
-        step: (s k,) g.
-        hessian_roots: (s, k, q) roots of the Hessians at the new outputs, sample weights included.
-        residuals: (s, k) at the new outputs, the same.
-    """
-
-    step: Tensor
-    hessian_roots: Tensor
-    residuals: Tensor
+    step: Tensor  # (s k,) g
+    hessian_roots: Tensor  # (s, k, q) roots of the Hessians at the new outputs, sample weights included
+    residuals: Tensor  # (s, k) at the new outputs, the same
 
 
 def _solve_nonlinear(
@@ -237,13 +227,8 @@ def _solve_nonlinear(
 ) -> _Nonlinear | None:
     """Newton's method on g; `None` for squared error and recentered fits, whose losses are quadratic.
 
-    Args:
-        fitted: the fit.
-        index: (s,) the changed examples.
-        counts: (s,) how often each is to count.
-        own: (s k, s k) Q.
-        relabelled: (s, k) residuals with the new labels at the old outputs, sample weights included.
-        targets: (s, ...) targets, as the likelihood encodes them; `None` where not all outputs are looked at.
+    Examples `index` (s,) are to count as often as `counts` (s,) says; `own` (s k, s k) is Q, `relabelled` (s, k) are
+    residuals with the new labels at the old outputs, and targets are `None` where not all outputs are looked at.
     """
     problem = fitted.problem
     likelihood, outputs = problem.likelihood, problem.outputs[index]

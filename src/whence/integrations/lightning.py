@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -16,6 +15,7 @@ from whence.errors import InputError
 from whence.integrations.weight_decay import decay_of, ridge_of
 from whence.likelihoods import Likelihood
 from whence.runtime.execution import by_one_process
+from whence.runtime.model_state import preserved
 from whence.tracer import Tracer
 
 NUMBERS = ("ridge", "degrees of freedom", "Newton change", "largest leverage", "guarded leverages")
@@ -72,7 +72,8 @@ class WhenceCallback(Callback):
             return
         loader = self._loader(trainer)
         model = pl_module if self.network is None else self.network(pl_module)
-        with evaluating(model):
+        with preserved(model):
+            model.eval()
             ridge = self.ridge
             if ridge is None:
                 ridge = ridge_of(decay_of(trainer.optimizers), loader, self.likelihood, model)
@@ -98,15 +99,3 @@ class WhenceCallback(Callback):
                 f"expected one training loader, got {type(loader).__name__}. Pass WhenceCallback(loader=...)."
             )
         return loader  # type: ignore[no-any-return]  # whatever the user gave
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode meanwhile, each part back in its own mode after."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from whence.io.fit import restore, save
-from whence.io.problem import Given
+from whence.io.fit import Given, restore, save
 
 __all__ = ["Given", "restore", "save"]

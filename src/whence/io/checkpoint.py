@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.errors import InputError, LoaderError
-from whence.io.files import Container, Draft, Saved, Target, as_bytes, damaged, opened, plain, printable, write
+from whence.io.files import Container, Draft, Saved, as_bytes, damaged, opened, plain, printable, write_file
 from whence.io.model import ADDRESS, check_same, write_model
 from whence.runtime.execution import State
 from whence.runtime.model_state import checksum
@@ -26,15 +26,7 @@ START = "start.whence"
 
 
 class Checkpoint:
-    """Saves the states of passes in a folder, and restores them.
-
-    Args:
-        folder: of the checkpoint, which is there.
-        every: seconds between two times that the state of a pass is saved.
-        key: tells this fit from all others.
-        examples: how many there are.
-        progress: says where the fit goes on.
-    """
+    """Saves the states of passes in a folder every so many seconds, and restores them; `key` tells fits apart."""
 
     def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
         """No pass yet."""
@@ -58,7 +50,14 @@ class Checkpoint:
         if not self._path.exists():
             return 0
         with opened(self._path) as container:
-            return self._read(container)
+            done = self._done(container)
+            if done is None:
+                return 0  # made from other numbers, on another machine for example: this pass starts anew
+            self._fill(container)
+        self.progress.say(
+            f"whence: from the checkpoint: {label}, up to {'its end' if done == -1 else f'example {done}'}"
+        )
+        return None if done == -1 else done
 
     def save_if_due(self, done: int) -> None:
         """Save the state, which has so many examples in it, if the last time is long ago."""
@@ -83,18 +82,8 @@ class Checkpoint:
         return self.folder / f"pass-{self._number:02d}.whence"
 
     def _write(self, done: int) -> None:
-        write(self._path, {**self._description, "done": done}, self._state)
+        write_file(self._path, {**self._description, "done": done}, self._state)
         self._last = time.monotonic()
-
-    def _read(self, container: Container) -> int | None:
-        """Fill the state: how many examples are in it, `None` for all of them."""
-        done = self._done(container)
-        if done is None:
-            return 0  # made from other numbers, on another machine for example: this pass starts anew
-        self._fill(container)
-        where = "its end" if done == -1 else f"example {done}"
-        self.progress.say(f"whence: from the checkpoint: {self._description['label']}, up to {where}")
-        return None if done == -1 else done
 
     def _fill(self, container: Container) -> None:
         """Copy the sums into the state, after all of them are found to be there."""
@@ -132,26 +121,21 @@ def open_checkpoint(
 ) -> tuple[Checkpoint, int]:
     """Begin a checkpoint, or recognise one; with the bytes of memory that the fit was planned with.
 
-    Args:
-        folder: which may be there already, with a checkpoint of the same fit.
-        every: seconds between two times that the state of a pass is saved.
-        options: of the fit, as JSON knows them.
-        model: the network.
-        fingerprints: (n,) of the training examples.
-        limit: bytes of memory that would be planned with now.
-        progress: says where the fit goes on.
+    The folder may be there already, with a checkpoint of the same fit: the same options, as JSON knows them, the same
+    model and the same fingerprints (n,) of the training examples. Else `limit`, the memory there is, is planned with.
     """
     _prepare(folder)
     draft = Draft()
-    draft.note(kind="start", whence=__version__, torch=torch.__version__, limit=limit, options=dict(options))
+    versions = {"whence": __version__, "torch": torch.__version__}
+    draft.put(kind="start", limit=limit, options={**versions, **options})
     write_model(draft.part("model"), model)
     path = folder / START
     if path.exists():
         with opened(path) as container:
             limit = _check_same_fit(container, draft, model, fingerprints)
     else:
-        write(path, draft.fields, {"fingerprints": fingerprints})
-    text = json.dumps([draft.fields[name] for name in ("whence", "torch", "options", "model")], sort_keys=True)
+        write_file(path, draft.fields, {"fingerprints": fingerprints})
+    text = json.dumps([draft.fields[name] for name in ("options", "model")], sort_keys=True)
     key = hashlib.sha256(text.encode() + memoryview(as_bytes(fingerprints))).hexdigest()
     return Checkpoint(folder, every, key, len(fingerprints), progress), limit
 
@@ -177,31 +161,24 @@ def _check_same_fit(container: Container, draft: Draft, model: nn.Module, finger
     fields = container.manifest
     if fields.get("kind") != "start":
         raise damaged(container.path, "it does not say which fit it is of")
-    for name in ("whence", "torch"):
-        if fields.get(name) != draft.fields[name]:
-            raise _other_option(name, fields.get(name), draft.fields[name], container)
     there, here = fields.get("options"), draft.fields["options"]
     if not isinstance(there, dict):
         raise damaged(container.path, "it tells no options")
     for name in dict.fromkeys([*here, *there]):
         if there.get(name) != here.get(name):
-            raise _other_option(name, there.get(name), here.get(name), container)
-    saved = Saved(container, fields, {}, _FLOAT64, set())
+            raise InputError(
+                f"expected a checkpoint of this very fit, got one with {name} {printable(str(there.get(name)), 200)} "
+                f"instead of {printable(str(here.get(name)), 200)} in {container.path}. Use the options of that time, "
+                "or another folder."
+            )
+    saved = Saved(container, fields, torch.device("cpu"), {"index": (torch.int64,)})
     check_same(saved.part("model"), model, same_torch=True)
-    n = saved.sizes("fingerprints", 1)[0]
-    seen = saved.tensor("fingerprints", (n,), torch.int64, torch.int64)
-    if n != len(fingerprints):
-        raise _other_data(f"{len(fingerprints)} training examples instead of {n}")
+    seen = saved.tensor("fingerprints", "index", "examples")
+    if len(seen) != len(fingerprints):
+        raise _other_data(f"{len(fingerprints)} training examples instead of {len(seen)}")
     if not torch.equal(seen, fingerprints):
         raise _other_data(f"another one in place {int((seen != fingerprints).int().argmax())}")
     return saved.whole("limit", 0, 2**62)
-
-
-def _other_option(name: str, there: Any, here: Any, container: Container) -> InputError:
-    return InputError(
-        f"expected a checkpoint of this very fit, got one with {name} {printable(str(there), 200)} instead of "
-        f"{printable(str(here), 200)} in {container.path}. Use the options of that time, or another folder."
-    )
 
 
 def _other_data(got: str) -> LoaderError:
@@ -231,6 +208,3 @@ def json_of(option: Any, depth: int = 3) -> Any:
         return ADDRESS.sub("0x", repr(option))
     kind = f"{type(option).__module__}.{type(option).__qualname__}"
     return {"kind": kind, **{name: json_of(value, depth - 1) for name, value in sorted(inner.items())}}
-
-
-_FLOAT64 = Target(torch.device("cpu"), torch.float64, torch.float64, (torch.float64, torch.float64), empty=False)

@@ -1,15 +1,14 @@
-"""Curvatures layer by layer: blocks, bases, spectra, weights."""
+"""Fitted curvatures in a file: one table of the fields, dtypes and shapes of every class, and how they are read."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args
 
 import torch
-from torch import Tensor
 
-from whence.curvature import FittedCurvature, Meats, Sandwich
+from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep, Sandwich
 from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
 from whence.curvature.base import AlignmentSandwich, RidgePath
 from whence.curvature.dual import FittedDual
@@ -19,298 +18,173 @@ from whence.curvature.primal import FittedPrimal, PrimalSandwich, Projected, Whi
 from whence.curvature.rotation import Basis, Weights
 from whence.curvature.spectral import FittedSpectral, SpectralSandwich
 from whence.curvature.two_bases import MeatRotation, TwoBasisWeights
+from whence.data.targets import Positions
 from whence.errors import InputError
+from whence.estimators import AdjustedResiduals
 from whence.io.files import Draft, Saved
-from whence.io.problem import Given, read_budget
 from whence.jacobian.gradients import Block
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.linearization import Linearization
+from whence.jacobian.sketches import OutputSketch
+
+R = TypeVar("R")
+
+COMMON: dict[str, Any] = {
+    "ridge": "number 0",
+    "degrees_of_freedom": "number 0",
+    "notes": "texts",
+    "tf32": "flag",
+    "leverage_blocks": "algebra n k k",
+    "path": RidgePath | None,
+}
+WEIGHTS = {"inside": "working estimators basis", "outside": "working estimators one one one", "rounded": "flag"}
+RECORDS: dict[type, Mapping[str, Any]] = {
+    Groups: {"total": "whole 2", "counted": "whole 2", "index": "index n"},
+    Positions: {"shape": "wholes 1", "width": "whole 1", "weights": "?algebra n positions"},
+    OutputSketch: {"columns": "whole 1", "width": "whole 1", "dense": "flag", "counted": "whole 0"},
+    AdjustedResiduals: {"hec2": "algebra n k", "hec3": "algebra n k", "leverage": "algebra n k", "guarded": "whole 0"},
+    NewtonStep: {"change": "algebra n k", "relative": "number 0", "direction": "?algebra parameters"},
+    RidgePath: {"ridges": "float ridges", "errors": "float ridges"},
+    Whitening: {"scale": "algebra features", "inverse": "algebra features features"},
+    FittedPrimal: {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"},
+    FittedDual: {**COMMON, "kernel": "algebra nk nk", "factor": "algebra nq nq", "inner_weights": "algebra n k"},
+    FittedIterative: {**COMMON, "worst": "number 0"},
+    IterativeSolver: {"tolerance": "number 0 1", "iterations": "whole 1"},
+    FittedSpectral: {**COMMON, "noise": "algebra k k", "change": "algebra n k"},
+    DiagonalMoments: {"inside": "double basis", "outside": "number 0"},
+    Weights: WEIGHTS,
+    TwoBasisWeights: {
+        **WEIGHTS,
+        "which": "wholes 0",
+        "solved": "working rotated",
+        "meats": "working chosen flipped",
+    },
+    LayerSizes: {"activations": "number 0", "gradients": "number 0", "workspace": "number 0"},
+    Block: {
+        "name": "text",
+        "parameters": "texts",
+        "kind": "text kronecker rows dense",
+        "groups": "whole 1",
+        "transposed": "flag",
+    },
+}
+"""Fields of every class in a file: a dtype and the names of the axes, the kind of a field and its bounds or choices, or
+another class; "?" in front if it may be missing. What is not named here follows from the rest."""
+
+
+def write(draft: Draft, name: str, value: Any) -> None:
+    """Write an object of the table, a tensor, or a field, if there is one."""
+    if type(value) not in RECORDS:
+        draft.put(**{name: value})
+        return
+    part = draft.part(name)
+    for field in RECORDS[type(value)]:
+        write(part, field, getattr(value, field))
+
+
+def read(saved: Saved, kind: type[R], **known: Any) -> R:
+    """An object of the table, of which some fields are known already."""
+    return kind(**known, **{name: _field(saved, name, how) for name, how in RECORDS[kind].items() if name not in known})
+
+
+def _field(saved: Saved, name: str, how: Any) -> Any:
+    if not isinstance(how, str):
+        kind, *optional = get_args(how) or (how,)
+        return None if optional and not saved.has(name) else read(saved.part(name), kind)
+    what, *rest = how.removeprefix("?").split()
+    if how.startswith("?") and not saved.has(name):
+        return None
+    if what in saved.dtypes:
+        return saved.tensor(name, what, *rest)
+    return getattr(saved, what)(name, *(int(one) if one.isdigit() else one for one in rest))
 
 
 def write_stream(draft: Draft, stream: LayerGradients) -> None:
     """What the capture found out about the model."""
-    sizes = stream.sizes
-    each = {"activations": sizes.activations, "gradients": sizes.gradients, "workspace": sizes.workspace}
-    draft.note(**each, notes=list(stream.notes), blocks=len(sizes.blocks))
-    for at, block in enumerate(sizes.blocks):
-        draft.part(f"layer_{at}").note(
-            name=block.name,
-            parameters=list(block.parameters),
-            shapes=[list(shape) for shape in block.shapes],
-            kind=block.kind,
-            groups=block.groups,
-            transposed=block.transposed,
-        )
+    write(draft, "sizes", stream.sizes)
+    draft.put(notes=stream.notes, blocks=len(stream.blocks))
+    for at, block in enumerate(stream.blocks):
+        write(draft, f"layer_{at}", block)
 
 
 def read_stream(saved: Saved, problem: Linearization) -> LayerGradients:
-    """A stream that knows what the first capture found, and is proved on the training data where they are given."""
+    """A stream that knows what the first capture found, and is verified on the training data where they are given."""
     count = saved.whole("blocks", 1, len(problem.selection.parameters))
     blocks = tuple(_read_block(saved.part(f"layer_{at}"), problem) for at in range(count))
     if sorted(name for block in blocks for name in block.parameters) != sorted(problem.selection.parameters):
         raise saved.wrong("blocks", "all selected parameters")
-    each = (saved.number(name, 0.0) for name in ("activations", "gradients", "workspace"))
-    stream = LayerGradients(problem, LayerSizes(blocks, *each))
+    stream = LayerGradients(problem, read(saved.part("sizes"), LayerSizes, blocks=blocks))
     stream.notes = saved.texts("notes")
     return stream
 
 
 def _read_block(saved: Saved, problem: Linearization) -> Block:
-    names = saved.texts("parameters")
+    names, kind, groups = tuple(saved.texts("parameters")), saved.text("kind"), saved.whole("groups", 1)
     parameters = problem.selection.parameters
     if not names or any(name not in parameters for name in names):
         raise saved.wrong("parameters", "names of selected parameters")
     shapes = tuple(tuple(parameters[name].shape) for name in names)
-    if saved.fields.get("shapes") != [list(shape) for shape in shapes]:
-        raise saved.wrong("shapes", f"the model's, {shapes}")
-    kind: Any = saved.text("kind", "kronecker", "rows", "dense")
-    groups, transposed = saved.whole("groups", 1), saved.flag("transposed")
-    fits = len(names) == 1 or (kind == "kronecker" and len(names) == 2) or kind == "dense"
-    if not fits or (kind != "dense" and (not shapes[0] or shapes[0][0] % groups)):
-        raise saved.wrong("kind", f"a form that parameters of shapes {shapes} can take")
-    block = Block(saved.text("name"), tuple(names), shapes, kind, groups, transposed)
-    if math.prod(block.matrix_shape) != block.numel:
+    sound = len(names) == 1 or (kind == "kronecker" and len(names) == 2) or kind == "dense"
+    sound = sound and (kind == "dense" or (bool(shapes[0]) and shapes[0][0] % groups == 0))
+    block = read(saved, Block, parameters=names, shapes=shapes)
+    if not sound or math.prod(block.matrix_shape) != block.numel:
         raise saved.wrong("kind", f"a form that parameters of shapes {shapes} can take")
     return block
 
 
 def write_basis(draft: Draft, basis: Basis) -> None:
     """Both sides, where they are not the identity."""
-    draft.put("inputs", basis.inputs)
-    draft.put("outputs", basis.outputs)
+    draft.put(inputs=basis.inputs, outputs=basis.outputs)
+
+
+BASES: dict[str, tuple[set[str], dict[str, tuple[str, ...]]]] = {
+    "kronecker": ({"inputs", "outputs"}, {"inputs": ("e", "i", "any"), "outputs": ("e", "o", "any")}),
+    "rows": ({"outputs"}, {"outputs": ("one", "i", "any")}),
+    "dense": ({"inputs"}, {"inputs": ("i", "any")}),
+}
+"""Sides of a basis that is not the identity, by the kind of the block, and their axes."""
 
 
 def read_basis(saved: Saved, block: Block) -> Basis:
-    """The same, put together again."""
-    full = block.matrix_shape
-    inputs = outputs = None
-    if saved.has("inputs"):
-        lead = full[:1] if block.kind == "kronecker" else ()
-        columns = saved.sizes("inputs", len(lead) + 2)[-1]
-        inputs = saved.working("inputs", *lead, full[-1], _at_most(saved, columns, full[-1]))
-    if saved.has("outputs"):
-        lead, size = (full[:1], full[1]) if block.kind == "kronecker" else ((1,), full[-1])
-        columns = saved.sizes("outputs", 3)[-1]
-        outputs = saved.working("outputs", *lead, size, _at_most(saved, columns, size))
-    odd = (block.kind == "rows" and inputs is not None) or (block.kind == "dense" and outputs is not None)
-    if odd or (block.kind == "kronecker" and (inputs is None) != (outputs is None)):
+    """A basis of a block: both sides, or the identity."""
+    there = {name for name in ("inputs", "outputs") if saved.has(name)}
+    sides, axes = BASES[block.kind]
+    if there not in (set(), sides):
         raise saved.wrong("inputs", f"a basis of a {block.kind} block")
-    return Basis(block, inputs, outputs)
-
-
-def _at_most(saved: Saved, columns: int, rows: int) -> int:
-    if not 1 <= columns <= rows:
+    full = (1, 1, *block.matrix_shape)[-3:]
+    saved.sizes.update({name: (size,) for name, size in zip("eoi", full, strict=True)})
+    basis = Basis(block, **{name: saved.tensor(name, "working", *axes[name]) for name in there})
+    if any(not 1 <= mine <= whole for mine, whole in zip(basis.shape, block.matrix_shape, strict=True)):
         raise saved.wrong("inputs", "a basis with as many columns as rows, or fewer")
-    return columns
-
-
-def write_squares(draft: Draft, name: str, squares: DiagonalMoments) -> None:
-    """Sums of squares, inside and outside of the basis."""
-    draft.put(name, squares.inside)
-    draft.note(**{f"{name}_outside": squares.outside})
-
-
-def read_squares(saved: Saved, name: str, basis: Basis) -> DiagonalMoments:
-    """The same, put together again."""
-    return DiagonalMoments(saved.double(name, *basis.shape), saved.number(f"{name}_outside", 0.0))
-
-
-def write_turn(draft: Draft, turn: MeatRotation) -> None:
-    """A basis of the meats, and the rotation to it."""
-    write_basis(draft.part("basis"), turn.basis)
-    draft.put("inputs", turn.inputs)
-    draft.put("outputs", turn.outputs)
-
-
-def read_turn(saved: Saved, basis: Basis) -> MeatRotation:
-    """The same, put together again: leading coordinates of `basis`, as many as the rotation has."""
-    turned = read_basis(saved.part("basis"), basis.block)
-    shape = turned.shape
-    if any(mine > whole for mine, whole in zip(shape, basis.shape, strict=True)) or turned.inputs is None:
-        raise saved.wrong("basis", f"a part of {basis.shape}")
-    if turned.outputs is None:
-        return MeatRotation(turned, saved.working("inputs", shape[-1], shape[-1]), None)
-    e, o, i = shape
-    return MeatRotation(turned, saved.working("inputs", e, i, i), saved.working("outputs", e, o, o))
-
-
-def write_weights(draft: Draft, weights: Weights) -> None:
-    """Weights of the directions in each estimator."""
-    draft.put("inside", weights.inside)
-    draft.put("outside", weights.outside)
-    draft.note(rounded=weights.rounded)
-    if isinstance(weights, TwoBasisWeights):
-        draft.note(which=list(weights.which))
-        draft.put("solved", weights.solved)
-        draft.put("meats", weights.meats)
-
-
-def read_weights(saved: Saved, basis: Basis, turn: MeatRotation | None, count: int) -> Weights:
-    """The same, put together again, for `count` estimators."""
-    inside = saved.working("inside", count, *basis.shape)
-    plain = Weights(basis, inside, saved.working("outside", count, 1, 1, 1), saved.flag("rounded"))
-    if turn is None:
-        return plain
-    which = saved.wholes("which", 0, count - 1)
-    if len(set(which)) != len(which):
-        raise saved.wrong("which", "estimators")
-    shape = turn.basis.shape
-    flipped = shape if turn.outputs is None else (shape[0], shape[2], shape[1])
-    solved, meats = saved.working("solved", *turn.shape), saved.working("meats", len(which), *flipped)
-    return TwoBasisWeights(basis, inside, plain.outside, plain.rounded, turn, which, solved, meats)
-
-
-def rounded(weights: Weights, device: torch.device, tf32: bool) -> bool:
-    """Whether products may be rounded on this device: weights made for exact products do not bear it."""
-    return tf32 and (device.type != "cuda" or weights.rounded or not weights.basis.outside)
-
-
-def write_bread(draft: Draft, bread: Any) -> None:
-    """What every curvature has."""
-    draft.note(
-        ridge=bread.ridge,
-        freedom=bread.degrees_of_freedom,
-        notes=list(bread.notes),
-        tf32=bread.tf32,
-        limit=bread.problem.budget.limit,
-    )
-    draft.put("leverage_blocks", bread.leverage_blocks)
-    if bread.path is not None:
-        draft.put("path_ridges", bread.path.ridges)
-        draft.put("path_errors", bread.path.errors)
-
-
-def read_bread(saved: Saved, problem: Linearization, given: Given) -> dict[str, Any]:
-    """What every curvature has, by the names of its fields."""
-    path = None
-    if saved.has("path_ridges"):
-        sizes = saved.sizes("path_ridges", 1)
-        path = RidgePath(_path(saved, "path_ridges", sizes), _path(saved, "path_errors", sizes))
-    return {
-        "problem": replace(problem, budget=read_budget(saved, given, problem.device)),
-        "ridge": saved.number("ridge", 0.0),
-        "degrees_of_freedom": saved.number("freedom", 0.0),
-        "notes": saved.texts("notes"),
-        "tf32": saved.flag("tf32"),
-        "leverage_blocks": saved.algebra("leverage_blocks", problem.n, problem.k, problem.k),
-        "path": path,
-    }
-
-
-def _path(saved: Saved, name: str, sizes: tuple[int, ...]) -> Tensor:
-    dtype = saved.container.entries[saved.name + name].dtype if saved.has(name) else torch.float64
-    return saved.tensor(name, sizes, dtype, dtype)
-
-
-def write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) -> None:
-    """Features, factor, and meats in whitened coordinates."""
-    write_bread(draft, bread)
-    write_features(draft.part("features"), bread.features)
-    draft.put("scale", bread.whiten.scale)
-    draft.put("inverse", bread.whiten.inverse)
-    draft.put("step", bread.step)
-    draft.put("change", bread.change)
-    draft.note(meats=list(sandwich.matrices))
-    for name, matrix in sandwich.matrices.items():
-        draft.put(f"meat_{name}", matrix)
-    draft.put("total", sandwich.total)
-
-
-def read_primal(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
-    """The same, put together again."""
-    common = read_bread(saved, problem, given)
-    features = read_features(saved.part("features"), common["problem"], common["notes"])
-    size = features.size
-    bread = FittedPrimal(
-        **{**common, "notes": features.notes},
-        features=features,
-        rows=TrainingRows(common["problem"], features),
-        whiten=Whitening(saved.algebra("scale", size), saved.algebra("inverse", size, size)),
-        step=saved.algebra("step", size),
-        change=saved.algebra("change", problem.n, problem.k),
-    )
-    names = saved.texts("meats")
-    if names != list(meats.roots):
-        raise saved.wrong("meats", " and ".join(meats.roots))
-    matrices = {name: saved.algebra(f"meat_{name}", size, size) for name in names}
-    return bread, PrimalSandwich(bread, matrices, saved.algebra("total", size))
-
-
-def write_dual(draft: Draft, bread: FittedDual, sandwich: AlignmentSandwich) -> None:
-    """The kernel and its factor."""
-    write_bread(draft, bread)
-    _check_features(bread.features, Jacobian)
-    for name in ("kernel", "inner_weights", "factor"):
-        draft.put(name, getattr(bread, name))
-
-
-def read_dual(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
-    """The same, put together again. Predictions read the training data."""
-    common = read_bread(saved, problem, given)
-    features = _jacobian(common["problem"], common["notes"])
-    size = problem.n * problem.k
-    roots = problem.hessian_roots
-    inner = size if roots is None else problem.n * roots.shape[2]
-    bread = FittedDual(
-        **common,
-        features=features,
-        rows=TrainingRows(common["problem"], features),
-        kernel=saved.algebra("kernel", size, size),
-        factor=saved.algebra("factor", inner, inner),
-        inner_weights=saved.algebra("inner_weights", problem.n, problem.k),
-    )
-    return bread, AlignmentSandwich(bread, meats)
-
-
-def write_free(draft: Draft, bread: FittedIterative, sandwich: AlignmentSandwich) -> None:
-    """How solves stop."""
-    write_bread(draft, bread)
-    draft.note(tolerance=bread.solver.tolerance, iterations=bread.solver.iterations, worst=bread.worst)
-
-
-def read_free(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
-    """The same, put together again. Predictions read the training data."""
-    common = read_bread(saved, problem, given)
-    jacobian = _jacobian(common["problem"], common["notes"])
-    tolerance = max(saved.number("tolerance", 0.0, 1.0), 4 * jacobian.precision)
-    iterations = saved.whole("iterations", 1)
-    solver = IterativeSolver(common["problem"], jacobian, common["ridge"], tolerance, iterations)
-    bread = FittedIterative(**common, solver=solver, worst=saved.number("worst", 0.0))
-    return bread, AlignmentSandwich(bread, meats)
+    return basis
 
 
 def write_features(draft: Draft, features: Features) -> None:
-    """The tangents themselves, or chosen coordinates of them."""
-    _check_features(features, Jacobian, Projected)
-    draft.note(kind="projected" if isinstance(features, Projected) else "tangents")
-    if not isinstance(features, Projected):
-        return
-    draft.note(orthonormal=features.orthonormal)
-    write_stream(draft, features.stream)
-    for at, (basis, index) in enumerate(zip(features.bases, features.indices, strict=True)):
-        part = draft.part(f"block_{at}")
-        write_basis(part, basis)
-        part.put("index", index)
-    draft.put("sizes", features.sizes)
+    """The gradients themselves, or chosen coordinates of them."""
+    if type(features) not in (Jacobian, Projected):
+        raise InputError(f"expected features of whence itself to save, got {type(features).__name__}. Fit again.")
+    draft.put(projected=isinstance(features, Projected))
+    if isinstance(features, Projected):
+        write_stream(draft, features.stream)
+        draft.put(orthonormal=features.orthonormal, moments=features.sizes)
+        for at, (basis, index) in enumerate(zip(features.bases, features.indices, strict=True)):
+            part = draft.part(f"block_{at}")
+            write_basis(part, basis)
+            part.put(index=index)
 
 
 def read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Features:
     """The same, put together again."""
-    if saved.text("kind", "projected", "tangents") == "tangents":
+    if not saved.flag("projected"):
         return _jacobian(problem, notes)
     stream = read_stream(saved, problem)
-    bases, indices = [], []
-    for at, block in enumerate(stream.blocks):
-        part = saved.part(f"block_{at}")
-        basis = read_basis(part, block)
-        index = part.tensor("index", part.sizes("index", 1), torch.int64, torch.int64)
-        most = block.numel - basis.outside
-        if not saved.target.empty and bool(((index < 0) | (index >= most)).any()):
-            raise part.wrong("index", f"positions below {most}")
-        bases.append(basis)
-        indices.append(index)
-    count = sum(len(index) for index in indices)
-    sizes = saved.double("sizes", count) if saved.has("sizes") else None
+    parts = [saved.part(f"block_{at}") for at in range(len(stream.blocks))]
+    bases = [read_basis(part, block) for part, block in zip(parts, stream.blocks, strict=True)]
+    indices = [
+        part.index("index", "any", below=math.prod(basis.shape)) for part, basis in zip(parts, bases, strict=True)
+    ]
+    saved.sizes["features"] = (sum(map(len, indices)),)
+    sizes = saved.tensor("moments", "double", "features") if saved.has("moments") else None
     return Projected(stream, bases, indices, sizes, notes, saved.flag("orthonormal"))
 
 
@@ -320,58 +194,138 @@ def _jacobian(problem: Linearization, notes: list[str]) -> Jacobian:
     return found
 
 
-def _check_features(features: Features, *known: type) -> None:
-    if type(features) not in known:
-        raise InputError(f"expected features of whence itself to save, got {type(features).__name__}. Fit again.")
+def read_primal(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
+    """Features, factor, and meats in whitened coordinates."""
+    notes = saved.texts("notes")
+    features = read_features(saved.part("features"), problem, notes)
+    saved.sizes["features"] = (features.size,)
+    rows = TrainingRows(problem, features)
+    bread = read(saved, FittedPrimal, problem=problem, notes=notes, features=features, rows=rows)
+    if saved.texts("meats") != list(meats.roots):
+        raise saved.wrong("meats", " and ".join(meats.roots))
+    matrices = {name: saved.tensor(f"meat_{name}", "algebra", "features", "features") for name in meats.roots}
+    return bread, PrimalSandwich(bread, matrices, saved.tensor("total", "algebra", "features"))
+
+
+def read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
+    """The kernel and its factor. Predictions read the training data."""
+    notes = saved.texts("notes")
+    features = _jacobian(problem, notes)
+    inner = problem.k if problem.hessian_roots is None else problem.hessian_roots.shape[2]
+    saved.sizes.update({"nk": (problem.n * problem.k,), "nq": (problem.n * inner,)})
+    rows = TrainingRows(problem, features)
+    bread = read(saved, FittedDual, problem=problem, notes=notes, features=features, rows=rows)
+    return bread, AlignmentSandwich(bread, meats)
+
+
+def read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
+    """How solves stop. Predictions read the training data."""
+    notes = saved.texts("notes")
+    known = {"problem": problem, "jacobian": _jacobian(problem, notes), "ridge": saved.number("ridge", 0.0)}
+    solver = read(saved.part("solver"), IterativeSolver, **known)
+    bread = read(saved, FittedIterative, problem=problem, notes=notes, solver=solver)
+    return bread, AlignmentSandwich(bread, meats)
 
 
 def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwich) -> None:
     """Bases, spectra and weights, block by block; a block is called by its place among those of all processes."""
-    write_bread(draft, bread)
     write_stream(draft.part("stream"), bread.stream)
-    draft.note(estimators=list(sandwich.names))
-    draft.put("noise", bread.noise)
-    draft.put("change", bread.change)
-    for at, (basis, turn) in enumerate(zip(bread.bases, bread.rotations, strict=True)):
+    draft.put(estimators=sandwich.names)
+    for at, (basis, rotation) in enumerate(zip(bread.bases, bread.rotations, strict=True)):
         part = draft.part(f"block_{bread.stream.blocks.index(basis.block)}")
-        write_basis(part.part("basis"), basis)
-        write_squares(part, "curvature", bread.spectrum.curvature[at])
-        write_squares(part, "noise", bread.spectrum.noise[at])
-        part.put("score", bread.spectrum.score[at])
-        part.put("step", bread.step[at])
-        part.note(turned=turn is not None)
-        if turn is not None:
-            write_turn(part.part("turn"), turn)
-        write_weights(part.part("weights"), sandwich.weights[at])
+        write_basis(part, basis)
+        write(part, "curvature", bread.spectrum.curvature[at])
+        write(part, "noise", bread.spectrum.noise[at])
+        write(part, "weights", sandwich.weights[at])
+        part.put(score=bread.spectrum.score[at], step=bread.step[at], rotated=rotation is not None)
+        if rotation is not None:
+            part.put(rotation_inputs=rotation.inputs, rotation_outputs=rotation.outputs)
+            write_basis(part.part("meat_basis"), rotation.basis)
 
 
-def read_spectral(saved: Saved, problem: Linearization, meats: Meats, given: Given) -> tuple[FittedCurvature, Sandwich]:
+def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
     """The same, put together again."""
-    common = read_bread(saved, problem, given)
-    stream = read_stream(saved.part("stream"), common["problem"])
+    stream = read_stream(saved.part("stream"), problem)
     names = saved.texts("estimators")
     if sorted(names) != sorted([*meats.roots, "jackknife", "laplace"]):
         raise saved.wrong("estimators", "those of this version")
-    parts = [saved.part(f"block_{at}") for at in range(len(stream.blocks))]
-    bases = [read_basis(part.part("basis"), block) for part, block in zip(parts, stream.blocks, strict=True)]
-    pairs = list(zip(parts, bases, strict=True))
-    turns = [read_turn(part.part("turn"), basis) if part.flag("turned") else None for part, basis in pairs]
-    weights = [
-        read_weights(part.part("weights"), basis, turn, len(names))
-        for (part, basis), turn in zip(pairs, turns, strict=True)
-    ]
-    common |= {
-        "tf32": all(rounded(one, problem.device, common["tf32"]) for one in weights),
+    saved.sizes["estimators"] = (len(names),)
+    bases, rotations, weights, moments, vectors = [], [], [], [], []
+    for at, block in enumerate(stream.blocks):
+        part = saved.part(f"block_{at}")
+        basis = read_basis(part, block)
+        part.sizes.update({"basis": basis.shape, "matrix": block.matrix_shape})
+        rotation = _read_rotation(part, basis) if part.flag("rotated") else None
+        bases.append(basis)
+        rotations.append(rotation)
+        weights.append(_read_weights(part.part("weights"), basis, rotation))
+        moments.append([read(part.part(name), DiagonalMoments) for name in ("curvature", "noise")])
+        vectors.append([part.tensor(name, "double", "matrix") for name in ("score", "step")])
+    curvature, noise = map(list, zip(*moments, strict=True))
+    score, step = map(list, zip(*vectors, strict=True))
+    known: dict[str, Any] = {
+        "problem": problem,
         "stream": stream,
         "bases": bases,
-        "spectrum": Spectrum(
-            [read_squares(part, "curvature", basis) for part, basis in pairs],
-            [read_squares(part, "noise", basis) for part, basis in pairs],
-            [part.double("score", *basis.block.matrix_shape) for part, basis in pairs],
-        ),
-        "noise": saved.algebra("noise", problem.k, problem.k),
-        "step": [part.double("step", *basis.block.matrix_shape) for part, basis in pairs],
-        "change": saved.algebra("change", problem.n, problem.k),
+        "rotations": rotations,
+        "spectrum": Spectrum(curvature, noise, score),
+        "step": step,
+        "tf32": saved.flag("tf32") and all(_bears_tf32(one, problem.device) for one in weights),
     }
-    bread = FittedSpectral(**common, rotations=turns)
+    bread = read(saved, FittedSpectral, **known)
     return bread, SpectralSandwich(bread, tuple(names), weights)
+
+
+def _read_rotation(saved: Saved, basis: Basis) -> MeatRotation:
+    """A basis of the meats among the leading coordinates of `basis`, and the rotation to it."""
+    meat_basis = read_basis(saved.part("meat_basis"), basis.block)
+    shape = meat_basis.shape
+    if any(mine > whole for mine, whole in zip(shape, basis.shape, strict=True)) or meat_basis.inputs is None:
+        raise saved.wrong("meat_basis", f"a part of {basis.shape}")
+    if meat_basis.outputs is None:
+        saved.sizes.update({"rotated": shape, "flipped": shape})
+        return MeatRotation(meat_basis, saved.tensor("rotation_inputs", "working", "rotated", "rotated"), None)
+    e, o, i = shape
+    saved.sizes.update({"rotated": shape, "flipped": (e, i, o), "inputs": (e, i, i), "outputs": (e, o, o)})
+    inputs, outputs = (saved.tensor(f"rotation_{name}", "working", name) for name in ("inputs", "outputs"))
+    return MeatRotation(meat_basis, inputs, outputs)
+
+
+def _read_weights(saved: Saved, basis: Basis, rotation: MeatRotation | None) -> Weights:
+    if rotation is None:
+        return read(saved, Weights, basis=basis)
+    which = saved.wholes("which", 0, saved.sizes["estimators"][0] - 1)
+    if len(set(which)) != len(which):
+        raise saved.wrong("which", "estimators")
+    saved.sizes["chosen"] = (len(which),)
+    return read(saved, TwoBasisWeights, basis=basis, rotation=rotation, which=which)
+
+
+def _bears_tf32(weights: Weights, device: torch.device) -> bool:
+    """Whether products may be rounded on this device: weights made for exact products do not bear it."""
+    return device.type != "cuda" or weights.rounded or not weights.basis.outside
+
+
+Restorer = Callable[[Saved, Linearization, Meats], tuple[FittedCurvature, Sandwich]]
+KINDS: dict[str, tuple[type[FittedCurvature], Restorer]] = {
+    "primal": (FittedPrimal, read_primal),
+    "dual": (FittedDual, read_dual),
+    "matrix_free": (FittedIterative, read_iterative),
+    "spectral": (FittedSpectral, read_spectral),
+}
+"""Every fitted curvature of whence, and how it is read."""
+
+
+def write_curvature(draft: Draft, name: str, bread: Any, sandwich: Any) -> None:
+    """Write a fitted curvature and its sandwich as a part of that name."""
+    write(draft, name, bread)
+    part = Draft(draft.fields[name], draft.tensors, draft.orders, f"{draft.name}{name}.")
+    part.put(limit=bread.problem.budget.limit)
+    if isinstance(bread, FittedSpectral):
+        write_spectral(part, bread, sandwich)
+    elif isinstance(bread, FittedPrimal):
+        write_features(part.part("features"), bread.features)
+        meats = {f"meat_{one}": matrix for one, matrix in sandwich.matrices.items()}
+        part.put(meats=list(sandwich.matrices), total=sandwich.total, **meats)
+    elif isinstance(bread, FittedIterative):
+        write(part, "solver", bread.solver)

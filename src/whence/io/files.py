@@ -11,11 +11,11 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
-FORMAT = 2
+FORMAT = 3
 """The format that is written and read."""
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -80,7 +80,7 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def write(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_file(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Save a manifest and tensors."""
     text = json.dumps(
         {"format": FORMAT, "sha256": ZEROS.decode(), "manifest": manifest}, allow_nan=False, separators=(",", ":")
@@ -134,20 +134,14 @@ def as_bytes(tensor: Tensor) -> Any:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-class Entry(NamedTuple):
-    """Dtype and shape of a tensor of a file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
 class Container:
     """An open file whose checksum is right.
 
     Attributes:
         path: for messages.
         manifest: as written.
-        entries: the tensors it holds.
+        orders: of axes in memory, by name of the tensor, where they are not in order.
+        entries: stand-ins of the tensors it holds, without numbers.
     """
 
     def __init__(self, path: Path, file: Any) -> None:
@@ -159,18 +153,16 @@ class Container:
         if set(metadata) != {"whence"} or len(described) != 3 or not isinstance(manifest, dict):
             raise damaged(self.path, "its metadata are not those of this format")
         self.manifest: dict[str, Any] = manifest
+        self.orders = manifest.get("orders", {})
+        if not isinstance(self.orders, dict):
+            raise damaged(self.path, "it does not say in which order axes are stored")
         self.entries = {name: self._entry(name) for name in file.keys()}  # noqa: SIM118  a file is no dict
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> Tensor:
         entry = self._file.get_slice(name)
         if entry.get_dtype() not in DTYPES:
             raise damaged(self.path, f"{name[:80]!r} is of dtype {entry.get_dtype()}")
-        return Entry(DTYPES[entry.get_dtype()], tuple(entry.get_shape()))
-
-    @property
-    def size(self) -> int:
-        """Bytes of all tensors."""
-        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.entries.values())
+        return torch.empty(entry.get_shape(), dtype=DTYPES[entry.get_dtype()], device="meta")
 
     def read(self, name: str) -> Tensor:
         """A tensor, in memory of its own."""
@@ -264,44 +256,37 @@ LARGEST = 2**48
 
 @dataclass
 class Draft:
-    """Fields and tensors to be written.
+    """Fields and tensors to be written."""
 
-    Attributes:
-        fields: numbers and texts, in parts.
-        tensors: by their full name.
-        orders: of the tensors that are not stored axis by axis, how their axes follow each other in memory. Products
-            of matrices round differently for another order, so that it is kept.
-        name: of this part.
-    """
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)  # numbers and texts, in parts
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # by their full name
+    # Of tensors that are not stored axis by axis, how their axes follow each other in memory: products of matrices
+    # round differently for another order.
     orders: dict[str, list[int]] = field(default_factory=dict)
-    name: str = ""
+    name: str = ""  # of this part
 
     def part(self, name: str) -> Draft:
         """A part of its own."""
-        fields: dict[str, Any] = {}
-        self.fields[name] = fields
+        fields = self.fields[name] = {}
         return Draft(fields, self.tensors, self.orders, f"{self.name}{name}.")
 
-    def note(self, **fields: Any) -> None:
-        """Write fields; numbers that JSON does not know become texts."""
-        self.fields.update({name: plain(value) for name, value in fields.items()})
+    def put(self, **values: Any) -> None:
+        """Write tensors, and fields that JSON knows; `None` is left out."""
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                self._put_tensor(self.name + name, value.detach())
+            elif value is not None:
+                self.fields[name] = plain(value)
 
-    def put(self, name: str, tensor: Tensor | None) -> None:
-        """Write a tensor, if there is one."""
-        if tensor is None:
-            return
+    def _put_tensor(self, name: str, tensor: Tensor) -> None:
         if tensor.dtype not in DTYPES.values():
             raise InputError(f"expected tensors of float64, float32 or int64 to save, got {tensor.dtype} in {name}.")
         strides = tensor.stride()
         order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
-        permuted = tensor.detach().permute(order)
-        if not tensor.is_contiguous() and permuted.is_contiguous():
-            self.orders[self.name + name] = order
-            tensor = permuted
-        self.tensors[self.name + name] = tensor
+        if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
+            self.orders[name] = order
+            tensor = tensor.permute(order)
+        self.tensors[name] = tensor
 
 
 def printable(text: str, most: int | None = None) -> str:
@@ -312,7 +297,7 @@ def printable(text: str, most: int | None = None) -> str:
         (True, 'long...')
     """
     shown = text if most is None or len(text) <= most else f"{text[:most]}..."
-    return shown if shown.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in shown)
+    return "".join(one if one.isprintable() else "\ufffd" for one in shown)
 
 
 def plain(value: Any) -> Any:
@@ -335,80 +320,61 @@ def number(value: Any) -> float | None:
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where and how tensors are wanted.
+class Saved:
+    """A part of what was saved, read with suspicion.
 
-    Attributes:
-        device: of the model.
-        algebra: dtype of the algebra, as wanted.
-        working: dtype in which gradients are handled, as wanted.
-        stored: the same two, as saved.
-        empty: whether tensors are stand-ins without memory.
+    Axes of tensors have names. One that has no size yet gets that of the first tensor that has it; "any" has none.
     """
 
-    device: torch.device
-    algebra: torch.dtype
-    working: torch.dtype
-    stored: tuple[torch.dtype, torch.dtype]
-    empty: bool
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A part of what was saved, read with suspicion."""
-
     container: Container
-    fields: Mapping[str, Any]
-    orders: Mapping[str, Any]
-    target: Target
-    used: set[str]
-    name: str = ""
+    fields: Mapping[str, Any]  # numbers and texts of this part
+    device: torch.device  # where tensors go; "meta" to check them without reading them
+    dtypes: Mapping[str, tuple[torch.dtype, ...]]  # those that a tensor may have, by the names that `tensor` takes
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of axes, by name; several where one name is all
+    used: set[str] = field(default_factory=set)  # names of all tensors so far
+    name: str = ""  # of this part
+
+    @property
+    def unread(self) -> bool:
+        """Whether tensors are stand-ins without numbers."""
+        return self.device.type == "meta"
 
     def part(self, name: str) -> Saved:
-        """A part of its own."""
-        fields = self._field(name)
-        if not isinstance(fields, dict):
-            raise self.wrong(name, "a part")
-        return Saved(self.container, fields, self.orders, self.target, self.used, f"{self.name}{name}.")
+        """A part of its own, which knows the sizes of this one."""
+        fields = self._checked(name, lambda one: isinstance(one, dict), "a part")
+        inner = f"{self.name}{name}."
+        return Saved(self.container, fields, self.device, self.dtypes, dict(self.sizes), self.used, inner)
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
-        return self.name + name in self.container.entries
+        """Whether there is such a tensor, field or part."""
+        return self.name + name in self.container.entries or name in self.fields
 
-    def sizes(self, name: str, axes: int) -> tuple[int, ...]:
-        """The shape of a tensor with so many axes."""
-        entry = self.container.entries.get(self.name + name)
-        if entry is None or len(entry.shape) != axes:
-            raise self.wrong(name, f"a tensor of {axes} axes")
-        order = self._order(self.name + name, axes)
-        return tuple(entry.shape[order.index(axis)] for axis in range(axes))
-
-    def algebra(self, name: str, *shape: int) -> Tensor:
-        """A tensor in the dtype of the algebra."""
-        return self.tensor(name, shape, self.target.stored[0], self.target.algebra)
-
-    def working(self, name: str, *shape: int) -> Tensor:
-        """A tensor in the dtype in which gradients are handled."""
-        return self.tensor(name, shape, self.target.stored[1], self.target.working)
-
-    def double(self, name: str, *shape: int) -> Tensor:
-        """A tensor that is of float64 always."""
-        return self.tensor(name, shape, torch.float64, torch.float64)
-
-    def tensor(self, name: str, shape: Sequence[int], stored: torch.dtype, wanted: torch.dtype) -> Tensor:
-        """A tensor of exactly this shape and dtype, as it is wanted."""
-        if self.sizes(name, len(shape)) != tuple(shape):
-            raise self.wrong(name, f"a tensor of shape {tuple(shape)}")
+    def tensor(self, name: str, dtype: str, *axes: str) -> Tensor:
+        """A tensor of this dtype and shape; axes are names of sizes, such as "n", "k", "k"."""
         full = self.name + name
-        entry = self.container.entries[full]
-        if entry.dtype != stored:
-            raise self.wrong(name, f"a tensor of {stored}")
+        entry = self.container.entries.get(full)
+        wanted = [size for axis in axes for size in self.sizes.get(axis, (None,))]
+        shown = ", ".join("any" if size is None else str(size) for size in wanted)
+        if entry is None or len(entry.shape) != len(wanted) or entry.dtype not in self.dtypes[dtype]:
+            raise self.wrong(name, f"a tensor of {self.dtypes[dtype][0]} and shape ({shown})")
+        order = self._order(full, len(wanted))
+        back = [order.index(axis) for axis in range(len(wanted))]
+        shape = [entry.shape[axis] for axis in back]
+        if any(size not in (None, found) for size, found in zip(wanted, shape, strict=True)):
+            raise self.wrong(name, f"a tensor of shape ({shown})")
+        if len(axes) == len(shape):  # no name stands for several axes
+            for axis, size in zip(axes, shape, strict=True):
+                if axis != "any" and self.sizes.setdefault(axis, (size,)) != (size,):
+                    raise self.wrong(name, f"a tensor whose axes {axis} are of one size")
         self.used.add(full)
-        if self.target.empty:
-            return torch.empty(tuple(shape), dtype=wanted, device="meta")
-        order = self._order(full, len(shape))
-        back = [order.index(axis) for axis in range(len(shape))]
-        return self.container.read(full).to(self.target.device, wanted).permute(back)
+        return (entry if self.unread else self.container.read(full).to(self.device)).permute(back)
+
+    def index(self, name: str, *axes: str, below: int = LARGEST) -> Tensor:
+        """A tensor of positions from 0 to `below` - 1."""
+        found = self.tensor(name, "index", *axes)
+        if not self.unread and bool(((found < 0) | (found >= below)).any()):
+            raise self.wrong(name, f"positions below {below}")
+        return found
 
     def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
         """A number within bounds."""
@@ -444,15 +410,23 @@ class Saved:
         found = self._checked(name, lambda ones: _is_list(ones, lambda one: isinstance(one, str)), "a list of texts")
         return [printable(one) for one in found]
 
+    def table(self, name: str, columns: int) -> list[list[Any]]:
+        """A list of rows with so many cells each, which are not checked."""
+        wanted = f"a table of {columns} columns"
+        found = self._checked(
+            name, lambda rows: _is_list(rows, lambda row: isinstance(row, list) and len(row) == columns), wanted
+        )
+        return list(found)
+
+    def wrong(self, name: str, wanted: str) -> CorruptArtifactError:
+        """The error for something that is missing or not what it must be."""
+        return damaged(self.container.path, f"{self.name}{name} is missing, or not {wanted}")
+
     def _checked(self, name: str, sound: Callable[[Any], bool], wanted: str) -> Any:
         found = self._field(name)
         if not sound(found):
             raise self.wrong(name, wanted)
         return found
-
-    def wrong(self, name: str, wanted: str) -> CorruptArtifactError:
-        """The error for something that is missing or not what it must be."""
-        return damaged(self.container.path, f"{self.name}{name} is missing, or not {wanted}")
 
     def _field(self, name: str) -> Any:
         if name not in self.fields:
@@ -460,7 +434,7 @@ class Saved:
         return self.fields[name]
 
     def _order(self, full: str, axes: int) -> list[int]:
-        order = self.orders.get(full, list(range(axes)))
+        order = self.container.orders.get(full, list(range(axes)))
         if not isinstance(order, list) or sorted(map(repr, order)) != [repr(axis) for axis in range(axes)]:
             raise damaged(self.container.path, f"the axes of {full} are in no order")
         return order

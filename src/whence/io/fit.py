@@ -1,66 +1,38 @@
-"""Write a fit to a file, and read it back."""
+"""A fit in a file: the linearized problem, the curvature and what follows from them, written and read back."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from whence._version import __version__
-from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
+from whence.curvature import Groups, Meats, NewtonStep
 from whence.curvature.accumulate import working_precision
-from whence.curvature.dual import FittedDual
-from whence.curvature.iterative import FittedIterative
-from whence.curvature.primal import FittedPrimal
-from whence.curvature.spectral import FittedSpectral
-from whence.errors import InputError, StaleModelError
+from whence.data.batches import Batch, Batches
+from whence.data.targets import Positions
+from whence.errors import InputError, LoaderError, StaleModelError
 from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
-from whence.io.curvature import (
-    read_dual,
-    read_free,
-    read_primal,
-    read_spectral,
-    write_dual,
-    write_free,
-    write_primal,
-    write_spectral,
-)
-from whence.io.files import (
-    Container,
-    Draft,
-    Saved,
-    Target,
-    damaged,
-    number,
-    opened,
-    plain,
-    printable,
-    write,
-)
+from whence.io.curvature import KINDS, read, write, write_curvature
+from whence.io.files import Container, Draft, Saved, damaged, number, opened, plain, printable, write_file
 from whence.io.model import check_same, write_model
-from whence.io.problem import Given, read_groups, read_problem, read_selection, write_groups, write_problem
 from whence.jacobian.linearization import Linearization
-from whence.jacobian.network import Network
+from whence.jacobian.network import IGNORED, Network, Selection, next_labels
+from whence.jacobian.sketches import OutputSketch, SketchedBatches
+from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import check_model, fingerprint, preserved
+from whence.runtime.progress import Progress
 
 T = TypeVar("T")
-Writer = Callable[[Draft, Any, Any], None]
-Restorer = Callable[[Saved, Linearization, Meats, Given], tuple[FittedCurvature, Sandwich]]
-
-KINDS: dict[str, tuple[type[FittedCurvature], Writer, Restorer]] = {
-    "primal": (FittedPrimal, write_primal, read_primal),
-    "dual": (FittedDual, write_dual, read_dual),
-    "matrix_free": (FittedIterative, write_free, read_free),
-    "spectral": (FittedSpectral, write_spectral, read_spectral),
-}
-"""Every curvature of whence, with the way to a file and back."""
 
 COMPARED = 5
 """Batches of the training data on which the model must say what it said, spread over them where that is possible."""
@@ -68,11 +40,21 @@ COMPARED = 5
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a user hands over to load a fit."""
+
+    model: nn.Module  # the network that was fitted
+    loader: Iterable[Any] | None  # its training data, if they are at hand
+    likelihood: Likelihood | None  # where a user wrote it
+    limit: float | None  # bytes that may be taken; as at the fit, if there is as much, when `None`
+    progress: bool  # whether to show a progress line
+
+
 def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path) -> None:
     """Write a fit to a file; see `Tracer.save`."""
-    kinds = {kind: name for name, (kind, _, _) in KINDS.items()}
-    name = kinds.get(type(fitted.bread))
-    if name is None:
+    structure = next((name for name, (kind, _) in KINDS.items() if kind is type(fitted.bread)), None)
+    if structure is None:
         raise InputError(
             f"expected a structure of whence itself to save, got {type(fitted.bread).__name__}, which only its author "
             "knows how to write down. Fit with one of whence's structures, or save the model and fit again."
@@ -81,99 +63,86 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     with using_model(fitted):
         write_model(draft.part("model"), fitted.problem.network.model)
     problem, loo = fitted.problem, fitted.loo
-    draft.note(
+    draft.put(
         whence=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
-        structure=name,
-        algebra=_precision_name(problem.dtype),
-        working=_precision_name(working_precision(problem)),
+        structure=structure,
+        algebra=str(problem.dtype),
+        working=str(working_precision(problem)),
         policy=loo.policy,
         recenter=loo.recenter,
         by_output=loo.by_output,
         by_position=loo.units is not None,
-        guarded=fitted.adjusted.guarded,
         noise_scale=fitted.noise_scale,
         hc1_factor=fitted.hc1_factor,
-        relative=step.relative,
         diagnostics=[[one.name, plain(one.value), one.words] for one in diagnostics],
+        sigma=fitted.sigma,
+        noise_roots=fitted.meats.roots["ho"],
     )
     write_problem(draft.part("problem"), problem)
-    write_groups(draft.part("groups"), loo.groups)
-    draft.put("sigma", fitted.sigma)
-    draft.put("noise_roots", fitted.meats.roots["ho"])
-    draft.put("change", step.change)
-    draft.put("direction", step.direction)
-    for each in ("hec2", "hec3", "leverage"):
-        draft.put(each, getattr(fitted.adjusted, each))
-    KINDS[name][1](draft.part("bread"), fitted.bread, fitted.sandwich)
-    write(path, {**draft.fields, "orders": draft.orders}, draft.tensors)
+    for name, value in {"groups": loo.groups, "step": step, "adjusted": fitted.adjusted}.items():
+        write(draft, name, value)
+    write_curvature(draft, "bread", fitted.bread, fitted.sandwich)
+    write_file(path, {**draft.fields, "orders": draft.orders}, draft.tensors)
 
 
-def restore(path: Path, given: Given, dtype: torch.dtype | None, build: Callable[..., T]) -> T:
+def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
     """A fit from a file, which `build` makes of its parts; see `whence.load`."""
     with opened(path) as container:
         check_model(given.model)
         with preserved(given.model):
-            return _read(container, given, dtype, build)
+            return _read(container, given, build)
 
 
-def _read(container: Container, given: Given, dtype: torch.dtype | None, build: Callable[..., T]) -> T:
+def _read(container: Container, given: Given, build: Callable[..., T]) -> T:
     """Check the model, then all shapes on tensors without memory, then read the numbers."""
-    orders = container.manifest.get("orders")
-    if not isinstance(orders, dict):
-        raise damaged(container.path, "it does not say in which order axes are stored")
-    saved = Saved(container, container.manifest, orders, _NOWHERE, set())
-    notes = check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
-    target = _target(saved, given, dtype)
-    empty = replace(saved, target=replace(target, device=_NOWHERE.device, empty=True))
-    _build(empty, given, notes, build)
-    unknown = sorted(set(container.entries) - empty.used)
+    floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
+    unread = Saved(container, container.manifest, torch.device("meta"), {})
+    check_same(unread.part("model"), given.model, unread.text("torch") == torch.__version__)
+    dtypes: dict[str, tuple[torch.dtype, ...]] = {
+        name: (floats[unread.text(name, *floats)],) for name in ("algebra", "working")
+    }
+    dtypes |= {"double": (torch.float64,), "float": tuple(floats.values()), "index": (torch.int64,)}
+    unread = replace(unread, dtypes=dtypes, sizes={"one": (1,)})
+    _build(unread, given, build)
+    unknown = sorted(set(container.entries) - unread.used)
     if unknown:
         raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
-    _require_memory(container, target, given)
-    return _build(replace(saved, target=target), given, notes, build)
+    device = Network(given.model).device
+    size = sum(entry.nbytes for entry in container.entries.values())
+    Budget(device, given.limit).require(size, f"the fit in {container.path}", "Load it where there is more memory.")
+    return _build(replace(unread, device=device, sizes={"one": (1,)}), given, build)
 
 
-def _require_memory(container: Container, target: Target, given: Given) -> None:
-    """Raise when the tensors do not fit in memory."""
-    pairs = zip((target.algebra, target.working), target.stored, strict=True)
-    wider = any(wanted.itemsize > stored.itemsize for wanted, stored in pairs)
-    budget = Budget(target.device, given.limit)
-    need = container.size * (2 if wider else 1)
-    budget.require(need, f"the fit in {container.path}", "Load it where there is more memory.")
-
-
-def _build(saved: Saved, given: Given, notes: list[str], build: Callable[..., T]) -> T:
+def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     """Put a fit together again."""
     problem = read_problem(saved.part("problem"), given)
     n, k = problem.n, problem.k
-    groups = read_groups(saved.part("groups"), n)
+    each = problem.width if problem.sketch is None else 1
+    saved.sizes.update(n=(n,), k=(k,), each=(each,), parameters=(problem.selection.size,))
+    groups = _read_groups(saved.part("groups"), n) if saved.has("groups") else None
     policy: Any = saved.text("policy", "exact", "one_plus_q", "clip")
     recenter, by_output = saved.flag("recenter"), saved.flag("by_output")
     units = problem.units if saved.flag("by_position") else None
     loo = LeaveOneOut(problem.residuals, problem.hessian_roots, policy, recenter, by_output, groups, units)
     problem = replace(problem, folds=loo.folds)
-    adjusted = AdjustedResiduals(
-        saved.algebra("hec2", n, k),
-        saved.algebra("hec3", n, k),
-        saved.algebra("leverage", n, k),
-        saved.whole("guarded"),
-    )
-    direction = saved.algebra("direction", problem.selection.size) if recenter else None
-    step = NewtonStep(saved.algebra("change", n, k), saved.number("relative", 0.0), direction)
-    examples, _, q = saved.sizes("noise_roots", 3)
-    if examples not in (1, n):
+    adjusted = read(saved.part("adjusted"), AdjustedResiduals)
+    step = read(saved.part("step"), NewtonStep)
+    if (step.direction is not None) != recenter:
+        raise saved.wrong("step.direction", "there for a recentered fit alone")
+    noise_roots = saved.tensor("noise_roots", "algebra", "examples", "k", "columns")
+    if len(noise_roots) not in (1, n):
         raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
-    roots = {"ho": saved.algebra("noise_roots", examples, k, q)}
     residuals = loo.residuals(slice(0, n), step.change)
-    roots.update(loo.roots_from(residuals, adjusted))
-    deletions = 1 if saved.target.empty else loo.deletions(problem)  # stand-ins have no weights to count
+    roots = {"ho": noise_roots, **loo.roots_from(residuals, adjusted)}
+    deletions = 1 if saved.unread else loo.deletions(problem)  # stand-ins have no weights to count
     meats = Meats(roots, adjusted.hec3, deletions, groups)
-    each = problem.width if problem.sketch is None else 1
-    name = saved.text("structure", *KINDS)
-    bread, sandwich = KINDS[name][2](saved.part("bread"), problem, meats, given)
-    if given.loader is not None and not saved.target.empty:
+    part = saved.part("bread")
+    _, read_curvature = KINDS[saved.text("structure", *KINDS)]
+    problem_of_bread = replace(problem, budget=read_budget(part, given, problem.device))
+    bread, sandwich = read_curvature(part, problem_of_bread, meats)
+    if given.loader is not None and not saved.unread:
         _compare(problem, bread)
     return build(
         problem=problem,
@@ -183,12 +152,18 @@ def _build(saved: Saved, given: Given, notes: list[str], build: Callable[..., T]
         adjusted=adjusted,
         step=step,
         loo=loo,
-        sigma=saved.algebra("sigma", each, each),
+        sigma=saved.tensor("sigma", "algebra", "each", "each"),
         noise_scale=saved.number("noise_scale", 0.0),
         hc1_factor=saved.number("hc1_factor", 0.0),
-        diagnostics=_diagnostics(saved, notes),
-        fingerprints={} if saved.target.empty else fingerprint(given.model),
+        diagnostics=_diagnostics(saved),
+        fingerprints={} if saved.unread else fingerprint(given.model),
     )
+
+
+def _read_groups(saved: Saved, n: int) -> Groups:
+    total = saved.whole("total", 2, n)
+    index, counted = saved.index("index", "n", below=total), saved.whole("counted", 2, total)
+    return Groups(index, total, counted)
 
 
 def _compare(problem: Linearization, bread: Any) -> None:
@@ -215,34 +190,201 @@ def _compare(problem: Linearization, bread: Any) -> None:
         stream.capture(first.inputs)
 
 
-def _target(saved: Saved, given: Given, dtype: torch.dtype | None) -> Target:
-    """Where tensors go, and in which precision."""
-    algebra, working = (PRECISIONS[saved.text(name, *PRECISIONS)] for name in ("algebra", "working"))
-    if dtype not in (None, *PRECISIONS.values()):
-        raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {dtype!r}.")
-    selection = read_selection(saved.part("problem"), given.model)
-    doubles = any(p.dtype == torch.float64 for p in selection.parameters.values())
-    mine = torch.float64 if doubles else torch.float32
-    return Target(Network(given.model).device, dtype or algebra, mine, (algebra, working), empty=False)
-
-
-_NOWHERE = Target(torch.device("meta"), torch.float64, torch.float64, (torch.float64, torch.float64), empty=True)
-
-
-def _diagnostics(saved: Saved, notes: list[str]) -> Diagnostics:
-    rows = saved.fields.get("diagnostics")
-    if not isinstance(rows, list):
-        raise saved.wrong("diagnostics", "a table")
+def _diagnostics(saved: Saved) -> Diagnostics:
     found = []
-    for row in rows:
-        sound = isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) and isinstance(row[2], str)
-        value = row[1] if sound and type(row[1]) in (str, int) else number(row[1]) if sound else None
-        if value is None:
+    for name, given, words in saved.table("diagnostics", 3):
+        value = given if type(given) in (str, int) else number(given)
+        if value is None or not isinstance(name, str) or not isinstance(words, str):
             raise saved.wrong("diagnostics", "rows of a name, a value and words")
         shown = printable(value) if isinstance(value, str) else value
-        found.append(Finding(printable(row[0]), shown, printable(row[2])))
-    return Diagnostics((*found, *(Finding("note", note, "") for note in notes)))
+        found.append(Finding(printable(name), shown, printable(words)))
+    return Diagnostics(tuple(found))
 
 
-def _precision_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def write_problem(draft: Draft, problem: Linearization) -> None:
+    """Write a problem; of the data only fingerprints of all batches, by which they are recognised."""
+    likelihood, batches = problem.likelihood, problem.batches
+    own = _own_class(likelihood)
+    options = {} if own else {one: getattr(likelihood, one) for one in _option_names(type(likelihood))}
+    draft.part("likelihood").put(name=likelihood.name, own=own, **options)
+    sketched = batches if isinstance(batches, SketchedBatches) else None
+    data = batches.plain if isinstance(batches, SketchedBatches) else batches
+    prints = batches.fingerprints
+    draft.part("data").put(
+        positional=data.positional,
+        notes=data.notes,
+        next_labels=data.target_transform is not None,
+        sizes=torch.tensor([len(batch) for batch in prints], dtype=torch.int64, device="cpu"),
+        fingerprints=torch.tensor([one for batch in prints for one in batch], dtype=torch.int64, device="cpu"),
+    )
+    write(draft, "units", problem.units)
+    write(draft, "sketch", problem.sketch)
+    draft.put(
+        n=problem.n,
+        k=problem.k,
+        parameters=list(problem.selection.parameters),
+        chunk_size=problem.chunk_size,
+        limit=problem.budget.limit,
+        outputs=problem.outputs,
+        residuals=problem.residuals,
+        hessian_roots=problem.hessian_roots,
+        sample_weights=problem.sample_weights,
+        seed=None if sketched is None else sketched.seed,
+        largest=None if sketched is None else sketched.largest,
+    )
+
+
+def read_problem(saved: Saved, given: Given) -> Linearization:
+    """Read a problem."""
+    n, k = saved.whole("n", 1), saved.whole("k", 1)
+    saved.sizes.update({"n": (n,), "k": (k,)})
+    network, progress = Network(given.model), Progress(given.progress)
+    likelihood = read_likelihood(saved.part("likelihood"), given.likelihood)
+    data = read_data(saved.part("data"), given.loader, progress, likelihood)
+    batches: Batches | SketchedBatches = data
+    residuals = saved.tensor("residuals", "algebra", "n", "k")
+    roots = saved.tensor("hessian_roots", "algebra", "n", "k", "q") if saved.has("hessian_roots") else None
+    sketch = read(saved.part("sketch"), OutputSketch) if saved.has("sketch") else None
+    if sketch is not None:
+        if roots is None or sketch.columns + 1 != k:
+            raise saved.wrong("sketch", f"one of {k - 1} columns with roots of the Hessian")
+        saved.sizes["largest"] = (sketch.columns // 2,)
+        seed, largest = saved.whole("seed", 0, 2**63), saved.index("largest", "n", "largest")
+        batches = SketchedBatches(
+            data, network, likelihood, sketch.columns, seed, residuals.dtype, largest, (residuals, roots)
+        )
+    return Linearization(
+        network=network,
+        selection=read_selection(saved, given.model),
+        batches=batches,
+        likelihood=likelihood,
+        outputs=saved.tensor("outputs", "algebra", "n", "k"),
+        residuals=residuals,
+        hessian_roots=roots,
+        sample_weights=saved.tensor("sample_weights", "algebra", "n") if saved.has("sample_weights") else None,
+        dtype=residuals.dtype,
+        budget=read_budget(saved, given, network.device),
+        progress=progress,
+        chunk_size=saved.whole("chunk_size", 1) if saved.has("chunk_size") else None,
+        units=_read_units(saved.part("units"), k) if saved.has("units") else None,
+        sketch=sketch,
+    )
+
+
+def _read_units(saved: Saved, k: int) -> Positions:
+    shape, width = tuple(saved.wholes("shape", 1)), saved.whole("width", 1)
+    saved.sizes["positions"] = (k // width,)
+    found = read(saved, Positions, shape=shape)
+    if not shape or found.positions * width != k:
+        raise saved.wrong("shape", f"positions of {k} outputs")
+    return found
+
+
+def read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
+    """The memory that was planned with, or what there is now, if less; chunks of equal size round alike."""
+    planned = saved.whole("limit", 0, 2**62)
+    if given.limit is not None:
+        return Budget(device, given.limit)
+    return Budget(device, min(planned, Budget(device).limit))
+
+
+def read_selection(saved: Saved, model: nn.Module) -> Selection:
+    """The parameters that were selected, which must be there and trainable."""
+    names = saved.texts("parameters")
+    known = dict(model.named_parameters())
+    if not names or len(set(names)) != len(names) or any(name not in known for name in names):
+        raise saved.wrong("parameters", "names of parameters of the model")
+    frozen = [name for name in names if not known[name].requires_grad]
+    if frozen:
+        raise InputError(
+            f"expected the parameters that were selected to require gradients, got frozen ones: "
+            f"{', '.join(frozen[:5])}. Call requires_grad_(True) on them; whence leaves their .grad alone."
+        )
+    return Selection({name: known[name] for name in names})
+
+
+def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
+    """The likelihood of the fit: made again, or the one given, where a user wrote it."""
+    own = saved.text("own")
+    if own:
+        if given is None or _own_class(given) != own:
+            got = "none" if given is None else f"a {type(given).__name__}"
+            raise InputError(
+                f"expected the likelihood that was fitted with, {own!r}, got {got}. It is not part of whence, so that "
+                "it is not in the file: whence.load(path, model, likelihood=...)."
+            )
+        return given
+    kind = LIKELIHOODS[saved.text("name", *LIKELIHOODS)]
+    try:
+        found = kind(**{name: saved.fields[name] for name in _option_names(kind) if name in saved.fields})
+    except (InputError, TypeError) as error:
+        raise saved.wrong("options", f"those of the {kind.name} likelihood ({error})") from error
+    if given is not None and given != found:
+        raise InputError(f"expected the likelihood that was fitted with, {found!r}, got {given!r}. Leave it out.")
+    return found
+
+
+def _own_class(likelihood: Likelihood) -> str:
+    """Where a user's own class lives; empty for those of whence."""
+    kind = type(likelihood)
+    return "" if kind in LIKELIHOODS.values() else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _option_names(kind: type[Likelihood]) -> list[str]:
+    """The options of a likelihood of whence: the fields of its dataclass."""
+    return [field.name for field in fields(kind)]  # type: ignore[arg-type]  # those of whence are dataclasses
+
+
+NO_DATA: list[Any] = []
+"""Stands for training data that were not handed over."""
+
+
+@dataclass
+class SavedBatches(Batches):
+    """Training data that must be those of the fit, or `NO_DATA`: what does not need them works."""
+
+    def read(self, label: str | None) -> Iterator[Batch]:
+        """Read all batches once, or say that there are none."""
+        if self.loader is NO_DATA:
+            raise LoaderError(
+                "expected the training data for this question, got a fit that was loaded without them. "
+                "Pass them: whence.load(path, model, train_loader=...)."
+            )
+        return super().read(label)
+
+    def _check_fingerprint(self, number: int, found: tuple[int, ...]) -> None:
+        try:
+            super()._check_fingerprint(number, found)
+        except LoaderError:
+            raise _other_data(f"other data in batch {number}") from None
+
+    def _check_count(self, count: int, examples: int) -> None:
+        if count < len(self.fingerprints):
+            raise _other_data(f"{count} batches instead of {len(self.fingerprints)}")
+        super()._check_count(count, examples)
+
+
+def _other_data(got: str) -> LoaderError:
+    return LoaderError(
+        f"expected the training data of the saved fit, in the same order and batches, got {got}. Pass a loader with "
+        "the same examples and the same batch_size, not shuffled."
+    )
+
+
+def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
+    """The batches of a loader, or none."""
+    retarget = None
+    if saved.flag("next_labels"):  # the model predicts the next token
+        retarget = partial(next_labels, ignore_index=getattr(likelihood, "ignore_index", IGNORED))
+    sizes, fingerprints = saved.tensor("sizes", "index", "batches"), saved.tensor("fingerprints", "index", "examples")
+    notes, positional = saved.texts("notes"), saved.whole("positional", 1)
+    prints: list[tuple[int, ...]] = []
+    if not saved.unread:
+        lengths = sizes.tolist()
+        if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
+            raise saved.wrong("sizes", f"{len(fingerprints)} in all")
+        prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
+    data = NO_DATA if loader is None or saved.unread else loader
+    found = SavedBatches(data, saved.device, progress, [], prints, True, positional, retarget)
+    found.notes = notes  # what was told about the loader at the fit
+    return found

@@ -6,7 +6,6 @@ import hashlib
 import re
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from whence.display import listing
@@ -19,7 +18,7 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 def write_model(draft: Draft, model: nn.Module) -> None:
     """Write modules, and name, dtype, shape and checksum of every parameter and buffer."""
-    draft.note(
+    draft.put(
         modules=[[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)],
         tensors=[
             [name, owner, str(tensor.dtype), list(tensor.shape), digest(tensor)]
@@ -28,34 +27,27 @@ def write_model(draft: Draft, model: nn.Module) -> None:
     )
 
 
-def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> list[str]:
-    """Raise unless this is the model that was fitted; notes for the diagnostics."""
+def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
+    """Raise unless this is the model that was fitted."""
     _check_modules(saved, model, same_torch)
-    found = tensors_of(model)
-    rows = saved.fields.get("tensors")
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 5 for row in rows):
-        raise saved.wrong("tensors", "a table")
+    found, rows = tensors_of(model), saved.table("tensors", 5)
     here, there = [name for name, _, _ in found], [row[0] for row in rows]
     if here != there:
         odd = [name for name in [*here, *there] if (name in here) != (name in there)] or here
         raise _other_model(f"another set of parameters and buffers ({listing([_safe(name) for name in odd])})")
-    changed, cast = [], set()
+    changed = []
     for (name, owner, tensor), (_, other, dtype, shape, wanted) in zip(found, rows, strict=True):
         if owner != other:
             raise _other_model(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
         if list(tensor.shape) != shape:
             raise _other_model(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
-        same = _as_stored(tensor, dtype)
-        if same is None or digest(same) != wanted:
+        if str(tensor.dtype) != dtype or digest(tensor) != wanted:
             changed.append(name)
-        elif same is not tensor:
-            cast.add(f"the model computes in {tensor.dtype}, and was fitted in {dtype}")
     if changed:
         raise StaleModelError(
             f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
-            "Load the weights of that time into the model, or fit and save again."
+            "Load the weights of that time into the model, in the same dtype, or fit and save again."
         )
-    return sorted(cast)
 
 
 def tensors_of(model: nn.Module) -> list[tuple[str, str, Tensor]]:
@@ -70,21 +62,8 @@ def digest(tensor: Tensor) -> str:
     return hashlib.sha256(memoryview(as_bytes(real_values(tensor)))).hexdigest()
 
 
-def _as_stored(tensor: Tensor, dtype: Any) -> Tensor | None:
-    """The tensor in the dtype it was fitted in, where nothing is lost on the way; itself if that is its own."""
-    if str(tensor.dtype) == dtype:
-        return tensor
-    known = {str(one): one for one in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
-    if not isinstance(dtype, str) or dtype not in known or not tensor.is_floating_point():
-        return None
-    cast = tensor.detach().to(known[dtype])
-    return cast if torch.equal(cast.to(tensor.dtype), tensor) else None
-
-
 def _check_modules(saved: Saved, model: nn.Module, same_torch: bool) -> None:
-    rows = saved.fields.get("modules")
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
-        raise saved.wrong("modules", "a table")
+    rows = saved.table("modules", 3)
     found = [[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)]
     for here, there in zip(found, rows, strict=False):
         if here[:2] != there[:2] or (same_torch and here != there):

@@ -287,7 +287,7 @@ class Capture:
         return True
 
     def _guess_layouts(self, batch: _RecordedBatch) -> list[Record]:
-        """Give uses without a gradient a likely layout; those for which there is none.
+        """Give uses without a gradient a likely layout, and return those for which there is none.
 
         It is that of other uses of the kind, or one that fits fewer examples as well: sequences may be as long as there
         are examples.
@@ -315,14 +315,16 @@ class Capture:
         return held and all(of[name].alone for name in self.fallback)
 
     def _agrees(self, batch: _RecordedBatch, reference: AutogradReference, blocks: Sequence[Block]) -> bool:
-        """Whether the gradients of these blocks add up to autograd's; parameters of which they do not fall back.
+        """Whether the gradients of these blocks add up to autograd's; parameters for which they do not fall back.
 
-        Layouts that were found on this batch are reused from now on.
+        If they do, the layouts found on this batch are reused from now on.
         """
         grads = pull_back(batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
         tangents = tangents_of(blocks, grads, batch.outputs, 1)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
-        if self._leave_to_fallback(wrong, batch.inputs):
+        if wrong:
+            if not self._leave_to_fallback(wrong, batch.inputs):
+                raise _not_autograds(wrong)
             return False
         for key, uses in batch.known_uses().items():
             self._known[key] = self._known[key].merged(uses) if key in self._known else uses
@@ -330,7 +332,7 @@ class Capture:
         return True
 
     def _reuse_layouts(self, batch: _RecordedBatch) -> list[int]:
-        """Give the records the layouts verified before, as far as they fit; the positions of those not yet verified."""
+        """Give records the layouts verified before, where they fit, and return the positions of those not verified."""
         seen: Counter[tuple[Any, ...]] = Counter()
         unverified: list[int] = []
         n = len(batch.outputs)
@@ -360,7 +362,7 @@ class Capture:
     # --- The fallback -------------------------------------------------------------------------------------------------
 
     def _leave_to_fallback(self, names: Iterable[str], inputs: Inputs, why: str = "") -> bool:
-        """Leave parameters to the functional fallback from now on; whether there were any."""
+        """Leave parameters to the functional fallback from now on, and return whether any of them is new there."""
         new = sorted(name for name in names if name in self._recorded)
         for name in new:
             reason = why or uncovered_calls(self._call, self._parameters[name], inputs)
@@ -400,11 +402,7 @@ class Capture:
             del self._runners[0]
             names = ", ".join(parameters)
             self._notes.append(f"torch.vmap cannot run this model ({why}); {names}: one example at a time")
-        name, gap = next(iter(wrong.items()))
-        raise UncapturedParameterError(
-            f"expected the gradients of single examples in {name} to add up to autograd's, {gap}. Leave {name} "
-            "out of the selection, or check that no example of a batch has an influence on another."
-        )
+        raise _not_autograds(wrong)
 
     def _compare_fallback(self, run: Run, reference: AutogradReference) -> dict[str, str]:
         """Parameters whose gradients by the fallback do not add up to autograd's."""
@@ -413,6 +411,14 @@ class Capture:
         if not wrong:
             self._unverified_fallback -= reference.nonzero
         return wrong
+
+
+def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:
+    name, gap = next(iter(wrong.items()))
+    return UncapturedParameterError(
+        f"expected the gradients of single examples in {name} to add up to autograd's, {gap}. Leave {name} out of the "
+        "selection, or check that no example of a batch has an influence on another."
+    )
 
 
 @dataclass(frozen=True)
@@ -452,7 +458,7 @@ class _RecordedBatch:
     found: list[int] = field(default_factory=list)  # positions of the records whose layout was found on this batch
 
     def find_layouts(self, unverified: Sequence[int]) -> list[Record]:
-        """Find the layouts of uses that have a gradient here; those for which there is none."""
+        """Find the layouts of uses that have a gradient here, and return those for which there is none."""
         each = find_layouts(self.outputs, [self.records[at] for at in unverified])
         self.found = [at for at, layouts in zip(unverified, each, strict=True) if layouts is not None]
         for at, layouts in zip(unverified, each, strict=True):
@@ -499,7 +505,7 @@ VERIFIED_ON = 7
 def examples_using(
     wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: Processes, device: torch.device
 ) -> list[Inputs]:
-    """A few examples for each of these parameters that any of the data use, the same in every process.
+    """A few examples that use each of these parameters, if any of the data do; the same in every process.
 
     Costs a forward pass for each batch until all are found.
 
@@ -540,7 +546,7 @@ def _search(wanted: set[str], capture: Capture, batches: Iterable[Batch]) -> Ite
 
 
 def _bisect(capture: Capture, inputs: Inputs, wanted: set[str]) -> Inputs:
-    """Few of the examples, that still use one of the parameters."""
+    """A few of the examples, which still use one of the parameters."""
     while (n := batch_size(inputs, "this batch")) > VERIFIED_ON:
         first, second = take(inputs, slice(0, n // 2)), take(inputs, slice(n // 2, n))
         inputs = first if wanted & capture.uses(first) else second

@@ -167,7 +167,7 @@ class Kronecker:
 
 
 class RowSums(NamedTuple):
-    """Non-zero rows of per-example gradients, each (example, row) pair once."""
+    """Rows of per-example gradients, each (example, row) pair once; all others are zero."""
 
     rows: Tensor  # (u,)
     examples: Tensor  # (u,)
@@ -188,21 +188,14 @@ class Rows:
     block: Block
     index: Tensor  # (n, t)
     grads: Tensor  # (n, c, t, d)
-    weights: Tensor | None = None  # (n, t): factor of each position, 0 where there is none (padding)
 
     def aggregate(self) -> RowSums:
-        """Sum the positions of one example that fall on one row: what must happen before anything is squared."""
-        n = self.index.shape[0]
+        """Sum the gradients of all positions of an example that look up the same row, as squares of gradients need."""
+        n, size = self.index.shape[0], self.block.matrix_shape[0]
         values = self.grads.transpose(1, 2).flatten(0, 1)  # (n t, c, d)
-        key = torch.arange(n, device=self.index.device)[:, None] * self.block.matrix_shape[0] + self.index
-        key = key.flatten()
-        if self.weights is not None:
-            counted = self.weights.flatten().nonzero().squeeze(1)
-            weights = self.weights.flatten()[counted].to(values.dtype)
-            key, values = key[counted], values[counted] * weights[:, None, None]
+        key = (torch.arange(n, device=self.index.device)[:, None] * size + self.index).flatten()
         pairs, inverse = torch.unique(key, return_inverse=True)
         sums = values.new_zeros(len(pairs), *values.shape[1:]).index_add_(0, inverse, values)
-        size = self.block.matrix_shape[0]
         return RowSums(pairs % size, pairs.div(size, rounding_mode="floor"), sums)
 
     def materialize(self) -> Tensor:
@@ -219,21 +212,16 @@ class Rows:
 
     @classmethod
     def concatenate(cls, tangents: Sequence[Rows]) -> Rows:
-        """Several batches as one; where there are fewer positions, some of weight zero are appended."""
+        """Several batches as one; where there are fewer positions, some with zeros are appended."""
         most = max(one.index.shape[1] for one in tangents)
-        missing = [most - one.index.shape[1] for one in tangents]
-        index = torch.cat([pad(one.index, (0, more)) for one, more in zip(tangents, missing, strict=True)])
-        grads = torch.cat([pad(one.grads, (0, 0, 0, more)) for one, more in zip(tangents, missing, strict=True)])
-        if not any(missing) and all(one.weights is None for one in tangents):
-            return cls(tangents[0].block, index, grads)
-        weights = [torch.ones_like(one.index) if one.weights is None else one.weights for one in tangents]
-        padded = [pad(one, (0, more)) for one, more in zip(weights, missing, strict=True)]
-        return cls(tangents[0].block, index, grads, torch.cat(padded))
+        index = torch.cat([pad(one.index, (0, most - one.index.shape[1])) for one in tangents])
+        grads = torch.cat([pad(one.grads, (0, 0, 0, most - one.index.shape[1])) for one in tangents])
+        return cls(tangents[0].block, index, grads)
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients as they are, in parts side by side: a norm's scale and shift need not be copied next to each other."""
+    """Gradients in no particular form: one tensor for each parameter of the block, or one for all together."""
 
     block: Block
     parts: tuple[Tensor, ...]  # (n, c, p), with the sizes p of the block's parameters, or one for all
@@ -324,7 +312,7 @@ class Whole:
 
 
 def _times(rows: Tensor, linear: Tensor, constant: Tensor | None) -> Tensor:
-    """Rows (n, i) times (i, r), plus (1, 1, r). A CPU's products like columns in eights, and are a third faster."""
+    """Rows (n, i) times (i, r), plus (1, 1, r); a CPU is a third faster where the columns are a multiple of eight."""
     size = linear.shape[1]
     missing = 0 if rows.is_cuda or len(rows) < MANY_ROWS else -size % 8
     if missing:
@@ -390,12 +378,12 @@ class Padded:
 
 
 def is_transposed_in_memory(values: Tensor) -> bool:
-    """Whether the last two axes lie in memory in the other order, as positions and channels of an image do."""
+    """Whether the last two axes are stored in the other order, as positions and channels of an image are."""
     return values.shape[-1] > 1 and values.shape[-2] > 1 and values.stride(-1) > values.stride(-2)
 
 
 def cotangents_first(values: Tensor) -> bool:
-    """Whether gradients (n, c, e, t, o) lie in memory with the cotangents before the examples, as vmap leaves them."""
+    """Whether gradients (n, c, e, t, o) are stored with the cotangents before the examples, as vmap returns them."""
     return values.dim() == 5 and min(values.shape[:2]) > 1 and values.stride(1) > values.stride(0)
 
 

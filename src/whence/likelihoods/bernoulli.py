@@ -74,7 +74,7 @@ class Bernoulli(Dispersed):
         return flat.to(outputs.dtype)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """C y (1 - p) - (1 - y) p."""
+        """The residuals c y (1 - p) - (1 - y) p."""
         return self._positive(outputs) * targets * (-outputs).sigmoid() - (1.0 - targets) * outputs.sigmoid()
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -87,11 +87,11 @@ class Bernoulli(Dispersed):
         return size * outputs.sigmoid() * (-outputs).sigmoid()
 
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
-        """A number for each output."""
+        """The root is diagonal."""
         return self.root_sizes(outputs, targets).sqrt().unsqueeze(2) * vectors
 
     def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """Those of the new outputs, with the targets that these residuals tell."""
+        """The residuals of the new outputs, with the targets recovered from the residuals."""
         return self.residuals(outputs + change, self._targets(residuals, outputs))
 
     def log_residuals_after(
@@ -118,7 +118,7 @@ class Bernoulli(Dispersed):
         return torch.where(yes, 1.0, torch.where(no, 0.0, found)).clamp(0.0, 1.0)
 
     def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
-        """R^2 / L."""
+        """Squares of the residuals over the diagonal of L."""
         return (residuals / torch.diagonal(roots, dim1=1, dim2=2)).square()
 
     def probabilities(self, outputs: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Bernoulli(Dispersed):
 
 
 def _check_logits(outputs: Tensor, where: str) -> None:
-    """Refuse a sigmoid at the end of the model: outputs that fill the room from zero to one, and never leave it."""
+    """Refuse a sigmoid at the end of the model: outputs that cover the interval from zero to one and never leave it."""
     if len(outputs) < 10:
         return
     low, high = (float(end) for end in outputs.aminmax())

@@ -87,7 +87,7 @@ class Categorical(Dispersed):
         return encoded if counts is None else encoded * counts.unsqueeze(1)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """C y - s p with s = sum c y, as c y (1 - p) - (s - c y) p: for a single label nothing is lost to rounding."""
+        """The residuals c y - s p with s = sum c y, as c y (1 - p) - (s - c y) p: exact for a single label."""
         p = outputs.softmax(1)
         return targets * _rest(p) - (targets.sum(1, keepdim=True) - targets) * p
 
@@ -98,7 +98,7 @@ class Categorical(Dispersed):
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
     def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """Those of the new outputs, with the targets that these residuals tell."""
+        """The residuals of the new outputs, with the targets recovered from the residuals."""
         p = outputs.softmax(1)
         label, hard = self._labels(residuals, p)
         single = one_hot(label, p.shape[1]) * self._weights(p)
@@ -150,7 +150,7 @@ class Categorical(Dispersed):
         return found
 
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """S p_j |e_j - p|^2."""
+        """The squared lengths s p_j |e_j - p|^2."""
         p = outputs.softmax(1)
         squares = p.square()
         others = (squares.sum(1, keepdim=True) - squares).clamp_min(0.0)
@@ -159,7 +159,7 @@ class Categorical(Dispersed):
         return targets.sum(1, keepdim=True) * p * (_rest(p).square() + others)
 
     def root_times(self, outputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
-        """Sqrt(s) (sqrt(p) v - p sqrt(p)^T v)."""
+        """The products sqrt(s) (sqrt(p) v - p sqrt(p)^T v)."""
         p = outputs.softmax(1).unsqueeze(2)
         moved = p.sqrt() * vectors
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (moved - p * moved.sum(1, keepdim=True))
@@ -174,7 +174,7 @@ class Categorical(Dispersed):
         return outputs - 1
 
     def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
-        """R^2 / (s p), as r sums to zero."""
+        """Squares of the residuals over s p: r^T L^-1 r is their sum, as the residuals sum to zero."""
         p = outputs.softmax(1)
         size = roots.square().sum((1, 2)) / self.root_sizes(outputs, torch.ones_like(p[:, :1])).sum(1)
         return residuals.square() / (size.unsqueeze(1) * p)
@@ -195,7 +195,7 @@ class Categorical(Dispersed):
 
 
 def _rest(p: Tensor) -> Tensor:
-    """(n, k) 1 - p; for the largest p the sum of all others, of which rounding leaves all digits."""
+    """(n, k) 1 - p; for the largest p the sum of all others, which is accurate to all digits."""
     top = p.argmax(1, keepdim=True)
     return (1.0 - p).scatter(1, top, p.scatter(1, top, 0.0).sum(1, keepdim=True))
 

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whence.display import number
 from whence.report.task import Predictions
-from whence.report.text import number
 from whence.results import Uncertainty
 
 STEPS = 60

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from whence.display import number, percent
 from whence.errors import InputError, ShapeError
 from whence.estimators import observation_noise
-from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped
+from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts
-from whence.report.checks import Check, checks
-from whence.report.data import DataSource, training_targets
 from whence.report.inputs import InputView, ShownInputs
 from whence.report.sections import Section
-from whence.report.task import Predictions, TrainingLabels
+from whence.report.task import DataSource, Predictions, TrainingLabels, training_targets
 from whence.report.traced import Action, Traced, actions, trace
-from whence.results import Diagnostics
-from whence.trust import Trust
+from whence.results import Diagnostics, Finding
+from whence.trust import Trust, trust_of_fit
 
 TITLE = "How uncertain are these predictions, and why?"
 TONES = ("plain", "noise", "scarcity", "both")
@@ -31,6 +30,14 @@ SUSPECTS = 24
 """Training examples whose labels are shown as doubtful."""
 GALLERY = 24
 """Predictions that are shown of each verdict."""
+
+
+class Check(NamedTuple):
+    """Something that was checked: whether it is fine, what it is, and what that means."""
+
+    status: str  # "fine", "careful", "do not trust" or "note"
+    title: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -143,10 +150,10 @@ class Report:
 
     @cached_property
     def galleries(self) -> dict[int, list[int]]:
-        """The most uncertain traced predictions of each verdict: noisy ones by HeC3/Ho, scarce by Ho, both by HeC3."""
+        """The most uncertain traced predictions of each verdict: by noise, by scarcity, and by HeC3 for both."""
         explanation, chosen = self.traced.explanation, self.traced.chosen
         galleries = {}
-        for verdict, score in ((1, explanation.ratio), (2, explanation.ho), (3, explanation.hec3)):
+        for verdict, score in ((1, explanation.noise), (2, explanation.scarcity), (3, explanation.hec3)):
             some = chosen[self.verdicts[chosen] == verdict]
             if len(some):
                 galleries[verdict] = some[largest_first(score[some])[:GALLERY]].tolist()
@@ -219,3 +226,38 @@ def _predict(fitted: Fitted, source: DataSource, training: TrainingLabels) -> tu
     return Predictions.of(
         uncertainty, training.task, observation_noise(fitted.residuals, fitted.loo_residuals), joined
     ), first[0]
+
+
+def value_text(finding: Finding) -> str:
+    """The value of a finding."""
+    return finding.value if isinstance(finding.value, str) else number(finding.value, 4)
+
+
+def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) -> Iterator[Check]:
+    """What `Tracer.trust` or other diagnostics found, or what the fit itself tells, and how the tracing went."""
+    if trust is None:
+        yield Check(
+            "note",
+            "Not checked",
+            "How far the fit is from the exact curvature was not checked on a sample of predictions. To check it, pass "
+            "trust=tracer.trust(inputs).",
+        )
+    elif isinstance(trust, Diagnostics):
+        yield from (Check("note", f"{one.name}: {value_text(one)}", one.words) for one in trust)
+    if not isinstance(trust, Trust):
+        with using_model(fitted):
+            trust = trust_of_fit(fitted)
+    for one in trust:
+        yield Check("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.text)
+    yield _sums(traced)
+    yield from (Check("note", "Note", str(one.value)) for one in fitted.diagnostics if one.name == "note")
+
+
+def _sums(traced: Traced) -> Check:
+    text = (
+        f"The sum of the shares of all training examples differs from the variance by {percent(traced.gap)} (median)."
+    )
+    if traced.gap > 0.2:
+        advice = "The structure of the curvature is an approximation: trust the order more than the size."
+        return Check("careful", "Shares and variances disagree", f"{text} {advice}")
+    return Check("fine", "Shares add up", text)

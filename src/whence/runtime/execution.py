@@ -107,8 +107,8 @@ class Chunks:
     """Cuts batches into pieces; when one is too large for the device, it and all later ones are cut in half.
 
     Args:
-        notes: is told when that happens.
-        what: is held for a piece, in the plural, for messages.
+        notes: gets a line when that happens.
+        what: the name, in the plural, of what is held for a piece, for messages.
     """
 
     def __init__(self, notes: list[str], what: str) -> None:

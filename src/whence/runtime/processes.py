@@ -129,7 +129,7 @@ class Processes:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Let the others know when this process fails, and part at the end."""
+        """Report a failure of this process to the others, and take the group down at the end."""
         if self.alone:
             yield
             return
@@ -149,7 +149,7 @@ class Processes:
             self.part()
 
     def part(self) -> None:
-        """From now on everybody is alone."""
+        """Take the group down: from now on each process is on its own."""
         time.sleep(LETTING_GO)
         with suppress(Exception):
             dist.destroy_process_group(self._group)
@@ -162,7 +162,7 @@ class Processes:
             tensor.copy_(whole)
 
     def _group_of(self, tensor: Tensor) -> Any:
-        """On a GPU the default group."""
+        """Ours on a CPU, the default one (NCCL) on a GPU."""
         return self._group if tensor.device.type == "cpu" else None
 
     @contextmanager

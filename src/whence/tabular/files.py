@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
-import io
 import lzma
 import warnings
 from collections import Counter
@@ -42,19 +41,12 @@ CHUNK = 20_000
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text.
+    """Cells as text."""
 
-    Attributes:
-        columns: name of each column and its cells, numpy arrays of `str`.
-        rows: number of each row in the file; the first row of data is 1.
-        total: how many rows the file has.
-        notes: what was guessed or repaired.
-    """
-
-    columns: dict[str, Any]
-    rows: Any
-    total: int
-    notes: tuple[str, ...] = ()
+    columns: dict[str, Any]  # name of each column and its cells, numpy arrays of `str`
+    rows: Any  # number of each row in the file; the first row of data is 1
+    total: int  # how many rows the file has
+    notes: tuple[str, ...] = ()  # what was guessed or repaired
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -78,10 +70,10 @@ class _Source:
 def read_table(
     path: Path, rows: int, *, delimiter: str | None = None, seed: int = 0, progress: Progress | None = None
 ) -> Table:
-    """Read a CSV or parquet file.
+    """Read a CSV file (.gz, .bz2 and .xz are decompressed on the way) or a parquet file.
 
     Args:
-        path: of the file; .gz, .bz2 and .xz are decompressed on the way.
+        path: of the file.
         rows: how many rows to keep, drawn at random; all of them when zero.
         delimiter: between the cells of a CSV file; guessed when not given.
         seed: of the draw.
@@ -153,21 +145,18 @@ def _open_csv(path: Path, delimiter: str | None) -> _Source:
     separator = _find_delimiter(lines, delimiter, path)
     names = _column_names(lines[0], separator, path, notes)
     count = max(1, round(size * len(lines) / len(sample) / CHUNK))
-    return _Source(_csv_chunks(path, opener, encoding, separator, names), count, size, notes)
+    return _Source(_csv_chunks(path, encoding, separator, names), count, size, notes)
 
 
-def _csv_chunks(path: Path, opener: Any, encoding: str, separator: str, names: list[str]) -> Iterator[pandas.DataFrame]:
+def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> Iterator[pandas.DataFrame]:
     import pandas  # an extra: only tables need it
 
     try:
-        with (
-            opener(path, "rb") as raw,
-            io.TextIOWrapper(raw, encoding=encoding, newline="") as text,
-            warnings.catch_warnings(),
-        ):
+        with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             yield from pandas.read_csv(
-                text,
+                path,
+                encoding=encoding,
                 sep=separator,
                 header=0,
                 names=names,
@@ -217,16 +206,16 @@ def _decode(sample: bytes, path: Path, notes: list[str]) -> tuple[str, str]:
     if b"\0" in sample:
         raise InputError(f"expected text, got a binary file: {path}. CSV and parquet can be read.")
     whole = sample.rfind(b"\n") + 1 if len(sample) == SAMPLE else 0  # so that no character is cut in two
-    try:
-        return "utf-8-sig", sample[: whole or None].decode("utf-8-sig")
-    except UnicodeDecodeError:
-        pass
-    try:
-        encoding, name, text = "cp1252", "Windows-1252", sample.decode("cp1252")
-    except UnicodeDecodeError:
-        encoding, name, text = "latin-1", "Latin-1", sample.decode("latin-1")  # which reads anything
-    notes.append(f"the text is not UTF-8; it was read as {name}")
-    return encoding, text
+    known = {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252", "latin-1": "Latin-1"}  # the last one reads anything
+    for encoding, name in known.items():
+        try:
+            text = sample[: whole or None].decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        if name != "UTF-8":
+            notes.append(f"the text is not UTF-8; it was read as {name}")
+        return encoding, text
+    raise AssertionError("Latin-1 reads anything")
 
 
 def _find_delimiter(lines: list[str], given: str | None, path: Path) -> str:

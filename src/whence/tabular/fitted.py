@@ -1,20 +1,27 @@
-"""From a table to a fitted network: the columns to use, the split of the rows, training, and the fit of `whence`."""
+"""From a table to a fitted network: columns to use, split of the rows, training, the fit, and all of it in a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from whence import Tracer, fit, ridge_from_weight_decay
-from whence.errors import InputError
-from whence.runtime.memory import RESERVE, free_memory
+from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
+from whence.display import listing
+from whence.errors import CorruptArtifactError, InputError
 from whence.runtime.progress import Progress
-from whence.tabular.cells import is_missing
 from whence.tabular.columns import (
     MAX_DISTANCE,
     Column,
@@ -23,13 +30,15 @@ from whence.tabular.columns import (
     column_from_json,
     describe_styles,
     detect_column,
+    is_missing,
 )
 from whence.tabular.files import Table
 from whence.tabular.network import build_network, choose_width, count_weights, initialize, train
 from whence.tabular.target import Split, Target, Task, check_row_count, detect_target, find_column, split_rows
 
-EXACT_WORK = 4e12
-"""Floating-point operations of an exact fit, about a minute on two cores; above, the structure is core."""
+FORMAT = "whence table"
+VERSION = 3
+DESCRIPTION, WEIGHTS, TRAINING, FIT = "table.json", "network.safetensors", "training.safetensors", "fit.whence"
 
 LARGE_MEAN = 1e4
 """Standard deviations of the target: with a larger mean, few of the digits that are shown say anything."""
@@ -40,19 +49,12 @@ FAR_FROM_OPTIMUM = 0.1
 
 @dataclass(frozen=True)
 class TableModel:
-    """How rows become inputs, and outputs predictions.
+    """How rows become inputs, and outputs predictions."""
 
-    Attributes:
-        columns: those that are used.
-        excluded: those that are not, and why.
-        target: what is predicted.
-        width: of the hidden layers.
-    """
-
-    columns: tuple[Column, ...]
-    excluded: tuple[ExcludedColumn, ...]
-    target: Target
-    width: int
+    columns: tuple[Column, ...]  # those that are used
+    excluded: tuple[ExcludedColumn, ...]  # those that are not, and why
+    target: Target  # what is predicted
+    width: int  # of the hidden layers
 
     @property
     def inputs(self) -> list[str]:
@@ -72,10 +74,9 @@ class TableModel:
         """(m, inputs) the rows of a table."""
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
-            shown = ", ".join(map(repr, absent[:8])) + (", ..." if len(absent) > 8 else "")
             raise InputError(
-                f"expected the columns that the network was trained with, got none named {shown}. "
-                f"Columns there are: {', '.join(list(table.columns)[:20])}."
+                f"expected the columns that the network was trained with, got none named "
+                f"{listing(list(map(repr, absent)), 8)}. Columns there are: {', '.join(list(table.columns)[:20])}."
             )
         encoded = [column.encode(table.columns[column.name]) for column in self.columns]
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))
@@ -131,46 +132,25 @@ class TableModel:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A table before the training.
+    """A table before the training."""
 
-    Attributes:
-        table: all rows.
-        model: how rows become inputs.
-        split: which rows train.
-        values: (m,) all targets, NaN where there is none.
-        notes: what was guessed, excluded or repaired.
-    """
-
-    table: Table
-    model: TableModel
-    split: Split
-    values: Any
-    notes: tuple[str, ...]
+    table: Table  # all rows
+    model: TableModel  # how rows become inputs
+    split: Split  # which rows train
+    values: Any  # (m,) all targets, NaN where there is none
+    notes: tuple[str, ...]  # what was guessed, excluded or repaired
 
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A trained network and its fit.
+    """A trained network and its fit."""
 
-    Attributes:
-        model: how rows become inputs.
-        tracer: the fit.
-        inputs: (n, inputs) the encoded training rows.
-        values: (n,) their targets.
-        rows: number of each training row in its file.
-        weight_decay: of the training; `None` if the fit was loaded, as for what follows.
-        structure: of the curvature.
-        recentered: whether the fit took the last step to the optimum itself.
-    """
-
-    model: TableModel
-    tracer: Tracer
-    inputs: Tensor
-    values: Any
-    rows: Any
-    weight_decay: float | None = None
-    structure: str | None = None
-    recentered: bool | None = None
+    model: TableModel  # how rows become inputs
+    tracer: Tracer  # the fit
+    inputs: Tensor  # (n, inputs) the encoded training rows
+    values: Any  # (n,) their targets
+    rows: Any  # number of each training row in its file
+    weight_decay: float | None = None  # of the training; `None` if the fit was loaded
 
 
 def prepare(
@@ -185,14 +165,7 @@ def prepare(
 ) -> Prepared:
     """Detect the target and the columns, and split the rows: all that can be wrong with a table is found here.
 
-    Args:
-        table: all rows.
-        target: name of the column to predict.
-        task: regression or classification; guessed when `None`.
-        ignore: columns to exclude.
-        test: share of the rows that are held out.
-        width: of the hidden layers; chosen by size when `None`.
-        seed: of the split.
+    The task and the width of the hidden layers are guessed when `None`; `test` is the share of rows that are held out.
     """
     names, notes = list(table.columns), list(table.notes)
     name = find_column(target, names)
@@ -229,24 +202,14 @@ def prepare(
     return Prepared(table, model, split, values, (*notes, *describe_styles(columns), *model.clipped(table)))
 
 
-def fit_table(
-    prepared: Prepared, *, structure: str | None = None, seed: int = 0, progress: bool = False
-) -> FittedTable:
-    """Train a network, and fit `whence` to it.
-
-    Args:
-        prepared: the table, its columns and its split.
-        structure: of the curvature; chosen by size when `None`.
-        seed: of the first weights.
-        progress: whether to show how far along training and fit are.
-    """
+def fit_table(prepared: Prepared, *, structure: str = "auto", seed: int = 0, progress: bool = False) -> FittedTable:
+    """Train a network, and fit `whence` to it; `seed` is that of the first weights."""
     model, train_rows = prepared.model, prepared.split.train
     inputs, values = model.encode(prepared.table.take(train_rows)), prepared.values[train_rows]
     network = model.network()
     initialize(network, torch.Generator("cpu").manual_seed(seed))
     folds = [torch.from_numpy(numpy.isin(train_rows, rows)) for rows in prepared.split.validation]
     weight_decay = train(network, model.target, inputs, torch.from_numpy(values), folds, Progress(progress))
-    structure = structure or choose_structure(len(values), model.target.outputs, model.weights)
     options: dict[str, Any] = {
         "likelihood": model.target.likelihood,
         "structure": structure,
@@ -254,12 +217,9 @@ def fit_table(
         "progress": progress,
     }
     tracer = fit(network.eval(), [model.batch(inputs, values)], **options)
-    recenter = float(tracer.diagnostics["Newton change"]) > FAR_FROM_OPTIMUM
-    if recenter:
+    if float(tracer.diagnostics["Newton change"]) > FAR_FROM_OPTIMUM:
         tracer = fit(network, [model.batch(inputs, values)], recenter=True, **options)
-    return FittedTable(
-        model, tracer, inputs, values, prepared.table.rows[train_rows], weight_decay, structure, recenter
-    )
+    return FittedTable(model, tracer, inputs, values, prepared.table.rows[train_rows], weight_decay)
 
 
 def ridge(target: Target, weight_decay: float, rows: int) -> float:
@@ -274,16 +234,91 @@ def ridge(target: Target, weight_decay: float, rows: int) -> float:
     return ridge_from_weight_decay(weight_decay, n=rows) * target.scale**2
 
 
-def choose_structure(rows: int, outputs: int, weights: int) -> str:
-    """Exact where it takes no longer than a minute or two and fits in memory, else the core.
+def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None:
+    """Write a fitted table to a folder, which is there whole or not at all; no pickles, nothing that is ever run.
 
-    Examples:
-        >>> choose_structure(16_000, 1, 1377), choose_structure(40_000, 20, 40_000)
-        ('exact', 'core')
+    `table.json` holds columns, target and `about`, how the network was trained; `network.safetensors` its weights;
+    `training.safetensors` the encoded training rows, which verdicts need; `fit.whence` the fit itself.
     """
-    numbers = rows * outputs
-    primal = 14.0 * numbers * weights**2, 9.0 * 8 * weights**2
-    dual = 2.0 * numbers**2 * weights + 4.0 * numbers**3, 8.0 * 8 * numbers**2
-    work, memory = primal if weights <= numbers else dual
-    fits = memory < RESERVE * free_memory(torch.device("cpu"))
-    return "exact" if work <= EXACT_WORK and fits else "core"
+    with replacing_folder(folder, DESCRIPTION) as new:
+        description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model)}
+        (new / DESCRIPTION).write_text(json.dumps({**description, "about": about}, indent=1), encoding="utf-8")
+        save_file(fitted.tracer.problem.network.model.state_dict(), new / WEIGHTS)
+        rows = torch.as_tensor(fitted.rows.astype("int64"), device="cpu")
+        save_file(
+            {"inputs": fitted.inputs, "values": torch.as_tensor(fitted.values, device="cpu"), "rows": rows},
+            new / TRAINING,
+        )
+        fitted.tracer.save(new / FIT)
+
+
+def load_table(folder: Path, progress: bool) -> FittedTable:
+    """Read what `save_table` wrote."""
+    description = read_description(folder)
+    try:
+        model = TableModel.from_json(description)
+        network = model.network()
+        network.load_state_dict(load_file(folder / WEIGHTS))
+        training = load_file(folder / TRAINING)
+        inputs, values, rows = training["inputs"], training["values"].numpy(), training["rows"].numpy()
+    except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CorruptArtifactError(
+            f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Make it anew."
+        ) from error
+    tracer = load(folder / FIT, network.eval(), [model.batch(inputs, values)], progress=progress)
+    return FittedTable(model, tracer, inputs, values, rows)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The description of a saved table."""
+    path = folder / DESCRIPTION
+    if not path.is_file():
+        raise InputError(
+            f"expected a folder saved by `whence table --save`, got {folder}, which "
+            + (f"has no {DESCRIPTION}." if folder.is_dir() else "does not exist.")
+        )
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        format_, version = description["format"], description["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptArtifactError(f"expected the description of a saved table, got damaged JSON: {path}.") from error
+    if (format_, version) != (FORMAT, VERSION):
+        raise CorruptArtifactError(
+            f"expected {FORMAT!r} of version {VERSION} in {path}, got {format_!r} of version {version!r}. "
+            f"It may come from another whence; this one is {__version__}."
+        )
+    return description
+
+
+@contextmanager
+def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
+    """A folder to write to, which takes the place of another once everything is in it, and vanishes on an error.
+
+    The other one must be empty, or hold a file of the name `mark`.
+    """
+    check_folder(folder, mark)
+    part = folder.parent / f".whence-{secrets.token_hex(8)}.part"
+    part.mkdir()
+    try:
+        yield part
+        if folder.exists():
+            old = part.with_suffix(".old")
+            os.replace(folder, old)
+            os.replace(part, folder)
+            shutil.rmtree(old)
+        else:
+            os.replace(part, folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def check_folder(folder: Path, mark: str = DESCRIPTION) -> None:
+    """Raise where saving would fail, or would overwrite something else."""
+    if not folder.absolute().parent.is_dir():
+        raise InputError(f"expected a folder that exists to save in, got {folder.parent}. Make it first.")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"expected the name of a folder to save to, got the file {folder}.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).is_file():
+        raise InputError(f"expected a new folder to save to, got {folder}, which holds something else. Name another.")

@@ -34,7 +34,7 @@ class Units(nn.Module):
     scale: Tensor
 
     def __init__(self, shift: float, scale: float) -> None:
-        """Kept beside the weights; not trained. In float64: targets may vary by less than a millionth of their mean."""
+        """In float64: targets may vary by less than a millionth of their mean."""
         super().__init__()
         self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64, device="cpu"))
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64, device="cpu"))
@@ -112,13 +112,7 @@ AS_GOOD = 1.01
 
 
 def mean_loss(target: Target, outputs: Tensor, values: Tensor) -> Tensor:
-    """Mean loss over the rows; squared errors in standard deviations of the target.
-
-    Args:
-        target: what is predicted.
-        outputs: (m, k) of the network, in units of the target.
-        values: (m,) targets.
-    """
+    """Mean loss of outputs (m, k) at targets (m,); squared errors in standard deviations of the target."""
     if target.task == "regression":
         return ((outputs[:, 0] - values) / target.scale).square().mean()
     if target.outputs == 1:
@@ -131,13 +125,7 @@ def train(
 ) -> float:
     """Choose the weight decay, train on all rows with it, in place, and return it.
 
-    Args:
-        network: with its first weights.
-        target: what is predicted.
-        inputs: (n, inputs) of all training rows.
-        values: (n,) targets of all training rows.
-        folds: (n,) masks of the validation rows, one for each round of validation.
-        progress: shows how far along it is.
+    Folds are masks (n,) of validation rows, one for each round of validation.
     """
     losses: dict[float, float] = {}
     weights: dict[float, list[dict[str, Tensor]]] = {}
@@ -158,9 +146,12 @@ def train(
     first = [deepcopy(network.state_dict())] * len(folds)
     for decay in progress.track(_decays_to_try(losses), "weight decays tried, at most:", len(WEIGHT_DECAYS)):
         trial(decay, first)
-    chosen = _strongest_as_good(losses)
-    while trial(chosen, weights[chosen]) > AS_GOOD * min(_stronger(chosen, losses).values(), default=math.inf):
-        stronger = _stronger(chosen, losses)
+    chosen = max(decay for decay, loss in losses.items() if loss <= AS_GOOD * min(losses.values()))
+    while True:
+        loss = trial(chosen, weights[chosen])  # from where the first trial ended
+        stronger = {decay: losses[decay] for decay in losses if decay > chosen}
+        if loss <= AS_GOOD * min(stronger.values(), default=math.inf):
+            break
         chosen = min(stronger, key=lambda decay: (stronger[decay], -decay))
     if losses[chosen] == math.inf:
         raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
@@ -172,15 +163,7 @@ def train(
 def _decays_to_try(losses: dict[float, float]) -> Iterator[float]:
     """The first decay, all stronger ones, whose optimum is soon reached, and weaker ones until one is no better.
 
-    Args:
-        losses: of the decays so far, which the caller fills in.
-
-    Examples:
-        >>> losses = {}
-        >>> for decay in _decays_to_try(losses):
-        ...     losses[decay] = abs(decay - 0.003)
-        >>> list(losses)
-        [0.001, 0.003, 0.01, 0.03, 0.1, 0.0003]
+    The caller fills in the losses meanwhile.
     """
     yield from WEIGHT_DECAYS[FIRST::-1]
     for decay in WEIGHT_DECAYS[FIRST + 1 :]:
@@ -188,22 +171,6 @@ def _decays_to_try(losses: dict[float, float]) -> Iterator[float]:
         yield decay
         if not losses[decay] < best:
             return
-
-
-def _strongest_as_good(losses: dict[float, float]) -> float:
-    """The strongest decay that is as good as the best.
-
-    Examples:
-        >>> _strongest_as_good({0.01: 0.5, 0.003: 0.402, 0.001: 0.4})
-        0.003
-    """
-    best = min(losses.values())
-    return max(decay for decay, loss in losses.items() if loss <= AS_GOOD * best)
-
-
-def _stronger(decay: float, losses: dict[float, float]) -> dict[float, float]:
-    """The losses of stronger decays."""
-    return {other: loss for other, loss in losses.items() if other > decay}
 
 
 def _minimize(

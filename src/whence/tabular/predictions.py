@@ -39,22 +39,17 @@ class Score(NamedTuple):
 class Predictions:
     """Predictions of the rows of a table.
 
-    Attributes:
-        table: the rows.
-        fitted: what predicted them.
-        values: (m,) what was observed, NaN where nothing was.
-        frame: one row each. `prediction`, with a 95 % interval of a new observation (`lower`, `upper`) and the standard
-            deviation of the prediction (`std`) for numbers, or `probability` and `probability_std` for classes; `ho`,
-            `hec3`, `ratio`; `verdict`, empty where none was asked for, and what it rests on: `noise_p`, `scarcity_p`,
-            and `check` and `near`, which name rows of the file that was trained on.
-        probabilities: (m, classes) of all classes; (m, 0) for numbers.
+    The frame has one row each: `prediction`, with a 95 % interval of a new observation (`lower`, `upper`) and the
+    standard deviation of the prediction (`std`) for numbers, or `probability` and `probability_std` for classes; `ho`,
+    `hec3`, `ratio`; `verdict`, empty where none was asked for, and what it rests on: `noise`, `scarcity`, `noise_p`,
+    `scarcity_p`, and `check` and `near`, which name rows of the file that was trained on.
     """
 
     table: Table
-    fitted: FittedTable
-    values: Any
+    fitted: FittedTable  # what predicted the rows
+    values: Any  # (m,) what was observed, NaN where nothing was
     frame: pandas.DataFrame
-    probabilities: Any
+    probabilities: Any  # (m, classes) of all classes; (m, 0) for numbers
 
     def scores(self, which: Any = slice(None)) -> list[Score]:
         """How good the predictions of some rows are, where their targets are known."""
@@ -70,9 +65,7 @@ class Predictions:
     def rows_frame(self, part: list[str] | None = None, suspicion: Any = None) -> pandas.DataFrame:
         """One line for each row of the file: its number, its identifiers and target, and what was predicted.
 
-        Args:
-            part: which part of the split each row belongs to.
-            suspicion: (m,) how doubtful the label of each training row is, NaN for others.
+        With the part of the split that each belongs to, and how doubtful its label is (NaN if it was not trained on).
         """
         model, frame = self.fitted.model, self.frame.copy()
         if suspicion is not None:
@@ -90,13 +83,7 @@ class Predictions:
 
 
 def predict_rows(fitted: FittedTable, table: Table, explain: Any = ()) -> Predictions:
-    """Predict all rows of a table, and explain some.
-
-    Args:
-        fitted: the network and its fit.
-        table: the rows.
-        explain: positions of the rows that get a verdict.
-    """
+    """Predict all rows of a table; those at the positions `explain` get a verdict."""
     import pandas  # an extra: only tables need it
 
     model, tracer = fitted.model, fitted.tracer
@@ -146,8 +133,12 @@ def _verdict_columns(explanation: Explanation, training_rows: Any) -> dict[str, 
         name: [" ".join(map(str, rows)) for rows in training_rows[getattr(explanation, name).numpy()].tolist()]
         for name in ("check", "near")
     }
-    p_values = {name: getattr(explanation, name).numpy() for name in ("noise_p", "scarcity_p")}
-    return {"verdict": list(explanation.verdicts), **p_values, **named}
+    names = ("noise", "scarcity", "noise_p", "scarcity_p")
+    return {
+        "verdict": list(explanation.verdicts),
+        **{name: getattr(explanation, name).numpy() for name in names},
+        **named,
+    }
 
 
 def affordable_rows(rows: Any, first: Any, examples: int, outputs: int, weights: int) -> Any:
@@ -157,21 +148,14 @@ def affordable_rows(rows: Any, first: Any, examples: int, outputs: int, weights:
         >>> len(affordable_rows(numpy.arange(500), numpy.arange(100), 400, 1, 1000))
         500
     """
-    each = 6.0 * examples * outputs**2 * weights
+    each = 6.0 * examples * min(outputs * weights, 2048)
     if each * len(rows) <= EXPLAIN_WORK:
         return rows
     return first[: max(1, int(EXPLAIN_WORK / each))]
 
 
 def score_numbers(values: Any, prediction: Any, lower: Any, upper: Any) -> list[Score]:
-    """Scores of predicted numbers and of their intervals.
-
-    Args:
-        values: (m,) what was observed.
-        prediction: (m,) what was predicted.
-        lower: (m,) ends of the intervals.
-        upper: (m,) ends of the intervals.
-    """
+    """Scores of predicted numbers and of their intervals, (m,) each."""
     errors = values - prediction
     variance, squares = float(values.var()), float((errors**2).mean())
     covered = float(((values >= lower) & (values <= upper)).mean())
@@ -184,13 +168,7 @@ def score_numbers(values: Any, prediction: Any, lower: Any, upper: Any) -> list[
 
 
 def score_classes(values: Any, probabilities: Any, classes: tuple[str, ...]) -> list[Score]:
-    """Scores of predicted classes and of their probabilities.
-
-    Args:
-        values: (m,) indices of the true classes.
-        probabilities: (m, classes).
-        classes: their names.
-    """
+    """Scores of predicted classes with probabilities (m, classes), where the true ones are those at (m,) positions."""
     own = probabilities[numpy.arange(len(values)), values]
     most = numpy.bincount(values).max() / len(values)
     right = float((probabilities.argmax(1) == values).mean())

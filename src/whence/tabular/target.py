@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy
 
+from whence.display import listing
 from whence.errors import InputError, TargetError
-from whence.tabular.cells import category_of, guess_number_style, is_missing, parse_numbers
+from whence.tabular.columns import category_of, guess_number_style, is_missing, parse_numbers
 
 Task = Literal["regression", "classification"]
 MAX_CLASSES = 50
@@ -29,23 +30,14 @@ SMALL = 2_000
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted.
+    """What is predicted."""
 
-    Attributes:
-        name: of the column.
-        task: regression or classification.
-        classes: in the order of the network's outputs; none for regression.
-        style: spelling of the numbers.
-        shift: mean of the training targets; zero for classes.
-        scale: their standard deviation; one for classes.
-    """
-
-    name: str
-    task: Task
-    classes: tuple[str, ...] = ()
-    style: str = "plain"
-    shift: float = 0.0
-    scale: float = 1.0
+    name: str  # of the column
+    task: Task  # regression or classification
+    classes: tuple[str, ...] = ()  # in the order of the network's outputs; none for regression
+    style: str = "plain"  # spelling of the numbers
+    shift: float = 0.0  # mean of the training targets; zero for classes
+    scale: float = 1.0  # their standard deviation; one for classes
 
     @property
     def outputs(self) -> int:
@@ -74,19 +66,13 @@ def find_column(name: str, names: list[str]) -> str:
     folded = {other.lower().strip(): other for other in names}
     near = get_close_matches(name.lower(), list(folded), n=3, cutoff=0.5)
     meant = f" Was {' or '.join(repr(folded[one]) for one in near)} meant?" if near else ""
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    raise InputError(f"expected the name of a column, got {name!r}, which is none.{meant} Columns: {shown}.")
+    raise InputError(
+        f"expected the name of a column, got {name!r}, which is none.{meant} Columns: {listing(names, 20)}."
+    )
 
 
 def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) -> Target:
-    """Whether the target is a number or a class, by all cells that hold a value.
-
-    Args:
-        name: of the column.
-        cells: all of them, as text.
-        task: if the user chose it.
-        notes: guesses are appended to it.
-    """
+    """Whether the target is a number or a class, by all cells that hold a value; guesses are noted."""
     filled = cells[~is_missing(cells)]
     if not len(filled):
         raise TargetError(f"expected values in the target {name!r}, got none in {len(cells)} rows.")
@@ -188,19 +174,13 @@ def _numbers_first(name: str) -> tuple[int, float, str]:
 
 @dataclass(frozen=True)
 class Split:
-    """Positions of rows in the table.
+    """Positions of rows in the table."""
 
-    Attributes:
-        train: what the final network is trained on; the validation rows are among them.
-        validation: sets of rows that choose the weight decay, in trainings without them; several for small tables.
-        test: never trained on.
-        unlabelled: rows without a target, which are predicted only.
-    """
-
-    train: Any
+    train: Any  # what the final network is trained on; the validation rows are among them
+    # sets of rows that choose the weight decay, in trainings without them; several for small tables
     validation: tuple[Any, ...]
-    test: Any
-    unlabelled: Any
+    test: Any  # never trained on
+    unlabelled: Any  # rows without a target, which are predicted only
 
     def names(self) -> list[str]:
         """The part that each row belongs to, in words."""
@@ -211,13 +191,7 @@ class Split:
 
 
 def split_rows(values: Any, target: Target, test: float, seed: int) -> Split:
-    """Draw the parts at random, stratified by class.
-
-    Args:
-        values: (m,) targets as numbers, NaN where there is none.
-        target: what they are.
-        test: share of the rows with a target that are held out.
-        seed: of the draw.
+    """Draw the parts at random, stratified by class, by targets (m,) as numbers, NaN where there is none.
 
     Examples:
         >>> split = split_rows(numpy.arange(100.0), Target("y", "regression"), 0.2, 0)

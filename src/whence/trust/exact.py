@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature import conjugate_gradients
+from whence.curvature.base import times_hessian
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, alignments, inputs_of, training_examples
@@ -79,14 +80,10 @@ def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generato
 
 @dataclass(frozen=True)
 class Deletion:
-    """What is left out at once: an example, some of its outputs, or a group.
+    """What is left out at once: an example, some of its outputs, or a group."""
 
-    Attributes:
-        members: (g,) places of the examples.
-        outputs: those that are left out; all of them, unless single outputs or positions are.
-    """
-
-    members: Tensor
+    members: Tensor  # (g,) places of the examples
+    # those that are left out; all of them, unless single outputs or positions are
     outputs: slice = field(default_factory=lambda: slice(None))
 
     def mask(self, n: int, k: int) -> Tensor:
@@ -135,29 +132,19 @@ def _squared_influence(fitted: Fitted, sample: list[Inputs]) -> Tensor:
 
 @dataclass(frozen=True)
 class ExactSteps:
-    """Exact steps of the weights.
+    """Exact steps of the weights."""
 
-    Attributes:
-        newton: (d,) to the optimum of the linearized model.
-        deletions: (t, d) what the weights would change by without each deletion.
-        loo_residuals: for each deletion, the residuals (g, k) of its members without it.
-        degrees_of_freedom: (h,) independent estimates.
-    """
-
-    newton: Tensor
-    deletions: Tensor
-    loo_residuals: list[Tensor]
-    degrees_of_freedom: Tensor
+    newton: Tensor  # (d,) to the optimum of the linearized model
+    deletions: Tensor  # (t, d) what the weights would change by without each deletion
+    loo_residuals: list[Tensor]  # for each deletion, the residuals (g, k) of its members without it
+    degrees_of_freedom: Tensor  # (h,) independent estimates
 
 
 class ExactSolver:
     """Solves with the exact curvature of a fit, started from the fitted curvature.
 
-    Args:
-        fitted: the fit.
-        tolerance: relative residual at which a solve stops; not below the precision of the weights.
-        iterations: most iterations of a solve.
-        deadline: the time, by `time.monotonic`, at which solves stop where they are.
+    A solve stops at a relative residual (not below the precision of the weights), after so many iterations, or at the
+    deadline, a time by `time.monotonic`.
 
     Attributes:
         residual: the largest relative residual that a solve left so far.
@@ -261,10 +248,8 @@ class ExactSolver:
 
     def _hessian_times(self, rows: slice | Tensor, vectors: Tensor) -> Tensor:
         """L_i v_i for (q, n, k)."""
-        if self.problem.hessian_roots is None:
-            return vectors
-        roots = self.problem.hessian_roots[rows]
-        return torch.einsum("nkp,qnp->qnk", roots, torch.einsum("nkp,qnk->qnp", roots, vectors))
+        roots = self.problem.hessian_roots
+        return times_hessian(vectors, None if roots is None else roots[rows])
 
     def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
         """sum_i |W_i^T J_i z|^2 for solutions z (q, d), of groups where the fit has some."""
@@ -299,17 +284,11 @@ class ExactSolver:
 
 @dataclass(frozen=True)
 class LinearizationError:
-    """How outputs change along some steps: norms over the outputs of each input.
+    """How outputs change along some steps: norms over the outputs of each input."""
 
-    Attributes:
-        linear: (q, m) the change by the linearization.
-        error: (q, m) by how much the network's outputs differ from that, less what rounding may be.
-        hidden: share of the linear change that rounding may hide.
-    """
-
-    linear: Tensor
-    error: Tensor
-    hidden: float
+    linear: Tensor  # (q, m) the change by the linearization
+    error: Tensor  # (q, m) by how much the network's outputs differ from that, less what rounding may be
+    hidden: float  # share of the linear change that rounding may hide
 
     @property
     def relative(self) -> float:

@@ -208,7 +208,8 @@ def test_dense_and_rows_tangents_are_rotated(make: Callable[[Block], Basis]) -> 
     dense = Dense(Block("p", ("p",), ((2, 3),), "dense"), (normal(4, 2, 6),))
     block = Block("e", ("e",), ((5, 3),), "rows")
     index = torch.tensor([[0, 4, 0], [1, 1, 1], [2, 3, 4]])
-    rows = Rows(block, index, normal(3, 2, 3, 3), torch.tensor([[1.0, 0.5, 2.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]))
+    factors = torch.tensor([[1.0, 0.5, 2.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])[:, None, :, None]
+    rows = Rows(block, index, factors * normal(3, 2, 3, 3))
     for tangent, kind in ((dense, Full), (rows, Sparse)):
         basis = make(tangent.block)
         phi = tangent.materialize()

@@ -166,9 +166,11 @@ class BatchAxes:
     def exists(self, site: CallSite, guess: Callable[[], bool]) -> bool:
         """Whether the output of a call has a batch axis."""
         if not self.verified:
-            answer = guess() and site not in self.refuted
+            answer = site not in self.refuted and guess()
             self.answers.setdefault(site[:2], []).append(answer)
             return answer
+        if site in self.refuted:
+            return False
         known = self.known(site)
         if known is not None:
             return known

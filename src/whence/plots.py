@@ -1,0 +1,717 @@
+"""Pictures of results with matplotlib. Each function takes an `Axes`, or makes one, and returns it.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart: blue for noise, vermillion for scarcity. No setting
+of matplotlib is changed.
+
+Examples:
+    Those of the functions go on from here.
+
+    >>> import torch, whence
+    >>> from matplotlib.figure import Figure
+    >>> from whence import plots
+    >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
+    >>> net, y = torch.nn.Linear(1, 1).double(), 2 * x + (99 * x).sin()
+    >>> tracer = whence.fit(net, [(x, y)], recenter=True, progress=False)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whence.curvature import RidgePath
+from whence.display import number
+from whence.errors import InputError, ShapeError
+from whence.influence import Explanation
+from whence.influence.explanation import BOTH, CONFIDENT, NOISY, SCARCE
+from whence.influence.fitted import check_ungrouped
+from whence.influence.training import cooks_distance, label_suspicion
+from whence.report import Group, Tone
+from whence.report.charts import kept_risk
+from whence.results import Uncertainty
+from whence.tracer import Tracer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "bands",
+    "by_source",
+    "by_verdict",
+    "decision_regions",
+    "gallery",
+    "leverage_residual",
+    "rank_scatter",
+    "ridge_path",
+    "risk_coverage",
+    "source_map",
+]
+
+Numbers = NDArray[np.float64]
+
+# Okabe and Ito's palette.
+BLUE, VERMILLION, GREEN, SKY = "#0072B2", "#D55E00", "#009E73", "#56B4E9"
+PURPLE, ORANGE, YELLOW, BLACK = "#CC79A7", "#E69F00", "#F0E442", "#000000"
+PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
+GREY, LINE, INK = "#9aa0a6", "#6b7178", "#3c4147"
+
+# Groups differ by colour and by shape: colour, marker, size, opacity.
+STYLES = {
+    "noise": (BLUE, "o", 20, 0.9),
+    "scarcity": (VERMILLION, "D", 20, 0.9),
+    "plain": (GREY, "o", 9, 0.5),
+}
+
+NAMES = {"ho": "Ho", "laplace": "Laplace", "ratio": "HeC3/Ho", **{f"hec{i}": f"HeC{i}" for i in range(4)}}
+# Colours and dashes of the estimators, and of curves that have none of their own; neighbours differ in both.
+COLOURS = {"hec3": BLUE, "ho": VERMILLION, "ratio": GREEN, "laplace": PURPLE, "jackknife": ORANGE}
+DASHES: dict[str, Any] = {"hec3": "-", "ho": (0, (5, 2)), "ratio": (0, (1, 1.2)), "laplace": (0, (6, 2, 1, 2))}
+FURTHER: tuple[tuple[str, Any], ...] = (
+    (PURPLE, "-"),
+    (ORANGE, (0, (5, 2))),
+    (BLACK, (0, (1, 1.2))),
+    (SKY, (0, (6, 2, 1, 2))),
+)
+
+
+def axes(ax: Axes | None) -> Axes:
+    """The axes to draw on: those given, or new ones."""
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt  # an extra: only plots need it
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("expected matplotlib for plots. Install it: pip install 'whence[report]'.") from error
+
+    return plt.subplots(layout="constrained")[1]
+
+
+def quiet(ax: Axes) -> Axes:
+    """Leave out the lines and ticks that say nothing."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(LINE)
+    ax.tick_params(colors=INK, which="both")
+    ax.tick_params(which="minor", length=0)
+    for label in (ax.xaxis.label, ax.yaxis.label):
+        label.set_color(INK)
+    return ax
+
+
+def column(values: Any, count: int, what: str, of: str = "prediction") -> Numbers:
+    """One number for each of `count` things, from a tensor, an array or a list."""
+    given = values.detach().cpu() if isinstance(values, Tensor) else values
+    try:
+        found = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"expected numbers as {what}, got {type(values).__name__}.") from None
+    if found.size != count or len(found) != count:
+        raise ShapeError(f"expected {count} {what}, one for each {of}, got shape {tuple(found.shape)}.")
+    return found.reshape(count)
+
+
+def check_count(given: Sized | None, count: int, what: str, of: str = "prediction") -> None:
+    """Raise unless there is one of something for each of `count` things, or none at all."""
+    if given is not None and len(given) != count:
+        raise ShapeError(f"expected {count} {what}, one for each {of}, got {len(given)}.")
+
+
+def score(uncertainty: Uncertainty, by: str) -> Tensor:
+    """(m,) the ratio, or the total variance by an estimator."""
+    return uncertainty.ratio if by == "ratio" else uncertainty.trace(by)
+
+
+FEWEST = 2.0
+"""Per cent of the predictions whose mean error sets the height of the picture; that of fewer is chance."""
+
+
+def bands(
+    x: Any,
+    uncertainty: Uncertainty,
+    train: tuple[Any, Any] | None = None,
+    *,
+    estimators: Sequence[str] = ("hec3", "ho"),
+    level: float = 0.95,
+    output: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """Predictions of one number from one number: the curve, and confidence bounds of it by each estimator.
+
+    Args:
+        x: (m,) or (m, 1) where the predictions were made, in any order.
+        uncertainty: of these m predictions.
+        train: inputs and targets of the training examples, drawn as dots.
+        estimators: whose bounds to draw; the first as an area, the others as lines.
+        level: of the bounds, which are for the curve itself; single observations scatter more.
+        output: which output of the network.
+        ax: where to draw.
+
+    Examples:
+        >>> ax = plots.bands(x, tracer.predict(x), ax=Figure().subplots())
+        >>> ax.get_legend_handles_labels()[1][-1]
+        'prediction'
+    """
+    x = column(x, len(uncertainty), "places x")
+    order = np.argsort(x, kind="stable")
+    x = x[order]
+    curve = uncertainty.mean[:, output].detach().cpu().numpy()[order]
+    ax = axes(ax)
+    shown = [curve]
+    if train is not None:
+        inputs = column(train[0], len(train[0]), "training inputs", "training example")
+        targets = np.asarray(train[1].detach().cpu() if hasattr(train[1], "detach") else train[1])
+        targets = targets[:, output] if targets.ndim > 1 else targets
+        targets = column(targets, len(inputs), "training targets", "training example")
+        shown.append(targets)
+        ax.scatter(inputs, targets, s=9, c=GREY, alpha=0.7, linewidths=0, label="training examples", zorder=2)
+    bounds: list[Numbers] = []
+    for place, name in enumerate(estimators):
+        low, high = (bound[:, output].cpu().numpy()[order] for bound in uncertainty.interval(level, name))
+        bounds += [low, high]
+        label, colour = f"{NAMES.get(name, name)}, {level:.0%}", COLOURS.get(name, FURTHER[place % len(FURTHER)][0])
+        if place == 0:
+            ax.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0, label=label, zorder=1)
+        else:
+            style = {"color": colour, "linewidth": 1.3, "linestyle": DASHES.get(name, (0, (5, 2))), "zorder": 3}
+            ax.plot(x, low, label=label, **style)
+            ax.plot(x, high, **style)
+    ax.plot(x, curve, color=INK, linewidth=1.8, label="prediction", zorder=4)
+    ax.set(xlabel="input", ylabel="output", xlim=(x.min(), x.max()), ylim=_limits(shown, bounds))
+    labelled = list(zip(*ax.get_legend_handles_labels(), strict=True))[::-1]
+    labelled.sort(key=lambda pair: pair[1] != "prediction")
+    handles, labels = zip(*labelled, strict=True)
+    ax.legend(handles, labels, frameon=False, fontsize="small")
+    return quiet(ax)
+
+
+def risk_coverage(
+    uncertainty: Uncertainty,
+    errors: Any,
+    by: Sequence[str] = ("hec3", "ho"),
+    others: Mapping[str, Any] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Mean error of the predictions that are kept, as the most uncertain are set aside.
+
+    The lower a curve, the better its score finds the predictions that are wrong. The legend tells the area under each.
+
+    Args:
+        uncertainty: of m predictions.
+        errors: (m,) error of each, such as 0 and 1 for right and wrong, or the absolute error.
+        by: "ho", "hec3", "ratio" or another estimator, by whose size predictions are set aside.
+        others: scores of your own by name, large where uncertain; for instance minus the margin.
+        ax: where to draw.
+
+    Examples:
+        >>> errors = (tracer.predict(x).mean - 2 * x).abs()[:, 0]
+        >>> ax = plots.risk_coverage(tracer.predict(x), errors, ax=Figure().subplots())
+        >>> ax.get_xlabel() != ""
+        True
+    """
+    m = len(uncertainty)
+    errors = column(errors, m, "errors")
+    scores = {name: score(uncertainty, name).cpu().numpy() for name in by}
+    scores |= {name: column(values, m, f"scores {name!r}") for name, values in (others or {}).items()}
+    ax = axes(ax)
+    coverage = 100 * np.arange(1, m + 1) / m
+    chance = float(errors.mean())
+    top = chance
+    for place, (name, values) in enumerate(scores.items()):
+        risk = kept_risk(values, errors)
+        top = max(top, float(risk[coverage >= FEWEST].max()))
+        colour, dashes = FURTHER[(place - len(by)) % len(FURTHER)]
+        style = {"color": COLOURS.get(name, colour), "linestyle": DASHES.get(name, dashes), "linewidth": 1.8}
+        ax.plot(coverage, risk, label=f"{NAMES.get(name, name)} ({number(risk.mean())})", **style)
+    best = kept_risk(errors, errors)
+    ax.plot(coverage, best, color=LINE, linewidth=1, label=f"knowing the errors ({number(best.mean())})")
+    ax.axhline(chance, color=LINE, linewidth=1, linestyle=(0, (1, 2)), label=f"by chance ({number(chance)})")
+    ax.set(xlim=(0, 100), xlabel="predictions kept, %", ylabel="mean error of those kept")
+    ax.set_ylim(min(0.0, float(best.min())), 1.08 * top if top > 0 else None)
+    ax.legend(frameon=False, fontsize="small", title="set aside by (area)", title_fontsize="small", alignment="left")
+    return quiet(ax)
+
+
+def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
+    """Leave-one-out error against the ridge, with the smallest marked.
+
+    Args:
+        path: `tracer.ridge_path` of a fit with `ridge="loo"`.
+        ax: where to draw.
+
+    Examples:
+        >>> tracer = whence.fit(net, [(x, y)], ridge="loo", progress=False)
+        >>> ax = plots.ridge_path(tracer.ridge_path, ax=Figure().subplots())
+        >>> ax.get_xscale()
+        'log'
+    """
+    if path is None:
+        raise InputError('expected a path of ridges, got None. Fit with ridge="loo" to have one.')
+    ridges, errors = (values.detach().cpu().numpy() for values in (path.ridges, path.errors))
+    ax = axes(ax)
+    ax.plot(ridges, errors, color=LINE, linewidth=1.5, marker="o", markersize=3.5, zorder=2)
+    best = int(errors.argmin())
+    ax.axvline(path.best, color=BLUE, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    ax.plot(ridges[best : best + 1], errors[best : best + 1], "o", color=BLUE, markersize=8, zorder=3)
+    right = best > len(ridges) / 2
+    ax.annotate(
+        f"λ = {path.best:.3g}{', at the end of the grid' if best in (0, len(ridges) - 1) else ''}",
+        (path.best, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-6 if right else 6, -4),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="top",
+        color=BLUE,
+    )
+    ax.set(xscale="log", xlabel="ridge λ, on the sum scale", ylabel="leave-one-out error")
+    if errors.min() > 0 and errors.max() / errors.min() > 20:
+        ax.set_yscale("log")
+    return quiet(ax)
+
+
+def _limits(shown: Sequence[Numbers], bounds: Sequence[Numbers]) -> tuple[float, float]:
+    """Room for curve and dots, and for bounds as far as they do not flatten both."""
+    low, high = min(part.min() for part in shown), max(part.max() for part in shown)
+    lowest, highest = min([low, *(part.min() for part in bounds)]), max([high, *(part.max() for part in bounds)])
+    room = max(high - low, 1e-12)
+    return max(low - 0.6 * room, lowest - 0.05 * room), min(high + 0.6 * room, highest + 0.05 * room)
+
+
+LARGEST = 130.0
+"""Area of the largest circle of a map, in points squared."""
+COOKS_DISTANCES = (0.5, 1.0)
+"""Along which lines are drawn, as is usual."""
+
+
+def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None, ax: Axes | None = None) -> Axes:
+    """Rank by Ho against rank by HeC3: above the line noise, to the lower right scarcity.
+
+    Args:
+        uncertainty: of m predictions.
+        groups: one for each prediction; they set colour, shape and legend.
+        ax: where to draw.
+
+    Examples:
+        >>> u = tracer.predict(x)
+        >>> ax = plots.rank_scatter(u, plots.by_source(u), ax=Figure().subplots())
+        >>> len(ax.collections) > 0
+        True
+    """
+    check_count(groups, len(uncertainty), "groups")
+    ax = axes(ax)
+    x, y = (100 * ranks(score(uncertainty, name)).cpu().numpy() for name in ("ho", "hec3"))
+    ax.plot([0, 100], [0, 100], color=LINE, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
+    for group, chosen in _back_to_front(groups or [Group("predictions")] * len(x)):
+        colour, marker, area, opacity = STYLES[group.tone]
+        edge = _edge(group)
+        style: dict[str, Any] = {"c": colour, "marker": marker, "alpha": opacity, "edgecolors": edge, "zorder": 2}
+        width = 0.0 if edge == "white" else 1.2
+        ax.scatter(x[chosen], y[chosen], s=area, linewidths=width, label=group.name, **style)
+    ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
+    if groups is not None:
+        handles, names = ax.get_legend_handles_labels()
+        style = {"bbox_to_anchor": (0.5, -0.16), "frameon": False, "handletextpad": 0.2}
+        ax.legend(handles[::-1], names[::-1], loc="upper center", **style)
+    return quiet(ax)
+
+
+def by_source(uncertainty: Uncertainty, share: float = 0.1) -> list[Group]:
+    """A group for each prediction: uncertain by HeC3, uncertain by Ho, or neither.
+
+    Uncertain are the predictions among the highest `share` by either estimator. Each goes with the estimator that ranks
+    it higher, which is the side of the diagonal that it has in `rank_scatter`.
+
+    Examples:
+        >>> import torch
+        >>> variances = {"ho": torch.tensor([1.0, 2.0, 3.0, 9.0]), "hec3": torch.tensor([9.0, 1.0, 2.0, 3.0])}
+        >>> u = Uncertainty(torch.zeros(4, 1), {name: v.reshape(4, 1, 1) for name, v in variances.items()})
+        >>> [group.tone for group in by_source(u, share=0.25)]
+        ['noise', 'plain', 'plain', 'scarcity']
+    """
+    if not 0.0 < share <= 1.0:
+        raise InputError(f"expected a share between 0 and 1, got {share!r}.")
+    ho, hec3 = (ranks(score(uncertainty, name)) for name in ("ho", "hec3"))
+    m = len(uncertainty)
+    edge = 1.0 - (max(round(share * m), 1) - 0.5) / max(m - 1, 1)
+    noise = Group("uncertain by HeC3: noisy labels nearby", "noise")
+    scarcity = Group("uncertain by Ho: few examples nearby", "scarcity")
+    plain = Group("neither")
+    return [
+        plain if max(a, b) < edge else noise if b > a else scarcity
+        for a, b in zip(ho.tolist(), hec3.tolist(), strict=True)
+    ]
+
+
+def by_verdict(explanation: Explanation) -> list[Group]:
+    """A group for each prediction of `tracer.explain(x)`; those with both faults in blue with a vermillion edge.
+
+    Examples:
+        >>> [group.tone for group in plots.by_verdict(tracer.explain(torch.tensor([[0.0], [30.0]]).double()))]
+        ['plain', 'scarcity']
+    """
+    tones: dict[str, Tone] = {NOISY: "noise", BOTH: "noise", SCARCE: "scarcity", CONFIDENT: "plain"}
+    return [Group(verdict, tones[verdict]) for verdict in explanation.verdicts]
+
+
+def source_map(
+    longitude: Any,
+    latitude: Any,
+    uncertainty: Uncertainty,
+    errors: Any = None,
+    *,
+    groups: Sequence[Group] | None = None,
+    share: float = 0.1,
+    ax: Axes | None = None,
+) -> Axes:
+    """Predictions as circles on a map: the size shows the error, the colour the source of the uncertainty.
+
+    Blue: uncertain by HeC3, noisy labels nearby. Vermillion: uncertain by Ho, few examples nearby. Grey: neither.
+
+    Args:
+        longitude: (m,) in degrees.
+        latitude: (m,) in degrees.
+        uncertainty: of m predictions.
+        errors: (m,) absolute error of each; circles of one size without.
+        groups: one for each prediction, such as `by_verdict(tracer.explain(x))`; `by_source` when not given.
+        share: of the predictions that count as uncertain by an estimator, when there are no groups.
+        ax: where to draw.
+
+    Examples:
+        >>> east, north = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
+        >>> u = tracer.predict(x)
+        >>> ax = plots.source_map(east, north, u, (u.mean - y)[:, 0], ax=Figure().subplots())
+        >>> len(ax.collections) > 0
+        True
+    """
+    m = len(uncertainty)
+    east, north = column(longitude, m, "longitudes"), column(latitude, m, "latitudes")
+    check_count(groups, m, "groups")
+    areas, scale = np.full(m, 14.0), None
+    if errors is not None:
+        sizes = np.abs(column(errors, m, "errors"))
+        scale = max(float(np.quantile(sizes, 0.99)), 1e-300)
+        areas = _areas(sizes, scale)
+    ax = axes(ax)
+    for depth, (group, members) in enumerate(
+        _back_to_front(by_source(uncertainty, share) if groups is None else groups)
+    ):
+        chosen = members[np.argsort(-areas[members], kind="stable")]  # small circles on top of large ones
+        plain, edge = group.tone == "plain", _edge(group)
+        width = 0 if plain else 0.4 if edge == "white" else 1.2
+        style: dict[str, Any] = {
+            "alpha": 0.3 if plain else 0.65,
+            "linewidths": width,
+            "edgecolors": edge,
+            "zorder": 2 + depth,
+        }
+        ax.scatter(east[chosen], north[chosen], s=areas[chosen], c=STYLES[group.tone][0], label=group.name, **style)
+    middle = math.radians(float(np.clip(north, -85, 85).mean()))
+    ax.set(xlabel="longitude, °", ylabel="latitude, °", aspect=1.0 / math.cos(middle))
+    _map_legend(ax, scale)
+    return quiet(ax)
+
+
+def leverage_residual(tracer: Tracer, top: int = 5, names: Sequence[str] | None = None, ax: Axes | None = None) -> Axes:
+    """Leverage against the studentized residual of every training example.
+
+    To the right: examples that decide their own prediction. Up and down: labels that the others contradict. Those with
+    the largest Cook's distance, which do both, are named, and lines of equal distance drawn where they fit in.
+
+    Args:
+        tracer: the fit. With several outputs leverages are summed, and the size of the residual is shown.
+        top: how many examples to name.
+        names: one for each training example; their positions when not given.
+        ax: where to draw.
+
+    Examples:
+        >>> ax = plots.leverage_residual(tracer, ax=Figure().subplots())
+        >>> len(ax.collections) + len(ax.lines) > 0
+        True
+    """
+    check_ungrouped(tracer)
+    n, k = tracer.problem.n, tracer.problem.k
+    check_count(names, n, "names", "training example")
+    leverage, residual = tracer.leverage.sum(1).cpu().numpy(), label_suspicion(tracer).score.cpu().numpy()
+    if k == 1:
+        residual = residual * np.sign(tracer.residuals[:, 0].cpu().numpy())
+    ax = axes(ax)
+    largest = np.argsort(-cooks_distance(tracer).cpu().numpy(), kind="stable")[:top]
+    rest = np.setdiff1d(np.arange(n), largest)
+    ax.scatter(leverage[rest], residual[rest], s=14, c=GREY, alpha=0.65, linewidths=0, zorder=2)
+    ax.scatter(leverage[largest], residual[largest], s=24, c=BLUE, linewidths=0, zorder=3)
+    for place in largest:
+        below = residual[place] < 0
+        ax.annotate(
+            str(place) if names is None else names[place],
+            (leverage[place], residual[place]),
+            xytext=(0, -5 if below else 5),
+            textcoords="offset points",
+            ha="center",
+            va="top" if below else "bottom",
+            fontsize="small",
+            color=BLUE,
+        )
+    ax.margins(x=0.06, y=0.12)
+    ax.set_xlim(left=0.0)
+    if k == 1:
+        ax.set(xlabel="leverage", ylabel="studentized residual")
+        ax.axhline(0, color=LINE, linewidth=0.8, zorder=1)
+    else:
+        ax.set(xlabel="leverage, summed over outputs", ylabel="size of the studentized residual")
+        ax.set_ylim(bottom=0.0)
+    if k == 1 and tracer.problem.hessian_roots is None:  # elsewhere the distance is no function of the two
+        _cooks_lines(ax, tracer.degrees_of_freedom)
+    return quiet(ax)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Place of each value among all, from 0 for the smallest, or NaN, to 1 for the largest; equal ones as they come.
+
+    Examples:
+        >>> import torch
+        >>> ranks(torch.tensor([5.0, 1.0, 3.0]))
+        tensor([1.0000, 0.0000, 0.5000])
+    """
+    known = torch.where(values.isnan(), -torch.inf, values)
+    return known.argsort(stable=True).argsort() / max(len(values) - 1, 1)
+
+
+def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:
+    """Each group with its members: plain ones first, those of noise last, so that they lie on top."""
+    front_first = sorted(dict.fromkeys(groups), key=lambda group: get_args(Tone).index(group.tone))
+    return [(group, np.flatnonzero([other == group for other in groups])) for group in reversed(front_first)]
+
+
+def _edge(group: Group) -> str:
+    """The edge of a group's marks: vermillion around blue, where both sources are at work."""
+    return VERMILLION if group.tone == "noise" and group.name == BOTH else "white"
+
+
+def _areas(errors: Numbers, scale: float) -> Numbers:
+    areas: Numbers = 2.0 + (LARGEST - 2.0) * np.minimum(errors / scale, 1.0)
+    return areas
+
+
+def _map_legend(ax: Axes, scale: float | None) -> None:
+    """Groups with circles of one size, and two errors with the sizes that stand for them."""
+    handles, names = ax.get_legend_handles_labels()
+    groups = len(handles)
+    handles, names = handles[::-1], names[::-1]
+    for error in [] if scale is None else [float(f"{scale / 8:.1g}"), float(f"{scale:.1g}")]:
+        area = _areas(np.array([error]), scale or 1.0)
+        handles.append(ax.scatter([], [], s=area, c=GREY, alpha=0.6, linewidths=0))
+        names.append(f"error {number(error)}")
+    legend = ax.legend(handles, names, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
+    for handle in legend.legend_handles[:groups]:
+        if handle is not None:
+            handle.set(sizes=[36.0], alpha=0.9)
+
+
+def _cooks_lines(ax: Axes, freedom: float) -> None:
+    """Lines of equal Cook's distance, D = r^2 h / (dof (1 - h)), inside the picture."""
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    h: Numbers = np.linspace(max(left, 1e-6), min(right, 1 - 1e-6), 400)
+    for distance in COOKS_DISTANCES:
+        r = np.sqrt(distance * freedom * (1 - h) / h)
+        for sign, limit in ((1, top), (-1, -bottom)):
+            inside = r <= limit
+            if inside.any():
+                ax.plot(h[inside], sign * r[inside], color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+                ax.text(h[-1], sign * r[-1], f" Cook's {distance:g}", color=INK, fontsize="x-small", va="center")
+    ax.set(xlim=(left, right), ylim=(bottom, top))
+
+
+BATCH = 4096
+"""Places of the plane that are predicted together."""
+MARKERS = "osD^vP"
+GREYS = ("#1a1a1a", "#ffffff", "#b5b5b5", "#6e6e6e")
+
+
+def decision_regions(
+    tracer: Tracer,
+    inputs: Any,  # (n, 2)
+    labels: Any = None,
+    *,
+    show: Literal["doubt", "ho", "hec3", "ratio"] = "doubt",
+    names: Sequence[str] | None = None,
+    steps: int = 120,
+    pad: float = 0.15,
+    ax: Axes | None = None,
+) -> Axes:
+    """What the network decides all over a plane, and how sure it is.
+
+    "doubt" colours each decision and fades to white where another training set may turn it: where the margin is small
+    against its HeC3 standard deviation. "ho" and "hec3" show variances on a logarithmic scale, "ratio" their quotient:
+    blue where labels are noisy, vermillion where examples are few.
+
+    Args:
+        tracer: a fit to inputs of two numbers. One output decides by its sign, several by the largest.
+        inputs: examples to draw, which also set the part of the plane that is shown.
+        labels: (n,) classes of these examples, from 0; for one output also -1 and 1.
+        show: "doubt", "ho", "hec3" or "ratio".
+        names: of the classes, for the legend.
+        steps: places along each axis.
+        pad: what to show beyond the inputs, as a share of their range.
+        ax: where to draw.
+
+    Examples:
+        >>> corners = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+        >>> net, sides = torch.nn.Linear(2, 1), torch.tensor([[-1.0], [-1.0], [1.0], [1.0]])
+        >>> two = whence.fit(net, [(corners, sides)], recenter=True, progress=False)
+        >>> len(plots.decision_regions(two, corners, sides[:, 0], steps=8, ax=Figure().subplots()).images)
+        1
+    """
+    if show not in ("doubt", "ho", "hec3", "ratio"):
+        raise InputError(f'expected show to be "doubt", "ho", "hec3" or "ratio", got {show!r}.')
+    points = inputs if isinstance(inputs, Tensor) else torch.as_tensor(inputs, device="cpu")
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise ShapeError(f"expected inputs of shape (n, 2), got {tuple(points.shape)}.")
+    east, north = (_grid(points[:, axis], pad, steps) for axis in (0, 1))
+    plane = torch.cartesian_prod(torch.from_numpy(east), torch.from_numpy(north)).to(points)
+    found = tracer.predict(list(plane.split(BATCH)), covariance=(show == "doubt" and tracer.problem.k > 1) or None)
+    ax = axes(ax)
+    if show == "doubt":
+        colours = _faded(*decisions(found)).reshape(steps, steps, 3).transpose(1, 0, 2)
+        extent = (east[0], east[-1], north[0], north[-1])
+        ax.imshow(colours, extent=extent, origin="lower", aspect="auto", interpolation="bilinear")
+    else:
+        _shade(ax, east, north, score(found, show).cpu().numpy().reshape(steps, steps).T, show)
+    for lead in _leads(found.mean):
+        _border(ax, east, north, lead.reshape(steps, steps).T)
+    _examples(ax, points, labels, names, grey=show != "doubt")
+    ax.set(xlim=(east[0], east[-1]), ylim=(north[0], north[-1]), xlabel="first input", ylabel="second input")
+    return quiet(ax)
+
+
+def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
+    """(m,) the class decided for, and (m,) how many standard deviations of HeC3 it leads by."""
+    mean = uncertainty.mean
+    if mean.shape[1] == 1:
+        choice, lead = (mean[:, 0] > 0).long(), mean[:, 0].abs()
+        variance = uncertainty.variance("hec3")[:, 0]
+    else:
+        best = mean.topk(2, dim=1)
+        choice, lead = best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
+        rows, (a, b) = torch.arange(len(mean), device=mean.device), best.indices.T
+        covariance = uncertainty.covariance("hec3")
+        variance = covariance[rows, a, a] + covariance[rows, b, b] - 2 * covariance[rows, a, b]
+    sigmas = lead / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    return choice.cpu().numpy(), sigmas.cpu().numpy()
+
+
+def _leads(mean: Tensor) -> list[Numbers]:
+    """For each class (m,) its output less the largest other one: zero along the borders of its region."""
+    if mean.shape[1] == 1:
+        return [mean[:, 0].cpu().numpy()]
+    best = mean.topk(2, dim=1)
+    rival = torch.where(mean == best.values[:, :1], best.values[:, 1:], best.values[:, :1])
+    return list((mean - rival).T.cpu().numpy())
+
+
+def _border(ax: Axes, east: Numbers, north: Numbers, values: Numbers) -> None:
+    from matplotlib.patheffects import withStroke  # an extra: only plots need it
+
+    if values.min() < 0 < values.max():
+        border = ax.contour(east, north, values, levels=[0.0], colors=[INK], linewidths=1.2)
+        border.set_path_effects([withStroke(linewidth=2.4, foreground="white")])
+
+
+def _faded(choice: Numbers, lead: Numbers) -> Numbers:
+    """(m, 3) colours of classes, white where a decision is a toss of a coin and pastel where it is firm."""
+    from matplotlib.colors import to_rgb  # an extra: only plots need it
+
+    colours = np.array([to_rgb(PALETTE[int(group) % len(PALETTE)]) for group in choice])
+    firm = torch.erf(torch.from_numpy(lead) / 2**0.5).numpy()  # 1 - 2 P(the margin turns), for normal errors
+    strength = 0.55 * firm[:, None] ** 1.5
+    faded: Numbers = 1.0 - strength * (1.0 - colours)
+    return faded
+
+
+def _shade(ax: Axes, east: Numbers, north: Numbers, values: Numbers, show: str) -> None:
+    """Variances or their ratio on a logarithmic scale; for the ratio white is one, vermillion below and blue above."""
+    from matplotlib.colors import LinearSegmentedColormap  # an extra: only plots need it
+
+    logs = np.log10(np.maximum(values, values[values > 0].min() if (values > 0).any() else 1e-300))
+    style: dict[str, Any] = {"cmap": "cividis"}
+    if show == "ratio":
+        colours = [VERMILLION, "#f3b58c", "#f7f7f5", "#8cbfdc", BLUE]
+        limit = max(float(np.quantile(np.abs(logs), 0.99)), 0.05)
+        style = {"cmap": LinearSegmentedColormap.from_list("whence", colours), "vmin": -limit, "vmax": limit}
+    mesh = ax.pcolormesh(east, north, logs, shading="auto", rasterized=True, **style)
+    bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.set_label(NAMES[show] if show == "ratio" else f"variance by {NAMES[show]}")
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{10**value:.2g}")
+
+
+def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None, grey: bool) -> None:
+    """Draw examples in the colours of their classes; in shades of grey where the background uses the colours."""
+    places = points.detach().cpu().numpy()
+    if labels is None:
+        ax.scatter(places[:, 0], places[:, 1], s=14, c=INK, edgecolors="white", linewidths=0.5, zorder=3)
+        return
+    classes = torch.as_tensor(labels, device="cpu").reshape(-1).numpy()
+    check_count(classes, len(places), "labels", "input")
+    shades = GREYS if grey else PALETTE
+    for place, label in enumerate(np.unique(classes)):
+        colour = place if classes.min() < 0 else int(label)
+        chosen = classes == label
+        ax.scatter(
+            places[chosen, 0],
+            places[chosen, 1],
+            s=18,
+            c=shades[colour % len(shades)],
+            marker=MARKERS[colour % len(MARKERS)],
+            edgecolors=INK if grey and colour % len(GREYS) else "white",
+            linewidths=0.6,
+            label=names[colour] if names is not None else f"class {label:g}",
+            zorder=3,
+        )
+    ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
+
+
+def _grid(values: Tensor, pad: float, steps: int) -> Numbers:
+    low, high = float(values.min()), float(values.max())
+    extra = pad * max(high - low, 1e-9)
+    found: Numbers = np.linspace(low - extra, high + extra, steps)
+    return found
+
+
+def gallery(
+    images: Tensor,  # (m, h, w) or (m, h, w, 3), between 0 and 1
+    names: Sequence[str] | None = None,
+    groups: Sequence[Group] | None = None,
+    columns: int = 8,
+    ax: Axes | None = None,
+) -> Axes:
+    """Images in rows, the first at the top left, each with its name below and a frame in the colour of its group.
+
+    Examples:
+        >>> ax = plots.gallery(torch.rand(3, 8, 8), names=["a", "b", "c"], columns=2, ax=Figure().subplots())
+        >>> len(ax.images), ax.texts[2].get_text()
+        (3, 'c')
+    """
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+        raise ShapeError(f"expected images of shape (m, h, w) or (m, h, w, 3), got {tuple(images.shape)}.")
+    check_count(names, len(images), "names", "image")
+    check_count(groups, len(images), "groups", "image")
+    ax = axes(ax)
+    from matplotlib.patches import Rectangle  # an extra: only plots need it
+
+    pitch = 1.2 if names is None else 1.45  # from one row to the next, in widths of an image
+    for place, image in enumerate(images.detach().cpu().numpy()):
+        left, top = 1.2 * (place % columns), -pitch * (place // columns)
+        ax.imshow(image, cmap="gray", vmin=0, vmax=1, extent=(left, left + 1, top - 1, top), interpolation="nearest")
+        colour = LINE if groups is None else STYLES[groups[place].tone][0]
+        ax.add_patch(Rectangle((left, top - 1), 1, 1, fill=False, edgecolor=colour, linewidth=1.8, clip_on=False))
+        if names is not None:
+            ax.text(left + 0.5, top - 1.07, names[place], ha="center", va="top", fontsize="small", color=colour)
+    rows = math.ceil(len(images) / columns)
+    ax.set(xlim=(-0.1, 1.2 * columns - 0.1), ylim=(-pitch * rows + 0.1, 0.1), aspect="equal")
+    ax.set_axis_off()
+    return ax
