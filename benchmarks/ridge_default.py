@@ -37,7 +37,7 @@ from whence_paper.toys.problems import Sinc
 from .record import attempt, measured, save, say, surroundings
 from .scores import spearman
 
-DECAYS = {"sinc": (1e-3, 1e-4, 0.0), "other": (1e-2, 0.0, 1e-3)}
+DECAYS = {"sinc": (1e-3, 1e-4, 0.0), "other": (1e-2, 1e-3, 0.0)}
 STRUCTURES = ("exact", "core", "ekfac")
 TESTED = 150
 STEPS, STOPPED = 1500, 300

@@ -17,6 +17,7 @@ from whence.curvature.base import NO_GROUPS
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import all_fingerprints, example_fingerprints
+from whence.display import listing
 from whence.errors import InputError, TooLargeError
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
@@ -391,7 +392,9 @@ def _diagnose(
     freedom = bread.degrees_of_freedom
     undetermined = loo.policy == "exact" and adjusted.guarded > 0
     findings = [
-        Finding("parameters", problem.selection.size, f"selected weights: {_listing(problem.selection.parameters)}"),
+        Finding(
+            "parameters", problem.selection.size, f"selected weights: {listing(list(problem.selection.parameters), 6)}"
+        ),
         Finding("ridge", bread.ridge, f"lambda on the sum scale: {source}"),
         Finding(
             "degrees of freedom",
@@ -427,8 +430,3 @@ def _diagnose(
     ]
     findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]
     return Diagnostics(tuple(findings))
-
-
-def _listing(names: Iterable[str], most: int = 6) -> str:
-    shown = list(names)
-    return ", ".join(shown[:most]) + (f", ... ({len(shown)} tensors)" if len(shown) > most else "")

@@ -605,8 +605,10 @@ class Dense:
     def left_q(self) -> Array:
         """(n, k) q_i r_i with the leverage q_i of an example in the fit without it."""
         Q = self.leverage_blocks
-        if self.policy == "exact":
-            Q = np.linalg.solve(np.eye(self.k) - Q @ self.L, Q)
+        if self.policy == "exact":  # (I - Q C C^T)^-1 Q, through a symmetric matrix: C is tiny where Q is large
+            QC = Q @ self.roots
+            left = np.eye(QC.shape[2]) - self.roots.transpose(0, 2, 1) @ QC
+            Q = Q + QC @ np.linalg.solve(left, QC.transpose(0, 2, 1))
         return np.einsum("nkj,nj->nk", Q, self.residuals)
 
     def what_if(self, J: Array, counts: Array, relabel: dict[int, Array]) -> tuple[dict[str, Array], float]:

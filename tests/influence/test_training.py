@@ -148,6 +148,32 @@ def test_suspicion_of_classes_is_the_residual_where_the_others_would_predict(
         np.testing.assert_allclose(table.suspicion[i], wanted, rtol=1e-8)
 
 
+def test_suspicion_where_outputs_share_most_of_their_gradients(generator: torch.Generator) -> None:
+    """Outputs v w^T x with nearly the same v for all classes: diagonals of Q L above one, though no leverage is."""
+    x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (12,), generator=generator)
+    weights, ridge = np.array([0.5, 1.5, 2.5]), 0.1
+    first, second = networks.linear(0.05 * torch.ones(1, 3)), networks.linear(torch.tensor([[10.0], [11.0], [12.5]]))
+    model = torch.nn.Sequential(first, second).double()
+    likelihood = whence.Categorical(weight=weights.tolist())
+    tracer = fit(model, [(x, y)], likelihood=likelihood, ridge=ridge, parameters=["0.weight"])
+    outputs = model(x).detach()
+    tangents = [np.outer([10.0, 11.0, 12.5], row) for row in x.numpy()]
+    p = outputs.softmax(1).numpy()
+    hessians = [weights[label] * (np.diag(row) - np.outer(row, row)) for label, row in zip(y, p, strict=True)]
+    damped = sum(J.T @ L @ J for J, L in zip(tangents, hessians, strict=True)) + ridge * np.eye(3)
+    largest, wanted = 0.0, []
+    for J, L, f, row, label in zip(tangents, hessians, outputs.numpy(), p, y, strict=True):
+        largest = max(largest, np.diag(J @ np.linalg.solve(damped, J.T) @ L).max())
+        residual = weights[label] * (np.eye(3)[label] - row)
+        after = f - J @ np.linalg.solve(damped - J.T @ L @ J, J.T @ residual)
+        grown = np.exp(after - after[label])
+        wanted.append(weights[label] * (grown.sum() - 1) / grown.sum())
+    assert largest > 1
+    assert float(tracer.leverage.sum(1).max()) < 1
+    np.testing.assert_allclose(tracer.training_frame().suspicion, wanted, rtol=1e-7)
+
+
 def test_suspicion_of_another_loss_is_to_first_order(generator: torch.Generator) -> None:
     residuals, change = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
     roots = torch.randn(5, 3, 2, generator=generator, dtype=torch.float64)

@@ -102,7 +102,7 @@ def test_the_choice_is_that_of_true_refits(data: tuple[np.ndarray, np.ndarray]) 
     assert 0 < int(path.errors.argmin()) < len(path.ridges) - 1
     least = min(refits(x, y, ridge) for ridge in path.ridges[:: len(path.ridges) // 8].tolist())
     assert refits(x, y, tracer.ridge) < 1.01 * least
-    assert "by leave-one-out" in str(tracer.diagnostics)
+    assert "leave-one-out error of training examples over" in str(tracer.diagnostics)
     plain = whence.fit(
         regression(refit(x, y, 2.0)),
         [(torch.tensor(x), torch.tensor(y))],

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import LayerGradients, factor_bytes, working_precision
+from whence.curvature.accumulate import LayerGradients, working_precision
 from whence.curvature.base import FeatureStructure, MeatRoots
 from whence.curvature.cost import Cost, ProblemSizes, Work
-from whence.curvature.ekfac import factor_stages, factor_steps
+from whence.curvature.ekfac import factor_cost
 from whence.curvature.kronecker import KroneckerFactors, SpectrumSums
 from whence.curvature.primal import (
     FittedPrimal,
@@ -240,10 +240,9 @@ def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator
 
 def core_cost(sizes: ProblemSizes, name: str, r: int) -> Cost:
     """Of the exact algebra on r coordinates of the Kronecker eigenbasis, at most."""
-    bases = factor_bytes(sizes.blocks)[0] * sizes.working / 8
-    stages = factor_stages(sizes)
+    stages, steps, bases = factor_cost(sizes)
     stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
-    steps = {**factor_steps(sizes), "eigenvalues": _feature_rows(sizes, sizes.n, sizes.n)}
+    steps["eigenvalues"] = _feature_rows(sizes, sizes.n, sizes.n)
     found = sketch_cost(sizes, name, r, bases)
     sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
     if sample is not None:

@@ -85,7 +85,7 @@ class EKFAC(LayerStructure):
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
         two_bases = self.meat == "two_bases" and self.corner is None
-        return kronecker_cost(sizes, self.name, two_bases, bounded=self.tolerance > 0)
+        return spectral_cost(sizes, self.name, two_bases=two_bases, bounded=self.tolerance > 0)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class KFAC(LayerStructure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        return kronecker_cost(sizes, self.name)
+        return spectral_cost(sizes, self.name)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Diagonal(LayerStructure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        return diagonal_cost(sizes, self.name)
+        return spectral_cost(sizes, self.name, factors=False)
 
 
 def needs_ridge(ridge: float | None, name: str) -> float:
@@ -169,35 +169,23 @@ def needs_ridge(ridge: float | None, name: str) -> float:
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def diagonal_cost(sizes: ProblemSizes, name: str) -> Cost:
-    """Of sums of squares, without a basis."""
-    memory = sums_bytes(sizes.d, sizes.d, sizes.working) + sizes.layer_bytes + sizes.example_bytes
-    steps, prediction = _spectral_work(sizes, rotations=0.0)
-    return Cost(name, stages={"sums and weights": memory}, steps=steps, prediction=prediction)
-
-
-def kronecker_cost(sizes: ProblemSizes, name: str, two_bases: bool = False, bounded: bool = False) -> Cost:
-    """Of Kronecker factors and sums of squares in their eigenbasis; the meats may have a basis of their own."""
-    bases = factor_bytes(sizes.blocks)[0] * sizes.working / 8
+def spectral_cost(
+    sizes: ProblemSizes, name: str, factors: bool = True, two_bases: bool = False, bounded: bool = False
+) -> Cost:
+    """Of sums of squares in a Kronecker eigenbasis, or without factors; the meats may have a basis of their own."""
+    stages, steps, bases = factor_cost(sizes) if factors else ({}, {}, 0.0)
+    rotations, squares = sizes.rotations if factors else 0.0, 2.0 * sizes.k * sizes.d
     sums = sums_bytes(sizes.d, sizes.d, sizes.working)
     if two_bases:
         bases, sums = 3.0 * bases, sums + 8.0 * 4 * sizes.d
-    stages = factor_stages(sizes)
     stages["sums and weights"] = bases + sums + sizes.layer_bytes + sizes.example_bytes
-    steps, prediction = _spectral_work(sizes, sizes.rotations)
-    return Cost(name, stages, {**factor_steps(sizes), **steps}, prediction, bounded)
+    for step, sets in (("eigenvalues", 2.0), ("leverages and meats", 1.0 + 3.0 / sizes.k)):
+        steps[step] = Work(read=sizes.n, layers=sizes.n, working=sizes.n * (rotations + sets * squares))
+    return Cost(name, stages, steps, Work(layers=1.0, working=rotations + 7.0 * squares), bounded)
 
 
-def factor_stages(sizes: ProblemSizes) -> dict[str, float]:
-    """Bytes of the Kronecker factors, and of their eigendecomposition."""
-    return {
-        "factors": factor_bytes(sizes.blocks)[0] + sizes.layer_bytes,
-        "eigenvectors": decomposition_bytes(sizes.blocks),
-    }
-
-
-def factor_steps(sizes: ProblemSizes) -> dict[str, Work]:
-    """Work of the Kronecker factors, and of their eigendecomposition."""
+def factor_cost(sizes: ProblemSizes) -> tuple[dict[str, float], dict[str, Work], float]:
+    """Bytes and work of the Kronecker factors and of their eigendecomposition, and bytes of the eigenvectors."""
     cubes = 0.0
     for block in sizes.blocks:
         shape = block.matrix_shape
@@ -205,16 +193,7 @@ def factor_steps(sizes: ProblemSizes) -> dict[str, Work]:
             cubes += shape[0] * (float(shape[1]) ** 3 + float(shape[2]) ** 3)
         elif block.kind == "rows" or kept_exactly(block):
             cubes += float(shape[-1]) ** 3
+    total = factor_bytes(sizes.blocks)[0]
+    stages = {"factors": total + sizes.layer_bytes, "eigenvectors": decomposition_bytes(sizes.blocks)}
     factors = Work(read=sizes.n, layers=sizes.n, working=sizes.n * sizes.rotations)
-    return {"factors": factors, "eigenvectors": Work(cubes=cubes)}
-
-
-def _spectral_work(sizes: ProblemSizes, rotations: float) -> tuple[dict[str, Work], Work]:
-    """Steps of the fit, and a prediction."""
-    squares = 2.0 * sizes.k * sizes.d
-
-    def a_pass(sets: float) -> Work:
-        return Work(read=sizes.n, layers=sizes.n, working=sizes.n * (rotations + sets * squares))
-
-    steps = {"eigenvalues": a_pass(2.0), "leverages and meats": a_pass(1.0 + 3.0 / sizes.k)}
-    return steps, Work(layers=1.0, working=rotations + 7.0 * squares)
+    return stages, {"factors": factors, "eigenvectors": Work(cubes=cubes)}, total * sizes.working / 8

@@ -442,7 +442,9 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
     """Gradients that are no sums of outer products, in the coordinates of a basis."""
     if isinstance(tangent, Dense):
         values = raised(tangent.values)
-        return Full(values if basis.inputs is None else values @ basis.inputs.to(values.dtype), basis.shape)
+        if basis.inputs is not None:  # as one product, else some are multiplied example by example
+            values = (values.flatten(0, 1) @ basis.inputs.to(values.dtype)).unflatten(0, values.shape[:2])
+        return Full(values, basis.shape)
     rows, examples, values = tangent.aggregate()
     values = raised(values)
     moved = values if basis.outputs is None else values @ basis.outputs[0]
@@ -451,9 +453,12 @@ def rotated_values(tangent: Dense | Rows, basis: Basis) -> Full | Sparse:
 
 def energy(tangent: Tangent) -> Tensor:
     """Inner products of the gradients of every example's cotangents, (n, c, c), without forming any matrix."""
-    if not isinstance(tangent, Kronecker):
+    if isinstance(tangent, Dense):
+        values = raised(tangent.values)
+        return values.square().sum(2, True) if values.shape[1] == 1 else values @ values.transpose(1, 2)
+    if isinstance(tangent, Rows):
         plain = rotated_values(tangent, Basis(tangent.block))
-        return plain.grams(plain.values.new_ones(1, *plain.shape), positive=True)[0]
+        return plain.grams(plain.values.new_ones(1, *plain.shape))[0]
     g = raised(tangent.grads()).flatten(2)
     return _with_inputs(tangent) @ g.transpose(1, 2)
 
@@ -708,8 +713,10 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
 
 
 def _computed(tangent: Tangent) -> Tangent:
-    """Factors that are rotated and measured are computed once, and lie as many products want them."""
-    if not isinstance(tangent, Kronecker):
+    """Gradients that are rotated and measured are computed once, and lie as many products want them."""
+    if isinstance(tangent, Dense):
+        return Dense(tangent.block, (raised(tangent.values),))
+    if isinstance(tangent, Rows):
         return tangent
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     if g.is_cuda:

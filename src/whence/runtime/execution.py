@@ -129,7 +129,7 @@ class Chunks:
             where = slice(low, low + -(-(size - low) // count))
             try:
                 found = work(where)
-            except (torch.cuda.OutOfMemoryError, TooLargeError) as error:
+            except torch.cuda.OutOfMemoryError as error:
                 self._halve(where.stop - where.start, error)
                 continue
             yield where, found
@@ -138,8 +138,6 @@ class Chunks:
 
     def _halve(self, size: int, error: Exception) -> None:
         """Half as much from now on, if there is a half."""
-        if isinstance(error, TooLargeError) and not isinstance(error.__cause__, torch.cuda.OutOfMemoryError):
-            raise error
         if size == 1:
             raise TooLargeError(
                 f"expected the {self.what} of one example to fit on the device, got out of memory. Select fewer "

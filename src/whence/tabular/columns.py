@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy
 
+from whence.display import listing
+
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "?", "-", "--", "."})
 """Spellings of "no value", lower case."""
 
@@ -439,7 +441,7 @@ def describe_styles(columns: Iterable[Column]) -> list[str]:
     return [
         f"{names[0]} was read with a {style}"
         if len(names) == 1
-        else f"{len(names)} columns were read with a {style}: {', '.join(names[:3])}" + ", ..." * (len(names) > 3)
+        else f"{len(names)} columns were read with a {style}: {listing(names, 3)}"
         for style, names in found.items()
     ]
 
