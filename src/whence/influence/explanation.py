@@ -458,5 +458,4 @@ def isotonic(values: Tensor) -> Tensor:
             mean, size = means.pop(), sizes.pop()
             means[-1] = (means[-1] * sizes[-1] + mean * size) / (sizes[-1] + size)
             sizes[-1] += size
-    pooled = torch.tensor(means, dtype=torch.float64, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
-    return pooled.to(values)
+    return torch.from_numpy(numpy.repeat(means, sizes)).to(values) if means else values

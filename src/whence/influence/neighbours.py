@@ -147,7 +147,8 @@ def output_directions(outputs: int) -> Tensor:
         return torch.eye(outputs)
     generator = torch.Generator("cpu").manual_seed(0)
     signs = 2 * torch.randint(0, 2, (MOST_DIRECTIONS, outputs), generator=generator, device="cpu") - 1
-    return signs.float() / MOST_DIRECTIONS**0.5
+    directions: Tensor = signs.float() / MOST_DIRECTIONS**0.5
+    return directions
 
 
 def predicted_class(fitted: Fitted, outputs: Tensor) -> Tensor:

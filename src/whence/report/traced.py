@@ -82,6 +82,7 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
         fitted, source.batches, lambda batch, _: explain(fitted, batch, calibration, level, top=EXAMPLES)
     )
     explanation = combine(every, lambda parts: torch.cat(parts).cpu())
+    _check_same(uncertainty.ho.sum(1).cpu(), explanation.ho)
     chosen = choose(uncertainty, count)
     inputs = source.select(chosen.tolist())
     usual = usual_noise(fitted)
@@ -90,7 +91,7 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
     )
     check, near, hec3, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
     again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
-    _check_same_predictions(again, uncertainty, chosen)
+    _check_same(uncertainty.mean.cpu()[chosen], again.mean.cpu())
     total = again.hec3.sum(1).cpu()
     ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
     return Traced(
@@ -127,8 +128,9 @@ def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares
     return check, near, terms.hec3.sum(1), excess
 
 
-def _check_same_predictions(again: Uncertainty, before: Uncertainty, chosen: Tensor) -> None:
-    first, second = before.mean.cpu()[chosen].double(), again.mean.cpu().double()
+def _check_same(first: Tensor, second: Tensor) -> None:
+    """Raise unless two passes over the test inputs say the same."""
+    first, second = first.double(), second.double()
     if not torch.allclose(first, second, rtol=1e-3, atol=1e-3 * float(first.abs().max())):
         raise LoaderError(
             "expected the same test inputs in every pass, got other predictions for the same places the second time. "

@@ -38,7 +38,7 @@ VERDICT_FACTOR = 4
 RIDGE_FACTORS = (0.1, 10.0)
 """Factors on lambda at which verdicts are compared."""
 
-LEAST_RANKED = 10
+LEAST_RANKED = 3
 """Predictions whose order is compared at other ridges."""
 
 

@@ -175,7 +175,7 @@ NEWTON_CHANGE = (0.25, 1.0)
 LINEARIZATION_ERROR = (0.3, 1.0)
 """Linearization error of a change of outputs, over the change."""
 
-SAME_ORDER = (0.9, 0.7)
+SAME_ORDER = (0.8, 0.5)
 """Rank correlations of HeC3 with that at a tenth and at ten times lambda."""
 
 NEARLY_ALL = 0.9
