@@ -60,13 +60,7 @@ def label_errors(record: Row) -> str:
     return "\n\n".join(parts)
 
 
-AREAS = [f"noisy_from_missing{among}{by}" for by in ("", "_ratio") for among in ("_uncertain", "")]
-
-
-def mean(values: Iterable[float | None]) -> str:
-    """Of those that there are."""
-    known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.3f}" if known else "-"
+GROUPS = ("noisy", "missing", "right", "wrong")
 
 
 def shares(counts: Iterable[Iterable[int]]) -> str:
@@ -75,46 +69,52 @@ def shares(counts: Iterable[Iterable[int]]) -> str:
     return " / ".join(f"{100 * one / max(sum(sums), 1):.0f}" for one in sums)
 
 
-def wrong(rows: list[Row], verdict: int) -> str:
-    """Share of the ordinary points with a verdict whose prediction is wrong."""
-    if not all("wrong_other" in row for row in rows):
-        return "-"
-    called = sum(row["confusion"]["other"][verdict] for row in rows)
-    return f"{100 * sum(row['wrong_other'][verdict] for row in rows) / max(called, 1):.1f} %"
-
-
 def verdicts(record: Row) -> str:
-    """A line for each study, then areas and confusion matrices of every draw."""
-    studies = grouped(unseen(record), "case", "optimiser", "structure")
+    """Verdicts and accuracies of each study, areas beside the baselines, then every draw."""
+    studies = grouped(unseen(record), "case")
     told = " / ".join(record["verdicts"])
-    head = "study | draws | noisy from missing: uncertain | all | by HeC3/Ho: uncertain | all | noisy class | missing "
-    head += "class | others | wrong: others called noisy | confident"
-    lines = []
-    for (case, optimiser, structure), rows in studies.items():
-        classes = [shares(row["confusion"][truth] for row in rows) for truth in ("noisy", "missing", "other")]
-        areas = [mean(row[kind] for row in rows) for kind in AREAS]
-        name = f"{case}, {optimiser}, `{structure}`"
-        lines.append([name, len(rows), f"**{areas[0]}**", *areas[1:], *classes, wrong(rows, 1), wrong(rows, 0)])
-    parts = [made(record), f"Means over draws; verdicts in per cent: {told}.", table(head, lines)]
-    for (case, optimiser, structure), rows in studies.items():
+    head = "study | draws | noisy class | missing class | others, predicted rightly | others, wrongly | "
+    head += "right of confident, of uncertain"
+    lines, areas = [], []
+    for (case,), rows in studies.items():
+        called = [shares(row["verdicts"][group] for row in rows) for group in GROUPS]
+        right = [
+            f"{100 * mean(row[key] for row in rows):.0f} %" for key in ("right_of_confident", "right_of_uncertain")
+        ]
+        lines.append([case, len(rows), *called, ", ".join(right)])
+        for contrast in rows[0]["auroc"]["noise"]:
+            found = {key: mean(row["auroc"][key][contrast] for row in rows) for key in rows[0]["auroc"]}
+            best = max(found.values())
+            cells = [f"**{value:.3f}**" if value == best else f"{value:.3f}" for value in found.values()]
+            areas.append([case, contrast, *cells])
+    parts = [made(record), f"Per cent of the points that are called {told}.", table(head, lines)]
+    names = list(next(iter(studies.values()))[0]["auroc"])
+    parts += ["AUROC, means over draws; HeC3/Ho is `ratio`.", table(" | ".join(["study", "", *names]), areas)]
+    for (case,), rows in studies.items():
         first = rows[0]
-        heading = (
-            f"{case}: {first['network']}, {first['n']} examples, {optimiser}, {structure}, {first['test']} test points"
-        )
+        heading = f"{case}: {first['network']}, {first['loss']}, {first['n']} examples, {first['test']} test points"
         parts.append(folded(heading, draws_table(rows, told)))
     return "\n\n".join(parts)
 
 
+def mean(values: Iterable[float | None]) -> float:
+    """Of those that there are."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else float("nan")
+
+
 def draws_table(rows: list[Row], told: str) -> str:
-    """Every draw: areas, and counts of each verdict by class."""
-    head = "draw | noisy, missing class | noisy from missing: uncertain | all | by HeC3/Ho: uncertain | all | "
-    head += " | ".join(f"{truth}: {told}" for truth in ("noisy class", "missing class", "others"))
+    """Every draw: counts of each verdict by class, and the areas of the two numbers."""
+    head = "draw | noisy, missing class | accuracy of others | noise: noisy, rest | noise: noisy, missing | "
+    head += "scarcity: missing, rest | " + " | ".join(f"{group}: {told}" for group in GROUPS)
     lines = [
         [
             row["seed"],
             f"{row['noisy_class']}, {row['missing_class']}",
-            *("-" if row[kind] is None else f"{row[kind]:.3f}" for kind in AREAS),
-            *(" / ".join(map(str, row["confusion"][truth])) for truth in ("noisy", "missing", "other")),
+            f"{row['accuracy_other']:.3f}",
+            *(f"{row['auroc']['noise'][contrast]:.3f}" for contrast in ("noisy, rest", "noisy, missing")),
+            f"{row['auroc']['scarcity']['missing, rest']:.3f}",
+            *(" / ".join(map(str, row["verdicts"][group])) for group in GROUPS),
         ]
         for row in rows
     ]

@@ -1,216 +1,266 @@
-"""Verdicts on the paper's protocol: one class with random labels, another missing from the training set.
+"""Verdicts on networks people train: one class with random labels, another missing from the training set.
 
-    python -m benchmarks.verdicts --data DIR --out results/verdicts.json
+    python -m benchmarks.verdicts --data DIR --device cuda --out results/verdicts.json
 
-Classes are merged at random into two, a network is trained with squared error, and test points of all classes are
-explained as `tracer.explain` does it. Recorded for each draw: how often each verdict fell on points of the noisy class,
-of the missing class and of the others, and on how many of the others that were predicted wrongly; how well `source`
-tells noisy from missing among the points of these classes that were not called confident, and among all of them
-(AUROC), with HeC3 / Ho, the paper's score, beside it; and how well each question is answered against all other points.
-"mnist, paper" and "fashion-mnist, paper" are the paper's networks on all images, which want a GPU (`--device cuda`).
-`--points DIR` keeps what verdicts are made of, and `--judge DIR` judges what was kept there, without training.
+Ten classes, cross-entropy or squared error on their labels; and the paper's protocol, two groups of classes and squared
+error. Recorded for each draw: how often each verdict fell on points of the noisy class, of the missing class, and on
+other points that were predicted rightly and wrongly; how often confident and other predictions are right; and how well
+each question is answered by `noise`, `scarcity` and `source` and by what can be had without whence (AUROC): entropy and
+margin of the network's answer, distance to the 50 nearest training examples in its last features and the entropy of
+their labels, and the density of a Gaussian of each class there (DDU).
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import whence
 from whence.influence.explanation import VERDICTS
-from whence_paper.images import training
+from whence_paper.networks import ViT
 
 from . import networks
-from .data import Split, Task, batches, corrupt
+from .data import Split, Task, batches, corrupt, one_hot, read_cifar
 from .record import save, say
 from .scores import auroc
-from .studied import WEIGHT_DECAY, Study, adjusted, arguments, open_record, options, put, read
-from .trained import trained
-from .verdict_points import Points, points_of
-
-CASES: dict[str, Study] = {
-    "digits": Study(1000, 497, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 60, ("exact",)),
-    "mnist": Study(6000, 1000, lambda k: networks.mlp(784, 256, 256, k), "MLP 784-256-256", 20, ("core:size=1024",)),
-    "fashion-mnist": Study(
-        6000, 1000, lambda k: networks.cnn(k, (8, 16, 32)), "CNN of 8, 16, 32 channels", 20, ("core:size=1024",)
-    ),
-    "mnist, paper": Study(
-        60_000, 2000, lambda k: networks.mlp(784, 1024, 1024, k), "MLP 784-1024-1024", 20, ("core:size=4096",)
-    ),
-    "fashion-mnist, paper": Study(
-        60_000, 2000, networks.cnn, "CNN of 32, 64, 128, 256 channels", 20, ("core:size=2048",)
-    ),
-}
-"""The first word of a name is the data set; "paper" has the paper's network, loss and rate, and all images."""
-OPTIMISERS = ("adam", "adamw")
-"""Adam with the weight decay in its loss, as the paper writes, and AdamW, which decouples it."""
+from .studied import arguments, open_record, options, put, read
+from .training import augment
 
 LEVEL = 0.95
+NEIGHBOURS = 50
+WEIGHT_DECAY = {"cifar-10": 5e-2}
+GROUPS = ("noisy", "missing", "right", "wrong")
+CONTRASTS = {"noisy, rest": ("noisy", "other"), "missing, rest": ("missing", "other"), "noisy, missing": GROUPS[:2]}
 
 
-def groups(labels: Tensor, noisy: int, missing: int) -> dict[str, Tensor]:
-    """(m,) which test points are of the noisy class, of the missing one, and of neither."""
-    first, second = labels == noisy, labels == missing
-    return {"noisy": first, "missing": second, "other": ~first & ~second}
+@dataclass(frozen=True)
+class Case:
+    """A data set, the network that learns it, and how."""
+
+    data: str
+    n: int
+    test: int
+    make: Callable[[int], nn.Module]
+    describe: str
+    epochs: int
+    structure: str
+    loss: str = "cross-entropy"
+    meta: bool = False  # two groups of classes, the paper's protocol
 
 
-def area(score: Tensor, noisy: Tensor, among: Tensor) -> float | None:
-    """How well a score tells the noisy among some points; `None` where they are all noisy, or all missing."""
-    if not bool(noisy[among].any()) or bool(noisy[among].all()):
-        return None
-    return auroc(score[among], noisy[among])
+CASES: dict[str, Case] = {
+    "digits": Case("digits", 1200, 497, lambda k: networks.mlp(64, 64, 64, k), "MLP 64-64-64", 60, "ekfac"),
+    "fashion-mnist": Case(
+        "fashion-mnist", 10_000, 10_000, lambda k: networks.cnn(k, (16, 32)), "CNN of 16, 32 channels", 20, "ekfac"
+    ),
+    "mnist": Case("mnist", 10_000, 10_000, lambda k: networks.mlp(784, 256, 256, k), "MLP 784-256-256", 20, "ekfac"),
+    "cifar-10": Case("cifar-10", 50_000, 10_000, lambda k: networks.resnet18(k), "ResNet-18", 14, "sketch:size=1024"),
+    "cifar-10, ViT": Case(
+        "cifar-10", 50_000, 10_000, lambda k: ViT(32, 4, 3, k, 192, 6, 3), "ViT of 6 layers", 30, "sketch:size=1024"
+    ),
+}
+CASES.update({f"{name}, squared error": replace(case, loss="squared error") for name, case in CASES.items()})
+CASES.update(
+    {
+        f"{name}, paper": replace(CASES[f"{name}, squared error"], meta=True)
+        for name in ("digits", "fashion-mnist", "mnist")
+    }
+)
 
 
-def confusion(said: Tensor, truth: dict[str, Tensor]) -> dict[str, list[int]]:
-    """How often each verdict fell on some points."""
-    return {name: torch.bincount(said[where], minlength=len(VERDICTS)).tolist() for name, where in truth.items()}
+def drawn(case: Case, split: Split, seed: int) -> Task:
+    """Training data with a noisy and a missing class, drawn at random."""
+    if case.meta:
+        return corrupt(split, case.n, case.test, seed, meta=True)
+    draw = torch.Generator().manual_seed(seed)
+    noisy, missing = torch.randperm(10, generator=draw)[:2].tolist()
+    chosen = torch.randperm(len(split.labels), generator=draw)[: case.n]
+    chosen = chosen[split.labels[chosen] != missing]
+    said = split.labels[chosen].clone()
+    others = torch.tensor([label for label in range(10) if label != missing])
+    random = others[torch.randint(9, (len(said),), generator=draw)]
+    said = torch.where(said == noisy, random, said)
+    tested = torch.randperm(len(split.test_labels), generator=draw)[: case.test]
+    true = split.test_labels[tested]
+    return Task(split.inputs[chosen], one_hot(said, 10), split.test_inputs[tested], true, true, noisy, missing)
 
 
-def judged(points: Points, truth: dict[str, Tensor], wrong: Tensor) -> dict[str, Any]:
-    """The confusion matrix and the areas of one draw."""
-    found = points.explained(LEVEL)
-    noisy, missing, other = truth["noisy"], truth["missing"], truth["other"]
-    either = noisy | missing
-    uncertain = either & (found.noisy | found.scarce)
-    said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
-    by_chance = replace(found, noisier=torch.ones_like(found.noisier)).verdicts
+def trained(case: Case, task: Task, seed: int, device: str) -> nn.Module:
+    """A network, with AdamW and a rate that rises and falls; images of CIFAR-10 are flipped and shifted."""
+    torch.manual_seed(seed)
+    network = case.make(task.targets.shape[1]).to(device).train()
+    draw = torch.Generator().manual_seed(seed)
+    natural = case.data == "cifar-10"
+    size = 256 if natural else 128 if len(task.inputs) > 2000 else 32
+    decay = WEIGHT_DECAY.get(case.data, 1e-4)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=decay)
+    steps = case.epochs * -(-len(task.inputs) // size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3 if natural else 2e-3, total_steps=steps)
+    for _ in range(case.epochs):
+        for some in torch.randperm(len(task.inputs), generator=draw).to(device).split(size):
+            inputs = augment(task.inputs[some], draw) if natural else task.inputs[some]
+            with torch.autocast("cuda", torch.bfloat16, enabled=natural and device == "cuda"):
+                outputs = network(inputs).float()
+            answers = task.targets[some]
+            loss = (
+                F.cross_entropy(outputs, answers.argmax(1))
+                if case.loss == "cross-entropy"
+                else (outputs - answers).square().sum(1).mean()
+            )
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+    return network.eval()
+
+
+@torch.no_grad()
+def answers_and_features(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs, and what the last linear layer is given."""
+    last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    features: list[Tensor] = []
+    hook = last.register_forward_pre_hook(lambda _, given: features.append(given[0].flatten(1)))
+    try:
+        outputs = torch.cat([network(some) for some in inputs.split(1000)])
+    finally:
+        hook.remove()
+    return outputs, torch.cat(features)
+
+
+@torch.no_grad()
+def baselines(case: Case, network: nn.Module, task: Task) -> dict[str, Tensor]:
+    """Scores that need the network alone, or its features; the larger, the more doubtful."""
+    outputs, features = answers_and_features(network, task.test_inputs)
+    _, known = answers_and_features(network, task.inputs)
+    p = outputs.softmax(1) if case.loss == "cross-entropy" else F.normalize(outputs.clamp_min(1e-6), p=1.0, dim=1)
+    two = p.topk(2, dim=1).values
+    near, distance = [], []
+    unit = F.normalize(known, dim=1)
+    for some in F.normalize(features, dim=1).split(1000):
+        closest = (some @ unit.T).topk(min(NEIGHBOURS, len(unit)), dim=1)
+        distance.append(1 - closest.values.mean(1))
+        near.append(task.targets[closest.indices].mean(1))
+    labels = torch.cat(near)
     return {
-        "confusion": confusion(said, truth),
-        "confusion_without_limit": confusion(torch.tensor([VERDICTS.index(verdict) for verdict in by_chance]), truth),
-        "noisy_from_missing_uncertain": area(found.source, noisy, uncertain),
-        "noisy_from_missing": area(found.source, noisy, either),
-        "noisy_from_missing_uncertain_ratio": area(found.ratio, noisy, uncertain),
-        "noisy_from_missing_ratio": area(found.ratio, noisy, either),
-        "noisy_from_rest": auroc(found.ratio, noisy),
-        "missing_from_other": auroc(found.leverage[missing | other], missing[missing | other]),
-        "limit": found.limit,
-        "wrong_other": confusion(said, {"other": other & wrong})["other"],
+        "entropy": -torch.xlogy(p, p).sum(1),
+        "margin": two[:, 1] - two[:, 0],
+        "kNN label entropy": -torch.xlogy(labels, labels).sum(1),
+        "kNN distance": torch.cat(distance),
+        "DDU": -class_density(known, task.targets.argmax(1), features),
     }
 
 
-def network_of(name: str, study: Study, task: Task, optimiser: str, seed: int, keep: Path) -> nn.Module:
-    """The trained network of a draw."""
-    if "paper" in name:
-        network = training.initialised(lambda: study.make(2), seed, task.inputs.device)
-        recipe = training.Recipe(epochs=study.epochs, optimiser="adamw" if optimiser == "adamw" else "adam")
-        return training.train(network, task.inputs, task.targets, recipe, seed)
-    return trained(
-        keep,
-        f"verdicts-{name}",
-        lambda: study.make(2).to(task.inputs.device),
-        task.inputs,
-        task.targets,
-        loss="squared error",
-        epochs=study.epochs,
-        seed=seed,
-        decoupled=optimiser == "adamw",
-    )
+def class_density(known: Tensor, labels: Tensor, features: Tensor) -> Tensor:
+    """Log density of features under a mixture of one Gaussian a class (DDU)."""
+    found = []
+    for label in labels.unique():
+        own = known[labels == label].double()
+        spread = torch.cov(own.T) + 1e-3 * own.var() * torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
+        gaussian = torch.distributions.MultivariateNormal(own.mean(0), spread)
+        found.append(gaussian.log_prob(features.double()) + torch.tensor(len(own) / len(known)).log())
+    return torch.stack(found).logsumexp(0).float()
 
 
-def run_draw(
-    name: str, study: Study, split: Split, optimiser: str, seed: int, keep: Path, device: str
-) -> Iterator[dict[str, Any]]:
-    """Train one network and yield what its verdicts are made of, with every structure."""
-    task = corrupt(split, study.n, study.test, seed, meta=True)
+def run_draw(name: str, case: Case, split: Split, seed: int, device: str) -> dict[str, Any]:
+    """Train, fit, explain and compare."""
+    task = drawn(case, split, seed)
     task = replace(task, **{part: getattr(task, part).to(device) for part in ("inputs", "targets", "test_inputs")})
-    network = network_of(name, study, task, optimiser, seed, keep)
-    n = len(task.inputs)
-    loss: Literal["mse", "sum_of_squares"] = "mse" if "paper" in name else "sum_of_squares"
-    with torch.no_grad():
-        said = torch.cat([network(some).argmax(1) for some in task.test_inputs.split(500)]).cpu()
-    for text in study.structures:
-        start = time.process_time()
-        tracer = whence.fit(
-            network,
-            batches(task.inputs, task.targets, 500),
-            ridge=whence.ridge_from_weight_decay(WEIGHT_DECAY, n, outputs=2, loss=loss),
-            progress=False,
-            **options(text),
-        )
-        fitted = time.process_time()
-        points = points_of(tracer, list(task.test_inputs.split(250)))
-        yield {
-            "case": name,
-            "optimiser": optimiser,
-            "structure": text,
-            "seed": seed,
-            "n": n,
-            "test": len(task.test_labels),
-            "noisy_class": task.noisy,
-            "missing_class": task.missing,
-            "newton_change": tracer.diagnostics["Newton change"],
-            "degrees_of_freedom": tracer.degrees_of_freedom,
-            "fit_cpu_s": fitted - start,
-            "explain_cpu_s": time.process_time() - fitted,
-            "network": study.describe,
-            "epochs": study.epochs,
-            "labels": task.test_labels,
-            "wrong": said != task.test_answers,
-            "points": asdict(points),
+    network = trained(case, task, seed, device)
+    likelihood = "categorical" if case.loss == "cross-entropy" else "gaussian"
+    targets = task.targets.argmax(1) if case.loss == "cross-entropy" else task.targets
+    clock = time.perf_counter()
+    tracer = whence.fit(
+        network,
+        batches(task.inputs, targets, 500),
+        likelihood=likelihood,
+        progress=False,
+        structure=options(case.structure)["structure"],
+    )
+    seconds = {"fit": time.perf_counter() - clock}
+    tests = list(task.test_inputs.split(500))
+    clock = time.perf_counter()
+    tracer.predict(tests)
+    seconds["predict"] = time.perf_counter() - clock
+    clock = time.perf_counter()
+    found = tracer.explain(tests, level=LEVEL)
+    seconds["first explain"] = time.perf_counter() - clock
+    clock = time.perf_counter()
+    tracer.explain(tests, level=LEVEL)
+    seconds["explain"] = time.perf_counter() - clock
+    outputs, _ = answers_and_features(network, task.test_inputs)
+    right = outputs.argmax(1).cpu() == task.test_answers
+    noisy, missing = task.test_labels == task.noisy, task.test_labels == task.missing
+    other = ~noisy & ~missing
+    truth = {"noisy": noisy, "missing": missing, "right": other & right, "wrong": other & ~right, "other": other}
+    said = torch.tensor([VERDICTS.index(verdict) for verdict in found.verdicts])
+    scores = {key: getattr(found, key) for key in ("noise", "scarcity", "source", "ratio")}
+    scores.update(baselines(case, network, task))
+    areas = {
+        key: {
+            words: auroc(score.cpu()[truth[a] | truth[b]], truth[a][truth[a] | truth[b]])
+            for words, (a, b) in CONTRASTS.items()
         }
-
-
-def row_of(draw: dict[str, Any]) -> dict[str, Any]:
-    """What is recorded of a draw."""
-    plain = {key: value for key, value in draw.items() if key not in ("labels", "wrong", "points")}
-    truth = groups(draw["labels"], draw["noisy_class"], draw["missing_class"])
-    return {**plain, **judged(Points(**draw["points"]), truth, draw["wrong"])}
-
-
-def draws(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Those that were kept, or new ones."""
-    if given.judge is not None:
-        yield from (torch.load(path, weights_only=True) for path in sorted(given.judge.glob("*.pt")))
-        return
-    for name in given.cases:
-        study = adjusted(CASES[name], given)
-        split = read(name.split(",")[0], given.data)
-        for optimiser in given.optimisers:
-            for seed in given.seeds:
-                for draw in run_draw(name, study, split, optimiser, seed, given.keep, given.device):
-                    if given.points is not None:
-                        given.points.mkdir(parents=True, exist_ok=True)
-                        words = f"{name.replace(', ', '-')}-{optimiser}-{draw['structure'].replace(':', '-')}-{seed}"
-                        torch.save(draw, given.points / f"{words}.pt")
-                    yield draw
-
-
-def main() -> None:
-    """Run the cases, optimisers and draws that were asked for."""
-    parser = arguments(__doc__, CASES, "verdicts")
-    parser.add_argument("--optimisers", nargs="+", choices=OPTIMISERS, default=list(OPTIMISERS))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--points", type=Path, help="keep what verdicts are made of in this folder")
-    parser.add_argument("--judge", type=Path, help="judge what was kept in this folder, and train nothing")
-    given = parser.parse_args()
-    record = open_record(given.out, given.append, level=LEVEL, verdicts=VERDICTS)
-    for draw in draws(given):
-        row = row_of(draw)
-        put(record, row, ("case", "optimiser", "structure", "seed"))
-        save(given.out, record)
-        say(summary(row))
+        for key, score in scores.items()
+    }
+    confident = said == 0
+    return {
+        "case": name,
+        "seed": seed,
+        "n": len(task.inputs),
+        "test": len(said),
+        "noisy_class": task.noisy,
+        "missing_class": task.missing,
+        "network": case.describe,
+        "epochs": case.epochs,
+        "loss": case.loss,
+        "structure": case.structure,
+        "accuracy_other": float(right[other].double().mean()),
+        "right_of_confident": float(right[confident].double().mean()) if bool(confident.any()) else None,
+        "right_of_uncertain": float(right[~confident].double().mean()) if bool((~confident).any()) else None,
+        "verdicts": {key: torch.bincount(said[truth[key]], minlength=4).tolist() for key in GROUPS},
+        "noise_limit": found.noise_limit,
+        "scarcity_limit": found.scarcity_limit,
+        "auroc": areas,
+        "seconds": seconds,
+    }
 
 
 def summary(row: dict[str, Any]) -> str:
     """One line."""
-    shares = {
-        name: [round(count / max(sum(counts), 1), 2) for count in counts] for name, counts in row["confusion"].items()
+    shares = {key: [round(x / max(sum(counts), 1), 2) for x in counts] for key, counts in row["verdicts"].items()}
+    ours = {
+        key: [round(x, 3) for x in row["auroc"][key].values()] for key in ("noise", "scarcity", "source", "entropy")
     }
-    told = [
-        "none" if row[key] is None else f"{row[key]:.3f}"
-        for key in (f"noisy_from_missing{among}{by}" for by in ("", "_ratio") for among in ("_uncertain", ""))
-    ]
-    return (
-        f"{row['case']} {row['optimiser']} {row['structure']} draw {row['seed']}: noisy from missing {told[0]} among "
-        f"the uncertain, {told[1]} among all (HeC3 / Ho {told[2]}, {told[3]}); verdicts {shares}"
-    )
+    spent = {key: round(value, 2) for key, value in row["seconds"].items()}
+    return f"{row['case']} draw {row['seed']} ({row['noisy_class']}, {row['missing_class']}): {shares} {ours} {spent}"
+
+
+def main() -> None:
+    """Run the cases and draws that were asked for."""
+    parser = arguments(__doc__, CASES, "verdicts")
+    parser.add_argument("--device", default="cpu")
+    given: argparse.Namespace = parser.parse_args()
+    record = open_record(given.out, given.append, level=LEVEL, verdicts=VERDICTS)
+    splits: dict[str, Split] = {}
+    for name in given.cases:
+        case = CASES[name]
+        case = replace(case, n=given.n or case.n, test=given.test or case.test, epochs=given.epochs or case.epochs)
+        case = replace(case, structure=given.structures[0]) if given.structures else case
+        if case.data not in splits:
+            splits[case.data] = read_cifar(Path(given.data)) if case.data == "cifar-10" else read(case.data, given.data)
+        for seed in given.seeds:
+            row = run_draw(name, case, splits[case.data], seed, given.device)
+            put(record, row, ("case", "seed"))
+            save(given.out, record)
+            say(summary(row))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from whence.display import Table, count
 from whence.errors import InputError, ShapeError
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
 from whence.influence.attribution import Positions, attribute, attribute_positions
-from whence.influence.explanation import SourceScore, explain
+from whence.influence.explanation import explain
 from whence.influence.fitted import (
     Fitted,
     InputCache,
@@ -229,9 +229,10 @@ class Tracer(Fitted):
     def explain(self, x: Any, level: float = 0.95, top: int = 5) -> Explanation:
         """Tell for each prediction whether it is to be trusted, and if not, whether labels or data are the cause.
 
-        Both questions are settled by the training set's own leave-one-out quantities, see `Calibration`; nothing is
-        set by hand but the share of false alarms. `source` says which of the two stands out more. Costs as much as
-        `attribute`, the first time of 200 predictions more, and as `predict` for up to 1,000 training examples.
+        Two numbers settle it, see `Explanation`: `noise`, how much the labels of the training examples around a
+        prediction contradict each other, and `scarcity`, its leverage in a metric without labels over the ordinary
+        one. They mean the same for every loss and structure. Costs a pass over the training data the first time, and
+        then little more than `predict`.
 
         Args:
             x: as for `predict`.
@@ -249,16 +250,16 @@ class Tracer(Fitted):
         check_level(level)
         check_count(top, "top")
         check_ungrouped(self)
-        calibration, score = self._calibration
+        calibration = self._calibration
         return join_batches(
-            for_each_batch(self, x, lambda inputs, where: explain(self, inputs, calibration, float(level), top, score))
+            for_each_batch(self, x, lambda inputs, where: explain(self, inputs, calibration, float(level), top))
         )
 
     @cached_property
-    def _calibration(self) -> tuple[Calibration, SourceScore | None]:
-        """What predictions are compared with; it takes a pass and predictions for some training examples, once."""
+    def _calibration(self) -> Calibration:
+        """What predictions are compared with; it takes a pass over the training data, once."""
         with using_model(self):
-            return Calibration.of(self), SourceScore.of(self)
+            return Calibration.of(self)
 
     def split(self, x: Any, neighbours: int | None = None, anchors: int = 1000) -> Split:
         """HeC3 in a part that new labels would change (noise) and one that new inputs would change (design).

@@ -130,7 +130,8 @@ def test_structures_that_do_not_keep_everything_answer_too(loss: str, structure:
     n, m = tracer.problem.n, len(TEST)
     found = answers(loss, structure)
     for name, value in found.items():
-        assert bool(torch.isfinite(value.double()).all()), name
+        if name != "explain, predicted_noise":  # a regression has none
+            assert bool(torch.isfinite(value.double()).all()), name
     predicted = tracer.predict(TEST)
     for name in ("ho", "hec3"):
         assert found[f"attribute, {name} matrix"].shape == (m, n)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.isotonic import IsotonicRegression
 
 import networks
 import oracles
@@ -38,22 +39,29 @@ def test_leave_one_out_leverage_with_a_hessian(generator: torch.Generator) -> No
         np.testing.assert_allclose(leave_one_out_leverage(tracer)[i], wanted, rtol=1e-8)
 
 
+def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0) -> Calibration:
+    """Of which only the leverages and the moments of the squares matter."""
+    empty: Any = None
+    ordered = torch.tensor(leverages, dtype=torch.float64)
+    return Calibration(empty, empty, ordered, 1.0, mean, variance, ordered[:0], ordered[:0], 1.0, False)
+
+
 def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
-    usual = Calibration(torch.tensor([1.0, 2.0, 3.0, 4.0]), 1.0, 1.0)
-    found = usual.scarcity(torch.tensor([0.5, 2.0, 2.5, 9.0]))
-    torch.testing.assert_close(found, torch.tensor([5.0, 4.0, 3.0, 1.0]) / 5)
+    usual = calibration([1.0, 2.0, 3.0, 4.0])
+    found = usual.scarcity_p(torch.tensor([0.5, 2.0, 2.5, 9.0], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor([5.0, 4.0, 3.0, 1.0], dtype=found.dtype) / 5)
 
 
 def test_noise_has_the_moments_of_shuffled_residuals(generator: torch.Generator) -> None:
     values = torch.rand(30, generator=generator, dtype=torch.float64) ** 4
     weights = torch.rand(30, generator=generator, dtype=torch.float64) ** 2
     weights = weights / weights.sum()
-    usual = Calibration(torch.zeros(30), float(values.mean()), float(values.var()))
+    usual = calibration([0.0] * 30, float(values.mean()), float(values.var()))
     shuffled = torch.stack([values[torch.randperm(30, generator=generator)] @ weights for _ in range(4000)])
     effective = 1.0 / weights.square().sum()
     for level in (0.5, 0.8, 0.95):
         limit = shuffled.quantile(level)
-        found = float(usual.noise(limit.reshape(1), effective.reshape(1)))
+        found = float(usual.noise_p(limit.reshape(1), effective.reshape(1)))
         assert abs(found - (1 - level)) < 0.03  # three standard errors of 4,000 draws, and the gamma's own error
 
 
@@ -106,7 +114,7 @@ def test_verdicts_on_digits_with_a_noisy_and_a_missing_class() -> None:
         found = tracer.explain(task.test_inputs)
         noisy, missing = task.test_digits == task.noisy, task.test_digits == task.missing
         uncertain = (found.noisy | found.scarce) & (noisy | missing)
-        areas.append([area(one[uncertain], noisy[uncertain]) for one in (found.ratio, found.source)])
+        areas.append([area(one[uncertain], noisy[uncertain]) for one in (found.noise, found.source)])
         assert min(areas[-1]) >= 0.9
         assert float((~found.noisy & ~found.scarce)[task.ordinary].double().mean()) > 0.85
         assert float(found.noisy[noisy].double().mean()) > 0.9
@@ -127,7 +135,7 @@ def test_the_level_must_lie_between_zero_and_one(level: Any) -> None:
 
 
 def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
-    """Summed over examples the ratio keeps its order where EKFAC's own meat loses some of it."""
+    """The two numbers do not depend on the structure."""
     generator = torch.Generator().manual_seed(1)
     task = draw_task(generator, QUICK.train_size)
     network = train(task, QUICK.steps, generator)
@@ -135,35 +143,112 @@ def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
     tracer = fit(network, [(task.train_inputs, task.train_targets)], ridge=ridge, structure="ekfac")
     noisy, missing = task.test_digits == task.noisy, task.test_digits == task.missing
     either = noisy | missing
-    assert area(tracer.explain(task.test_inputs).ratio[either], noisy[either]) >= 0.95
+    found = tracer.explain(task.test_inputs)
+    assert area(found.noise[either], noisy[either]) >= 0.95
+    exact = fit(network, [(task.train_inputs, task.train_targets)], ridge=ridge).explain(task.test_inputs)
+    for name in ("noise", "scarcity", "noise_p", "scarcity_p", "predicted_noise"):
+        torch.testing.assert_close(getattr(found, name), getattr(exact, name), equal_nan=True)
+    assert found.verdicts == exact.verdicts
 
 
-def test_which_way_a_doubt_leans_by_hand() -> None:
-    """Noise and leverage around the points and, each left out, around the training examples, with numpy."""
+def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str, Any]:
+    """Leverages, averages and what is expected there, with dense matrices and scikit-learn.
+
+    Args:
+        gradients: (n, c, d) of the training examples' predictions.
+        asked: (m, c, d) of those asked about.
+        squares: (n,) squared residuals.
+        classes: whether gradients have length one, and squares are at most two.
+    """
+    if classes:
+        gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
+    n, c, d = gradients.shape
+    flat = gradients.reshape(-1, d)
+    inverse = np.linalg.inv(flat.T @ flat + (gradients**2).sum() / n * np.eye(d))
+    hats = [g @ inverse @ g.T for g in gradients]
+    squares = squares / (1 - np.array([np.trace(hat) / c for hat in hats]))
+    squares = np.minimum(squares, 2.0) if classes else squares
+    left_out = []
+    for i, own in enumerate(gradients):  # a real fit without the example
+        others = np.delete(gradients, i, axis=0).reshape(-1, d)
+        fitted = others.T @ others + (gradients**2).sum() / n * np.eye(d)
+        left_out.append(np.trace(own @ np.linalg.solve(fitted, own.T)) / c)
+    weights = np.array([[((g @ inverse @ h.T) ** 2).sum() for h in gradients] for g in (*gradients, *asked)])
+    weights[np.arange(n), np.arange(n)] = 0.0
+    average = weights @ squares / weights.sum(1)
+    curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n], squares)
+    return {
+        "leverage": np.array([np.trace(g @ inverse @ g.T) / c for g in asked]),
+        "ordinary": np.median(left_out) if n % 2 else np.sort(left_out)[n // 2 - 1],
+        "square": curve.predict(average[n:]),
+        "mean": squares.mean(),
+    }
+
+
+def test_regression_by_hand() -> None:
     case = networks.build("mlp")
     tracer = fit(case.model, case.batches(4), ridge=RIDGE)
     _, tangents, _ = oracles.tangents_of(case.model, case.inputs)
     _, asked, _ = oracles.tangents_of(case.model, case.test_inputs)
-    inverse = np.linalg.inv(oracles.damped_curvature(tangents, RIDGE))
-    e, u = tracer.residuals.numpy(), tracer.loo_residuals.numpy()
-    eye = np.eye(e.shape[1])
-    leverage_blocks = [block @ inverse @ block.T for block in tangents]
-    leverages = np.array([np.trace(np.linalg.solve(eye - hat, hat)) for hat in leverage_blocks])
-    products, noise = (e * u).sum(1), float(tracer.sigma.trace())
+    wanted = by_hand(tangents, asked, (tracer.residuals.numpy() ** 2).mean(1), classes=False)
+    found = tracer.explain(case.test_inputs)
+    np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
+    np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
+    np.testing.assert_allclose(found.noise, np.sqrt(wanted["square"]), rtol=1e-6)
+    assert found.noise_limit == pytest.approx((2 * wanted["mean"]) ** 0.5)
+    assert not found.classes
+    assert bool(found.predicted_noise.isnan().all())
 
-    def around(block: Any, without: int | None = None) -> float:
-        sizes = np.array([((block @ inverse @ other.T) ** 2).sum() for other in tangents])
-        weights = sizes / leverages
-        if without is not None:
-            weights[without] = 0.0
-        return float((weights * products).sum() / (weights.sum() * noise))
 
-    usual = np.log([[around(block, i), leverages[i]] for i, block in enumerate(tangents)])
-    found = np.log([[around(block), np.trace(block @ inverse @ block.T)] for block in asked])
-    z = (found - usual.mean(0)) / usual.std(0, ddof=1)
-    r = max(np.corrcoef(usual.T)[0, 1], 0.0)
-    wanted = z[:, 0] - 0.5 * (1 - r**2) * np.maximum(z[:, 1] - r * z[:, 0] - 1.0, 0.0)
-    np.testing.assert_allclose(tracer.explain(case.test_inputs).source, wanted, rtol=1e-7)
+@pytest.mark.parametrize("loss", ["categorical", "gaussian"])
+def test_classes_by_hand(loss: str, generator: torch.Generator) -> None:
+    """The gradient of the predicted class's output alone; squared error on zeros and a one is about classes too."""
+    x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (21, 6))
+    labels = torch.randint(3, (21,), generator=generator)
+    model = networks.linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    one_hot = torch.nn.functional.one_hot(labels, 3).double()
+    tracer = fit(model, [(x, labels if loss == "categorical" else one_hot)], likelihood=loss, ridge=RIDGE)
+    outputs = model(torch.cat([x, asked])).detach()
+    p = outputs.softmax(1) if loss == "categorical" else outputs
+    gradients = oracles.linear_tangents(torch.cat([x, asked]).numpy(), 3)
+    gradients = np.stack([g[best : best + 1] for g, best in zip(gradients, outputs.argmax(1).tolist(), strict=True)])
+    squares = (one_hot - p[:21]).square().sum(1).numpy()
+    wanted = by_hand(gradients[:21], gradients[21:], squares, classes=True)
+    found = tracer.explain(asked)
+    assert found.classes
+    np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
+    np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
+    assert found.noise_limit == pytest.approx(min(max(2 * wanted["mean"], 0.1), 0.5))
+    shares = p[21:] if loss == "categorical" else p[21:].clamp_min(0)
+    differ = 1 - shares.square().sum(1) / shares.sum(1).square().clamp_min(1e-30)
+    torch.testing.assert_close(found.predicted_noise, differ)
+
+
+def test_a_network_that_is_undecided_is_not_called_confident(generator: torch.Generator) -> None:
+    """Two clean classes far apart, and a point between them: p = .5, and no noisy label anywhere."""
+    x = torch.cat([torch.randn(50, 2, generator=generator) - 4, torch.randn(50, 2, generator=generator) + 4]).double()
+    y = (torch.arange(100) >= 50).long()
+    model = networks.linear([[-2.0, -2.0], [2.0, 2.0]])
+    tracer = fit(model, [(x, y)], likelihood="categorical", ridge=RIDGE)
+    found = tracer.explain(torch.tensor([[4.0, 4.0], [-4.0, 4.0], [4.0, -4.01]], dtype=torch.float64))
+    assert found.verdicts == ("confident", "scarce data", "scarce data")
+    assert found.undecided.tolist() == [False, True, True]
+    assert "the network itself is undecided" in found.sentence(1)
+    assert not bool(tracer.explain(x).noisy.any())  # a clean table has no noisy verdicts
+
+
+def test_coin_labels_are_noisy_and_their_noise_is_one_half(generator: torch.Generator) -> None:
+    x = torch.cat([torch.randn(200, 2, generator=generator) + torch.tensor([5.0, 0.0]) * i for i in range(3)]).double()
+    place = torch.arange(600) // 200
+    coin = torch.randint(2, (600,), generator=generator)
+    y = torch.where(place == 1, coin, 2 * (place == 2).long())
+    features = torch.cat([torch.nn.functional.one_hot(place, 3).double(), 0.01 * x], 1)
+    model = networks.linear([[4.0, 0.0, -9.0, 0, 0], [-4.0, 0.0, -9.0, 0, 0], [-9.0, -9.0, 4.0, 0, 0]])
+    tracer = fit(model, [(features, y)], likelihood="categorical", ridge=RIDGE)
+    found = tracer.explain(features)
+    assert found.verdicts[200:400].count("noisy labels nearby") == 200
+    assert found.verdicts.count("noisy labels nearby") == 200
+    assert float(found.noise[200:400].mean()) == pytest.approx(0.5, abs=0.02)
 
 
 def test_a_doubt_leans_to_noise_where_labels_are_noisy_and_to_scarcity_far_away(generator: torch.Generator) -> None:
@@ -194,11 +279,9 @@ def test_a_difference_that_is_no_chance_is_not_yet_noise(structure: str, generat
     ordinary = torch.tensor([[1.0, 1.3], [1.0, 1.8], [1.0, -1.5]], dtype=torch.float64)
     found = tracer.explain(torch.cat([ordinary, torch.tensor([[1.0, 6.0]], dtype=torch.float64)]))
     assert bool((found.noise_p < 1e-3).all())
-    assert found.noisier.tolist() == [False, False, False, True]
+    assert found.noisy.tolist() == [False, False, False, True]
     assert found.verdicts[:3] == ("confident",) * 3
-    assert bool(found.noisy[3])
-    assert "no noisier than the average" in found.sentence(0)
-    assert "no noisier" not in found.sentence(3)
+    np.testing.assert_allclose(found.noise, [1, 1, 1, 5], rtol=0.1)  # the standard deviations that were drawn with
 
 
 def test_examples_of_several_shapes_are_asked_about_together(generator: torch.Generator) -> None:

@@ -79,13 +79,14 @@ def page(example: Example, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return example.write(tmp_path_factory.mktemp("report") / "report.html")
 
 
-def test_verdicts_and_causes_are_those_of_explain(example: Example, page: Path) -> None:
-    data, told = data_of(page), example.tracer.explain(example.x, top=6)
+def test_verdicts_are_those_of_explain_and_causes_those_of_attribute(example: Example, page: Path) -> None:
+    data, told = data_of(page), example.tracer.explain(example.x)
+    shares = example.tracer.attribute(example.x, top=6)
     codes = unpack(data, "verdict", "u1")
     assert tuple(VERDICTS[code] for code in codes) == told.verdicts
     assert data["traced"] == list(range(len(example.x)))
-    assert [[example for example, _ in pairs] for pairs in data["check"]] == told.check.tolist()
-    assert [[example for example, _ in pairs] for pairs in data["near"]] == told.near.tolist()
+    assert [[example for example, _ in pairs] for pairs in data["check"]] == shares.hec3.index.tolist()
+    assert [[example for example, _ in pairs] for pairs in data["near"]] == shares.ho.index.tolist()
     words = read(page).words
     uncertain = len(codes) - told.verdicts.count("confident")
     assert f"{uncertain} of {len(codes)} predictions are uncertain" in words

@@ -34,7 +34,6 @@ def test_excess_and_total_by_their_definitions() -> None:
     torch.testing.assert_close(found.excess, (terms["hec3"] - u_i.mean() * terms["ho"]).sum(0))
     assert found.total == pytest.approx(float(u.hec3.sum()))
     assert found.gap < 1e-9
-    assert found.agreement is None
 
 
 def test_labels_to_check_are_contradicted_and_regions_are_scarce() -> None:

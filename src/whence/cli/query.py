@@ -48,6 +48,9 @@ Spec = Annotated[
 ]
 Loader = Annotated[str, typer.Option(help="The function of the spec that gives the inputs.")]
 
+NUMBERS = ("noise", "scarcity", "noise_p", "scarcity_p", "ratio")
+"""Of an explanation, that `whence explain` gives."""
+
 
 @console.handle_errors
 def predict(
@@ -229,10 +232,8 @@ class SavedTable:
             {
                 "row": int(self.table.rows[place]),
                 "prediction": self._describe(predicted.iloc[at]),
-                **_verdict(verdicts, at, _because(verdicts, at)),
-                "ratio": float(verdicts.ratio[at]),
-                "noise_p": float(verdicts.noise_p[at]),
-                "scarcity_p": float(verdicts.scarcity_p[at]),
+                **_verdict(verdicts, at, verdicts.reason(at)),
+                **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
                 "causes": _causes(shares, at, lambda example: int(self.fitted.rows[example]), self._left_out),
             }
             for at, place in enumerate(places)
@@ -281,7 +282,7 @@ class SavedNetwork:
             frame.insert(1, "class", best.flatten().tolist())
             frame.insert(2, "probability", chance.flatten().tolist())
         if verdicts:
-            names = ["verdict", "noise_p", "scarcity_p", "check", "near"]
+            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
             frame[names] = self.tracer.explain(self.inputs).to_frame()[names]
         return frame
 
@@ -302,7 +303,7 @@ class SavedNetwork:
             {
                 "row": place + 1,
                 "prediction": _describe_outputs(u, place),
-                **_verdict(verdicts, place, verdicts.sentence(place).partition(": ")[2]),
+                **_verdict(verdicts, place, verdicts.reason(place)),
                 "causes": _causes(shares, place, int, sizes),
             }
             for place in choose_places(rows, range(1, len(u) + 1), str(len(u)), u.hec3.sum(1))
@@ -325,16 +326,6 @@ def _causes(
     """The training examples with the largest shares of a prediction's HeC3."""
     pairs = zip(shares.hec3.index[at].tolist(), shares.hec3.share[at].tolist(), strict=True)
     return [{"row": row(example), "hec3": share, **left_out(example)} for example, share in pairs]
-
-
-def _because(verdicts: whence.Explanation, at: int) -> str:
-    noise, chance = float(verdicts.noise[at]), float(verdicts.noise_p[at])
-    calm = chance <= 1 - verdicts.level and not bool(verdicts.noisier[at])
-    usual = ", which is usual among rows that are no noisier than others" if calm else ""
-    return (
-        f"squared errors of similar training rows are {noise:.2g} times the average (p = {chance:.2g}){usual}; "
-        f"{percent(float(verdicts.scarcity_p[at]))} of the training rows have as few others around them"
-    )
 
 
 def _predicts_classes(u: whence.Uncertainty) -> bool:

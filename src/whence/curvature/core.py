@@ -172,22 +172,27 @@ class Sketch(FeatureStructure):
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
         """Draw the projections, then the primal algebra."""
-        stream = LayerGradients(problem)
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        shares = allot([block.numel for block in stream.blocks], self.size)
-        bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
-        moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
-        problem.passes.process_group.share([one for basis in moved for one in basis.tensors], 0, "the sketch")
-        indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
-        r = sum(len(index) for index in indices)
+        features = sketch_features(LayerGradients(problem), self.size, self.seed)
+        r = features.size
         problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
-        notes = [*stream.notes, f"random sketch of {r} features for {problem.selection.size} weights"]
-        features = Projected(stream, moved, indices, None, notes, orthonormal=False)
+        features.notes.append(f"random sketch of {r} features for {problem.selection.size} weights")
         return FittedPrimal.fit(leaving(problem, r), features, ridge)
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
         return sketch_cost(sizes, self.name, min(self.size, sizes.d))
+
+
+def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
+    """Random projections of the gradients to about `size` features, the same in all processes."""
+    problem = stream.problem
+    generator = torch.Generator("cpu").manual_seed(seed)
+    shares = allot([block.numel for block in stream.blocks], size)
+    bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
+    moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
+    problem.passes.process_group.share([one for basis in moved for one in basis.tensors], 0, "the sketch")
+    indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
+    return Projected(stream, moved, indices, None, list(stream.notes), orthonormal=False)
 
 
 def allot(sizes: Sequence[int], total: int) -> list[int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whence.curvature.accumulate import (
     CACHE_SHARE,
+    Cotangents,
     Features,
     LayerGradients,
     RowAccumulator,
@@ -66,9 +67,13 @@ class Projected:
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r))."""
+        return self.project(inputs, self.stream.identity(outputs), outputs)
+
+    def project(self, inputs: Inputs, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which examples, features (n, c, r)) of the gradients of c combinations of the outputs."""
         precision = working_precision(self.stream.problem)
-        for chunk in self.stream.of(inputs, self.stream.identity(outputs), outputs):
-            rows = torch.empty(len(chunk.outputs), outputs, self.size, dtype=precision, device=chunk.outputs.device)
+        for chunk in self.stream.of(inputs, cotangents, count):
+            rows = torch.empty(len(chunk.outputs), count, self.size, dtype=precision, device=chunk.outputs.device)
             low = 0
             for tangent, basis, index in zip(chunk.tangents, self.bases, self.indices, strict=True):
                 for part, rotated in BasisView(tangent, basis).chunks() if len(index) else ():

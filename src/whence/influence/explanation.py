@@ -1,34 +1,24 @@
 """Explanation: whether a prediction is to be trusted, and if not, whether noisy labels or scarce data are the cause.
 
-Predictions are set against the training examples, each in the fit without it. `Calibration` turns leverage and
-HeC3 / Ho into p-values, from which `Explanation` makes its verdicts; `SourceScore` says which of the two causes stands
-out more.
+Two numbers answer it, the same for every loss and every structure. *Noise* is how much the labels of the training
+examples that a prediction leans on contradict each other. *Scarcity* is its leverage, in a metric without labels, over
+that of ordinary predictions. `Calibration` holds what they are compared with, from the training set alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs, concatenate, take, tensors_of
-from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
-from whence.influence.fitted import (
-    Fitted,
-    divide,
-    effective_number,
-    evenly_spaced,
-    frame,
-    identity_minus_hat,
-    join_batches,
-    leave_one_out_leverage,
-    training_examples,
-    using_model,
-    variance_terms,
-)
+from whence.data.batches import Inputs
+from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
+from whence.influence.fitted import Fitted, divide, effective_number, evenly_spaced, frame, join_batches
+from whence.influence.neighbours import Neighbours
 from whence.linalg import largest
 
 if TYPE_CHECKING:
@@ -38,21 +28,24 @@ CONFIDENT, NOISY, SCARCE, BOTH = "confident", "noisy labels nearby", "scarce dat
 VERDICTS = (CONFIDENT, NOISY, SCARCE, BOTH)
 DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 
-CALIBRATION_EXAMPLES = 1000
-"""Training examples, evenly spaced, that are predicted for `Calibration.limit`."""
+CALIBRATION_EXAMPLES = 2000
+"""Training examples, evenly spaced, whose surroundings are compared with their own labels."""
 
-SOURCE_EXAMPLES = 200
-"""Training examples, evenly spaced, that give `SourceScore` its scale."""
+NOISIER = 2.0
+"""Labels are called noisy where their squared leave-one-out error is this many times the average of the data set."""
 
-PREDICTED_AT_ONCE = 100
-"""Training examples that are predicted in one go."""
+LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 0.5
+"""For classes that limit is at least the one and at most the other: where two labels differ in less than a tenth of
+all pairs they are not called noisy, and where they differ more often than not they are."""
 
-LARGEST = 1e150
-"""Squared residuals over the noise are taken for at most this, so that their variance is finite: where the network is
-certain of a wrong label, the noise is as small as the label's probability."""
+UNDECIDED = 0.48
+"""A network that expects two labels to differ this often, as with probabilities of .6 and .4, is not confident."""
 
-SCARCITY_WEIGHT = 0.5
-"""How much excess leverage counts against noise in `SourceScore`; chosen on development draws of docs/tracing.md."""
+LEAST_EXCESS = 1.2
+"""A leverage below this many times the ordinary one is not called scarce."""
+
+MOST_SQUARE = 2.0
+"""The largest possible squared distance between a label and probabilities of classes."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +53,29 @@ class Explanation(Shown):
     """A verdict for each prediction, with the numbers behind it.
 
     Attributes:
-        level: a prediction is called noisy, or scarce, where its p-value is at most 1 - level, and noisy only where it
-            is `noisier` too. Of predictions like the training examples, with noise like everywhere, at most that share
-            is called so by chance.
-        noise_p: (m,) how often leave-one-out residuals as large would gather around the input by chance, if noise were
-            the same everywhere.
-        scarcity_p: (m,) share of training examples whose leave-one-out leverage is at least as large.
-        noise: (m,) leave-one-out residuals around the input, squared, over their mean in the training set.
-        leverage: (m,) trace of J F_lam^-1 J^T.
-        ratio: (m,) HeC3 / Ho, summed over training examples.
+        level: a prediction is called noisy, or scarce, only where its p-value is at most 1 - level.
+        noise: (m,) how much the labels around the input contradict each other. For classes, how often two labels given
+            to inputs like this would differ: 0 where all agree, .5 for a coin. For regression, the standard deviation
+            of the targets around the prediction, in their unit.
+        scarcity: (m,) leverage, in a metric without labels, over that of an ordinary training example that was left
+            out: 1 is ordinary, 3 means that a third as many training examples support the prediction.
+        noise_p: (m,) how often residuals as large would gather around the input by chance, if noise were the same
+            everywhere.
+        scarcity_p: (m,) share of training examples whose leverage, each left out, is at least as large.
+        predicted_noise: (m,) how often two labels would differ according to the network's own probabilities; `nan` for
+            regression.
+        leverage: (m,) the leverage itself.
+        ratio: (m,) HeC3 / Ho.
         ho: (m,) trace of Ho.
         hec3: (m,) trace of HeC3.
-        effective: (m,) effective number of training examples in Ho.
-        check: (m, t) training examples with the largest shares of HeC3: labels to check first.
-        near: (m, t) training examples with the largest shares of Ho: what the prediction rests on.
-        source: (m,) which way the doubt leans, above zero to noise, below to scarcity; see `SourceScore`.
-            `nan` where it was not computed.
-        noisier: (m,) whether training examples with as large a HeC3 / Ho have more noise than the average one: that of
-            `predict`, which differs from `ratio` where a structure is approximate.
-        limit: the HeC3 / Ho at which that begins, see `Calibration`.
+        effective: (m,) effective number of training examples that `noise` is an average of.
+        check: (m, t) training examples that add most to `noise`: labels to check first.
+        near: (m, t) training examples that the prediction leans on most.
+        source: (m,) which way the doubt leans: above zero to noise, below to scarcity. The logarithm of the squared
+            noise over its limit, less that of the scarcity over its own.
+        noise_limit: noise above which labels are called noisy.
+        scarcity_limit: scarcity above which data are called scarce.
+        classes: whether `noise` is about classes.
 
     Examples:
         >>> import torch, whence
@@ -90,9 +87,11 @@ class Explanation(Shown):
     """
 
     level: float
+    noise: Tensor
+    scarcity: Tensor
     noise_p: Tensor
     scarcity_p: Tensor
-    noise: Tensor
+    predicted_noise: Tensor
     leverage: Tensor
     ratio: Tensor
     ho: Tensor
@@ -101,61 +100,31 @@ class Explanation(Shown):
     check: Tensor
     near: Tensor
     source: Tensor
-    noisier: Tensor
-    limit: float
-
-    @classmethod
-    def of(
-        cls,
-        calibration: Calibration,
-        level: float,
-        leverage: Tensor,
-        variances: tuple[Tensor, Tensor, Tensor],
-        effective: Tensor,
-        listed: tuple[Tensor, Tensor],
-    ) -> Explanation:
-        """Set predictions against the training examples.
-
-        Args:
-            calibration: of the fit.
-            level: one minus the share of false alarms.
-            leverage: (m,) of the predictions.
-            variances: (m,) Ho, HeC3 and their ratio.
-            effective: (m,) effective number of training examples in Ho.
-            listed: (m, top) examples whose labels to check, and those nearest.
-        """
-        ho, hec3, ratio = variances
-        check, near = listed
-        return cls(
-            level=level,
-            noise_p=calibration.noise(ratio, effective),
-            scarcity_p=calibration.scarcity(leverage),
-            noise=ratio / calibration.mean if calibration.mean > 0 else ratio,
-            leverage=leverage,
-            ratio=ratio,
-            ho=ho,
-            hec3=hec3,
-            effective=effective,
-            check=check,
-            near=near,
-            source=torch.full_like(ratio, float("nan")),
-            noisier=ratio > calibration.limit,
-            limit=calibration.limit,
-        )
+    noise_limit: float
+    scarcity_limit: float
+    classes: bool
 
     def __len__(self) -> int:
         """Number of predictions."""
-        return len(self.noise_p)
+        return len(self.noise)
 
     @property
     def noisy(self) -> Tensor:
-        """(m,) whether labels nearby are noisier than the average, by more than chance."""
-        return (self.noise_p <= 1.0 - self.level) & self.noisier
+        """(m,) whether labels nearby contradict each other, more than elsewhere and by more than chance."""
+        return (self.noise > self.noise_limit) & (self.noise_p <= 1.0 - self.level)
+
+    @property
+    def undecided(self) -> Tensor:
+        """(m,) whether the network itself is undecided, and labels nearby do not explain why."""
+        return (self.predicted_noise >= UNDECIDED) & ~self.noisy
 
     @property
     def scarce(self) -> Tensor:
-        """(m,) whether there are fewer training examples nearby than around training examples."""
-        return self.scarcity_p <= 1.0 - self.level
+        """(m,) whether fewer training examples support the prediction than training examples support each other.
+
+        So is a prediction that the network itself is undecided about, where the labels nearby agree.
+        """
+        return (self.scarcity > self.scarcity_limit) & (self.scarcity_p <= 1.0 - self.level) | self.undecided
 
     @property
     def verdicts(self) -> tuple[str, ...]:
@@ -163,28 +132,42 @@ class Explanation(Shown):
         codes = self.noisy.long() + 2 * self.scarce.long()
         return tuple(VERDICTS[code] for code in codes.tolist())
 
+    def reason(self, number: int) -> str:
+        """The two numbers behind one verdict, in words."""
+        noise, scarcity = float(self.noise[number]), float(self.scarcity[number])
+        chance, share = float(self.noise_p[number]), float(self.scarcity_p[number])
+        if self.classes:
+            around = f"two labels of examples like this one differ in {percent(noise)} of all pairs"
+            limit = f"noisy from {percent(self.noise_limit)} on"
+        else:
+            around = f"targets of examples like this one vary by {noise:.3g}"
+            limit = f"noisy from {self.noise_limit:.3g} on"
+        words = (
+            f"{around} ({limit}; by chance in {percent(chance)} of cases); its leverage is {scarcity:.2g} times the "
+            f"ordinary one, which {percent(share)} of the training examples reach"
+        )
+        if bool(self.undecided[number]):
+            words += (
+                "; the network itself is undecided: it expects two labels to differ in "
+                f"{percent(float(self.predicted_noise[number]))} of all pairs, and labels nearby do not explain it"
+            )
+        return words
+
     def sentence(self, number: int) -> str:
         """What to make of one prediction."""
-        verdict = VERDICTS[int(self.noisy[number]) + 2 * int(self.scarce[number])]
-        numbers = (
-            f"leave-one-out residuals around it are {float(self.noise[number]):.2g} times the mean square "
-            f"(p = {float(self.noise_p[number]):.2g}), its leverage {float(self.leverage[number]):.2g} is reached by "
-            f"{float(self.scarcity_p[number]):.1%} of the training examples"
-        )
-        if float(self.noise_p[number]) <= 1.0 - self.level and not bool(self.noisier[number]):
-            numbers += "; training examples in places like this are no noisier than the average"
+        noisy, scarce = bool(self.noisy[number]), bool(self.scarce[number])
         advice = []
-        if verdict in (NOISY, BOTH):
-            advice.append(f"check the labels of training examples {_listing(self.check[number])}")
-        if verdict in (SCARCE, BOTH):
-            advice.append(f"collect examples near this input; the nearest now are {_listing(self.near[number])}")
-        return f"{verdict}: {numbers}." + "".join(f" {one[0].upper()}{one[1:]}." for one in advice)
+        if noisy:
+            advice.append(f"Check the labels of training examples {_listing(self.check[number])}.")
+        if scarce:
+            advice.append(f"Collect examples near this input; the nearest now are {_listing(self.near[number])}.")
+        return " ".join([f"{VERDICTS[noisy + 2 * scarce]}: {self.reason(number)}.", *advice])
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a prediction."""
-        names = ("noise_p", "scarcity_p", "noise", "leverage", "ratio", "ho", "hec3", "effective", "source")
+        names = ("noise", "scarcity", "noise_p", "scarcity_p", "predicted_noise", "leverage", "ratio", "ho", "hec3")
         columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
-        columns.update({name: [getattr(self, name)] for name in names})
+        columns.update({name: [getattr(self, name)] for name in (*names, "effective", "source")})
         columns["check"] = [[_listing(row) for row in self.check]]
         columns["near"] = [[_listing(row) for row in self.near]]
         return frame(columns)
@@ -200,22 +183,26 @@ class Explanation(Shown):
         rows, more = rows_shown(m, "sentence(number), to_frame()")
         verdicts = self.verdicts[:rows]
         actions = []
-        for row, verdict in enumerate(verdicts):
-            check = f"check {_listing(self.check[row, :3])}" if verdict in (NOISY, BOTH) else ""
-            near = f"near {_listing(self.near[row, :3])}" if verdict in (SCARCE, BOTH) else ""
+        for row, (noisy, scarce) in enumerate(
+            zip(self.noisy[:rows].tolist(), self.scarce[:rows].tolist(), strict=True)
+        ):
+            check = f"check {_listing(self.check[row, :3])}" if noisy else ""
+            near = f"near {_listing(self.near[row, :3])}" if scarce else ""
             actions.append("; ".join(one for one in (check, near) if one))
+        noise = self.noise[:rows].tolist()
         columns = (
             places(rows),
             Column("verdict", verdicts, left=True, dots=tuple(DOTS[verdict] for verdict in verdicts)),
-            Column("noise p", tuple(f"{value:.2g}" for value in self.noise_p[:rows].tolist())),
-            Column("scarcity p", tuple(f"{value:.2g}" for value in self.scarcity_p[:rows].tolist())),
+            Column("noise", tuple(map(percent, noise)) if self.classes else numbers(noise)),
+            Column("scarcity", tuple(f"{value:.2f}" for value in self.scarcity[:rows].tolist())),
             Column("HeC3/Ho", tuple(f"{value:.2f}" for value in self.ratio[:rows].tolist())),
             Column("check, collect near", tuple(actions), left=True),
         )
         counts = ", ".join(f"{self.verdicts.count(verdict)} {verdict}" for verdict in VERDICTS)
+        limit = percent(self.noise_limit) if self.classes else number(self.noise_limit)
         words = (
-            f"A p of at most {1 - self.level:.2g} makes a verdict, noise where HeC3/Ho of predict exceeds "
-            f"{self.limit:.2f} too. In words: sentence(number)."
+            f"Noisy from {limit} on, scarce from {self.scarcity_limit:.2f} on, where chance makes that in at most "
+            f"{percent(1 - self.level)} of cases. In words: sentence(number)."
         )
         return Table(f"{count(m, 'prediction')}: {counts}", columns, f"{words}\n{more}".strip())
 
@@ -224,90 +211,156 @@ def _listing(examples: Tensor) -> str:
     return ", ".join(map(str, examples.tolist()))
 
 
-def explain(
-    fitted: Fitted,
-    inputs: Inputs,
-    calibration: Calibration,
-    level: float,
-    top: int,
-    source_score: SourceScore | None = None,
-) -> Explanation:
+def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: float, top: int) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
-    covariances = fitted.sandwich.predict(inputs).covariances
-    leverage = _traces(covariances["laplace"])
-    noisier = _traces(covariances["hec3"]) > calibration.limit * _traces(covariances["ho"])
+    ho, hec3 = _traces(fitted, inputs)
+    whitened, outputs = calibration.neighbours.whitened(fitted, inputs)
+    leverage = whitened.square().sum((1, 2)) / whitened.shape[1]
+    own = predicted_noise(fitted, outputs, calibration.classes)
+    scarcity_limit = max(calibration.scarcity_limit(level), LEAST_EXCESS)
     few = min(top, fitted.problem.n)
     found = []
-    for which, terms in variance_terms(fitted, inputs):
-        ho, hec3 = terms.ho.sum(1), terms.hec3.sum(1)
-        effective = effective_number(divide(terms.ho, ho.unsqueeze(1), 0.0), 1.0)
-        listed = largest(terms.hec3, few)[1], largest(terms.ho, few)[1]
-        variances = ho, hec3, divide(hec3, ho, 1.0)
-        one = Explanation.of(calibration, level, leverage[which], variances, effective, listed)
-        if source_score is not None:
-            local_noise = source_score.local_noise(terms.alignment.square())
-            one = replace(one, source=source_score.score(local_noise, leverage[which]))
-        found.append(replace(one, noisier=noisier[which]))
+    for which, weights in calibration.neighbours.weights(whitened):
+        shares = divide(weights, weights.sum(1, keepdim=True), 0.0)
+        effective = effective_number(shares, 1.0)
+        local = shares @ calibration.squares
+        square = calibration.calibrated(local)
+        scarcity = leverage[which] / calibration.ordinary
+        found.append(
+            Explanation(
+                level=level,
+                noise=square if calibration.classes else square.sqrt(),
+                scarcity=scarcity,
+                noise_p=calibration.noise_p(local, effective),
+                scarcity_p=calibration.scarcity_p(leverage[which]),
+                predicted_noise=own[which],
+                leverage=leverage[which],
+                ratio=divide(hec3[which], ho[which], 1.0),
+                ho=ho[which],
+                hec3=hec3[which],
+                effective=effective,
+                check=largest(weights * calibration.squares, few)[1],
+                near=largest(weights, few)[1],
+                source=_log(square, calibration.limit) - _log(scarcity, scarcity_limit),
+                noise_limit=calibration.limit if calibration.classes else calibration.limit**0.5,
+                scarcity_limit=scarcity_limit,
+                classes=calibration.classes,
+            )
+        )
     return join_batches(found)
 
 
-def _traces(matrices: Tensor) -> Tensor:
-    return torch.diagonal(matrices, dim1=1, dim2=2).sum(1)
+def _log(values: Tensor, limit: float) -> Tensor:
+    tiny = torch.finfo(values.dtype).tiny
+    return (values.clamp_min(tiny) / max(limit, tiny)).log()
+
+
+def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """(m,) traces of Ho and HeC3."""
+    if fitted.sandwich.variances_alone:
+        variances = fitted.sandwich.variances(inputs)[1]
+        return variances["ho"].sum(1), variances["hec3"].sum(1)
+    covariances = fitted.sandwich.predict(inputs).covariances
+    ho, hec3 = (torch.diagonal(covariances[name], dim1=1, dim2=2).sum(1) for name in ("ho", "hec3"))
+    return ho, hec3
+
+
+def predicted_noise(fitted: Fitted, outputs: Tensor, classes: bool) -> Tensor:
+    """(m,) how often two labels would differ according to the network, whose outputs are (m, ..., k)."""
+    likelihood = fitted.problem.likelihood
+    if likelihood.has_classes:
+        p = likelihood.probabilities(outputs.reshape(-1, outputs.shape[-1]).double())
+        differ = 1 - p.square().sum(1) if likelihood.couples_outputs else (2 * p * (1 - p)).mean(1)
+    elif classes:  # squared error on labels that are zeros and a one
+        p = outputs.reshape(-1, outputs.shape[-1]).double().clamp_min(0.0)
+        differ = 1 - divide(p.square().sum(1), p.sum(1).square(), 0.0)
+    else:
+        return torch.full((len(outputs),), float("nan"), dtype=fitted.problem.dtype, device=outputs.device)
+    return differ.reshape(len(outputs), -1).mean(1).to(fitted.problem.dtype)
 
 
 @dataclass(frozen=True)
 class Calibration(Shown):
-    """Reference distributions of leverage and of HeC3 / Ho, from leave-one-out quantities of the training examples.
+    """What predictions are compared with: leave-one-out quantities of the training examples.
 
-    Scarcity: the leverage J F_lam^-1 J^T of a new input is set against the leverages that training examples have in
-    fits without themselves, J_i F_(-i)^-1 J_i^T = (I - Q_i L_i)^-1 Q_i with Q_i = J_i F_lam^-1 J_i^T. A new input from
-    the distribution of the training inputs is as likely to rank anywhere among them.
+    Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is set against those that training examples
+    have in fits without themselves, h / (1 - h). An input like the training inputs is as likely to rank anywhere among
+    them.
 
-    Noise: HeC3 / Ho is a mean of squared leave-one-out residuals around the input, v_i = |u_i|^2 / tr Sigma_i, weighted
-    by shares of Ho. If noise were the same everywhere, the v_i could be shuffled among the examples. Shuffled, the mean
-    has expectation mean(v) and variance var(v) (sum of squared shares - 1 / n), exactly for one output; a gamma
-    distribution with these moments gives the p-value of the ratio.
-
-    A significant difference need not be large, and with many examples hardly any is insignificant. So the ratio must
-    also be one at which training examples, each in the fit without it, have more noise of their own than the average:
-    residual times leave-one-out residual, an unbiased estimate of noise in a linear model, as an increasing function of
-    HeC3 / Ho (isotonic regression) exceeds its mean from `limit` on.
+    Noise: the squared residuals y - p, or y - f, of the training examples, over 1 - h, as HC2 has them, estimate their
+    noise whether or not the network has learned their labels by heart. Around an input they are averaged with weights
+    a_i^2. An average over many examples is nearer to that of the whole data set than the truth is: training examples,
+    each without itself, tell how near, by an isotonic regression of their own squares on the averages around them. If
+    noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
+    mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
+    p-value.
 
     Attributes:
-        leverages: (n,) traces of the leave-one-out leverages, ascending.
-        mean: of the v_i.
-        variance: of the v_i.
-        limit: HeC3 / Ho from which on training examples are noisier than average; zero where it was not computed, as
-            for networks that answer at several positions.
+        neighbours: gradients of the training examples' predictions.
+        squares: (n,) squared leave-one-out residuals; zero for examples that do not count.
+        leverages: leave-one-out leverages of those that count, ascending.
+        ordinary: the median leverage.
+        mean: of the squares.
+        variance: of the squares.
+        averages: (s,) averages around some training examples, ascending.
+        expected: (s,) squares expected there, ascending.
+        limit: squared noise above which labels are called noisy: twice the mean; for classes at least .1, at most .5.
+        classes: whether the squares are those of classes, so that they say how often two labels differ.
     """
 
+    neighbours: Neighbours
+    squares: Tensor
     leverages: Tensor
+    ordinary: float
     mean: float
     variance: float
-    limit: float = 0.0
+    averages: Tensor
+    expected: Tensor
+    limit: float
+    classes: bool
 
     @classmethod
     def of(cls, fitted: Fitted, sample: int = CALIBRATION_EXAMPLES) -> Calibration:
-        """From the leverage blocks, the leave-one-out residuals, and predictions for some training examples.
+        """From one pass over the training data; within `using_model`.
 
         Args:
             fitted: the fit.
-            sample: how many training examples, evenly spaced, to predict.
+            sample: how many training examples, evenly spaced, to compare with their surroundings.
         """
+        classes = has_classes(fitted)
+        neighbours = Neighbours.of(fitted, classes)
         counted = fitted.counted
-        leverages = _traces(leave_one_out_leverage(fitted)[counted]).sort().values
-        noise = fitted.noise_variance[counted].double()
-        squares = fitted.adjusted.hec3.double().square().sum(1)[counted]
-        values = (squares[noise > 0] / noise[noise > 0]).clamp_max(LARGEST)
-        if len(values) < 2:  # no noise to compare with
-            return cls(leverages, 1.0, 0.0)
-        return cls(leverages, float(values.mean()), float(values.var()), _noise_limit(fitted, sample))
+        squares = squared_residuals(fitted) / (1.0 - neighbours.leverages()).clamp_min(1e-6)
+        squares = torch.where(counted, squares.clamp_max(MOST_SQUARE) if classes else squares, 0.0)
+        leverages = neighbours.leverages_without()[counted].sort().values
+        some = squares[counted].double()
+        mean = float(some.mean()) if len(some) else 0.0
+        index = evenly_spaced(counted.nonzero().squeeze(1), sample)
+        averages = []
+        for which, weights in neighbours.weights(neighbours.gradients[index]):
+            weights.scatter_(1, index[which].unsqueeze(1), 0.0)
+            averages.append(divide(weights @ squares, weights.sum(1), mean))
+        around = torch.cat(averages) if averages else squares[:0]
+        order = around.argsort(stable=True)
+        limit = NOISIER * mean
+        return cls(
+            neighbours=neighbours,
+            squares=squares,
+            leverages=leverages,
+            ordinary=max(float(leverages.median()), torch.finfo(leverages.dtype).tiny) if len(leverages) else 1.0,
+            mean=mean,
+            variance=float(some.var()) if len(some) > 1 else 0.0,
+            averages=around[order],
+            expected=isotonic(squares[index][order]),
+            limit=min(max(limit, LEAST_DISAGREEMENT), MOST_DISAGREEMENT) if classes else limit,
+            classes=classes,
+        )
 
     def __repr__(self) -> str:
         """Sizes."""
         return (
-            f"Calibration({count(len(self.leverages), 'leave-one-out leverage')}; squared residuals over noise: mean "
-            f"{number(self.mean)}, variance {number(self.variance)})"
+            f"Calibration({count(len(self.leverages), 'leave-one-out leverage')}; squared leave-one-out residuals: "
+            f"mean {number(self.mean)}, noisy from {number(self.limit)} on)"
         )
 
     def _table(self) -> Table:
@@ -318,189 +371,91 @@ class Calibration(Shown):
             Column("training examples below", tuple(f"{share:.0%}" for share in shares)),
             Column("leave-one-out leverage", numbers(found)),
         )
-        words = f"Squared leave-one-out residuals over the noise: mean {number(self.mean)}, variance "
-        title = f"Leave-one-out leverages of {count(len(self.leverages), 'training example')}"
-        return Table(title, columns, f"{words}{number(self.variance)}.")
+        words = f"Squared leave-one-out residuals: mean {number(self.mean)}, noisy from {number(self.limit)} on."
+        return Table(f"Leave-one-out leverages of {count(len(self.leverages), 'training example')}", columns, words)
 
-    def scarcity(self, leverage: Tensor) -> Tensor:
+    def scarcity_limit(self, level: float) -> float:
+        """The scarcity that so large a share of the training examples is below."""
+        return float(self.leverages.quantile(level)) / self.ordinary if len(self.leverages) else float("inf")
+
+    def scarcity_p(self, leverage: Tensor) -> Tensor:
         """(m,) share of training examples, the input counted among them, whose leverage is at least as large."""
-        below = torch.searchsorted(self.leverages, leverage)
+        below = torch.searchsorted(self.leverages, leverage.contiguous())
         return (1.0 + len(self.leverages) - below) / (1.0 + len(self.leverages))
 
-    def noise(self, ratio: Tensor, effective: Tensor) -> Tensor:
-        """(m,) how often shuffled residuals would give a ratio HeC3 / Ho at least as large.
+    def noise_p(self, average: Tensor, effective: Tensor) -> Tensor:
+        """(m,) how often shuffled squares would give an average at least as large.
 
         Args:
-            ratio: (m,) HeC3 / Ho.
-            effective: (m,) effective numbers of examples in Ho.
+            average: (m,) weighted averages of the squares.
+            effective: (m,) effective numbers of examples in them.
         """
         if self.mean <= 0:
-            return torch.ones_like(ratio)
-        concentration = (1.0 / effective.clamp_min(1.0) - 1.0 / len(self.leverages)).clamp_min(0.0)
+            return torch.ones_like(average)
+        concentration = (1.0 / effective.clamp_min(1.0) - 1.0 / max(len(self.leverages), 1)).clamp_min(0.0)
         variation = (self.variance**0.5 / self.mean) ** 2  # squares of these numbers may be too large
         spread = (variation * concentration).clamp_min(1e-8)
-        chance: Tensor = torch.special.gammaincc(1.0 / spread, ratio / self.mean / spread)
+        chance: Tensor = torch.special.gammaincc(1.0 / spread, average / self.mean / spread)
         return chance
 
-
-def _noise_limit(fitted: Fitted, sample: int) -> float:
-    """`Calibration.limit` from some training examples."""
-    if not fitted.all_outputs:
-        return 0.0
-    index = evenly_spaced((fitted.counted & (fitted.noise_variance > 0)).nonzero().squeeze(1), sample)
-    if len(index) < 3:
-        return 0.0
-    own = (own_noise(fitted) / fitted.noise_variance).clamp_max(LARGEST)
-    with using_model(fitted):
-        return isotonic_threshold(leave_one_out_ratios(fitted, index), own[index])
+    def calibrated(self, average: Tensor) -> Tensor:
+        """(m,) squares that are expected where the average around is this; at most one for classes."""
+        if not len(self.averages):
+            return average
+        known, expected = self.averages.double().cpu().numpy(), self.expected.double().cpu().numpy()
+        found = torch.from_numpy(numpy.interp(average.double().cpu().numpy(), known, expected)).to(average)
+        return found.clamp_max(1.0) if self.classes else found
 
 
-def own_noise(fitted: Fitted) -> Tensor:
-    """(n,) e_i^T u_i, residual times leave-one-out residual: its expectation is the noise, in a linear model."""
-    return (fitted.weighted_residuals * fitted.adjusted.hec3).sum(1).clamp_min(0.0)
+def has_classes(fitted: Fitted) -> bool:
+    """Whether outputs are those of classes, one of which is predicted: also squared error on zeros and a one."""
+    problem = fitted.problem
+    likelihood = problem.likelihood
+    if likelihood.has_classes:
+        return bool(likelihood.couples_outputs)
+    if problem.sketch is not None or problem.width < 2 or not likelihood.squared_error:
+        return False
+    targets = (problem.outputs + problem.unweighted(problem.residuals)).reshape(-1, problem.width)
+    rounding = 1e-3 if targets.dtype == torch.float32 else 1e-6
+    labels = ((targets - 1).abs() < rounding).sum(1) == 1
+    zeros = (targets.abs() < rounding).sum(1) == problem.width - 1
+    if problem.sample_weights is not None:
+        labels = labels | (problem.sample_weights <= 0).repeat_interleave(len(labels) // problem.n)
+        zeros = zeros | (problem.sample_weights <= 0).repeat_interleave(len(zeros) // problem.n)
+    return bool((labels & zeros).all())
 
 
-def isotonic_threshold(x: Tensor, y: Tensor) -> float:
-    """The x (s,) from which on the isotonic regression of y (s,) on x exceeds the mean of y.
+def squared_residuals(fitted: Fitted) -> Tensor:
+    """(n,) squared residuals of each training example, the mean over its positions.
 
-    No other threshold gathers as much of y above its mean beyond it. The largest x, where y does not increase.
+    For one choice among classes the sum over them, whose expectation is how often two labels differ, and for yes and no
+    twice the square, which has the same meaning; for regression the mean over the outputs.
+    """
+    problem = fitted.problem
+    total = fitted.residuals.square().sum(1)
+    if problem.units is not None and problem.units.weights is not None:
+        positions = (problem.units.weights > 0).sum(1).clamp_min(1).to(total.dtype)
+    else:
+        positions = total.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))
+    if problem.likelihood.has_classes and not problem.likelihood.couples_outputs:
+        return 2.0 * total / (positions * problem.width)
+    return total / positions if has_classes(fitted) else total / (positions * problem.width)
+
+
+def isotonic(values: Tensor) -> Tensor:
+    """The increasing sequence nearest to values (s,), by pooling neighbours that decrease.
 
     Examples:
-        >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0, 8.0, 9.0])
-        >>> isotonic_threshold(x, torch.tensor([0.0, 1.0, 0.0, 1.0, 6.0, 4.0]))
-        6.0
+        >>> isotonic(torch.tensor([0.0, 2.0, 1.0, 3.0]))
+        tensor([0.0000, 1.5000, 1.5000, 3.0000])
     """
-    order = x.argsort(stable=True)
-    values = x[order]
-    gathered = (y - y.mean())[order].cumsum(0)[:-1]
-    least = int(gathered.argmin())
-    if float(gathered[least]) >= 0.0:
-        return float(values[-1])
-    return float(values[least] + values[least + 1]) / 2
-
-
-def leave_one_out_ratios(fitted: Fitted, index: Tensor) -> Tensor:
-    """(s,) HeC3 / Ho at some training examples, each in the fit without it; within `using_model`."""
-    found = torch.ones(fitted.problem.n, dtype=fitted.problem.dtype, device=index.device)
-    for which, inputs in _by_shape(fitted, index):
-        for low in range(0, len(which), PREDICTED_AT_ONCE):
-            some = which[low : low + PREDICTED_AT_ONCE]
-            covariances = fitted.sandwich.predict(take(inputs, slice(low, low + len(some)))).covariances
-            ho, hec3 = (_variance_without(fitted, some, covariances[name], name) for name in ("ho", "hec3"))
-            found[some] = divide(hec3, ho, 1.0)
-    return found[index]
-
-
-def _variance_without(fitted: Fitted, index: Tensor, covariances: Tensor, name: str) -> Tensor:
-    """(s,) traces of the covariances C_i (s, k, k) of training examples' predictions in the fits without them.
-
-    With Q_i = J_i F_lam^-1 J_i^T and the Hessian L_i of its loss, an example adds Q_i W_i W_i^T Q_i^T to C_i; in the
-    fit without it what is left of C_i is (I - Q_i L_i)^-1 C_i (I - L_i Q_i)^-1. An approximate curvature behaves as if
-    it did not contain the example: there nothing is taken away.
-    """
-    if fitted.loo.policy != "exact":
-        return _traces(covariances).clamp_min(0.0)
-    blocks, roots = fitted.bread.leverage_blocks[index], fitted.meats.roots[name]
-    own = blocks @ (roots if len(roots) == 1 else roots[index])
-    left = identity_minus_hat(fitted, index)
-    half = torch.linalg.solve(left, covariances.to(blocks.dtype) - own @ own.mT)
-    return _traces(torch.linalg.solve(left, half.mT)).clamp_min(0.0)
-
-
-def _by_shape(fitted: Fitted, index: Tensor) -> Iterator[tuple[Tensor, Inputs]]:
-    """Yield (which training examples, their inputs): as many together as have the same shapes."""
-    groups: dict[tuple[torch.Size, ...], list[tuple[Tensor, Inputs]]] = {}
-    for which, inputs, _ in training_examples(fitted, index, "calibration"):
-        shapes = tuple(leaf.shape[1:] for leaf in tensors_of(inputs))
-        groups.setdefault(shapes, []).append((which, inputs))
-    for group in groups.values():
-        yield torch.cat([which for which, _ in group]), concatenate([inputs for _, inputs in group])
-
-
-@dataclass(frozen=True)
-class SourceScore:
-    """Noise against scarcity on one scale: that of the training examples, each in the fit without it.
-
-    Local noise: N(x) = sum_i w_i e_i^T u_i / sum_i w_i tr Sigma_i over the training examples. The product of residual
-    and leave-one-out residual has the noise for its expectation, where the square of either has not. The weights
-    w_i = |a_i|^2 / q_i are squared correlations of the predictions at x and at x_i, up to a factor that all share:
-    alignments over leave-one-out leverages, so that examples of large leverage, which pull at everything, have no
-    weight where they are not near.
-
-    Scarcity: the leverage q(x). Both as logarithms in standard deviations from the mean of the training examples, z_N
-    and z_q. Where leverage and noise go together in the training set (correlation r, at least zero: a network that has
-    learned noisy labels one by one has high leverage there), a high leverage says less: what counts is by how much
-    more than one standard deviation it exceeds its regression on the noise, times the share of its variance that noise
-    does not explain, and half as much as noise.
-
-        z_N - (1 - r^2) / 2 max(z_q - r z_N - 1, 0)
-
-    Attributes:
-        own_noise: (n,) e_i^T u_i.
-        noise_variance: (n,) tr Sigma_i.
-        leverages: (n,) leave-one-out leverages, traces.
-        means: of log N and log q.
-        deviations: their standard deviations.
-        correlation: r, zero where it is negative.
-    """
-
-    own_noise: Tensor
-    noise_variance: Tensor
-    leverages: Tensor
-    means: tuple[float, float] = (0.0, 0.0)
-    deviations: tuple[float, float] = (1.0, 1.0)
-    correlation: float = 0.0
-
-    @classmethod
-    def of(cls, fitted: Fitted) -> SourceScore | None:
-        """From the alignments of some training examples with all; within `using_model`.
-
-        `None` for sketched fits and networks that answer at several positions, where only some outputs are looked at;
-        and where there is no noise, or no leverage, to compare.
-        """
-        if not fitted.all_outputs or fitted.problem.n < 3:
-            return None
-        leverages = _traces(leave_one_out_leverage(fitted))
-        index = evenly_spaced((fitted.counted & (leverages > 0)).nonzero().squeeze(1), SOURCE_EXAMPLES)
-        plain = cls(own_noise(fitted), fitted.noise_variance, leverages)
-        return plain.standardized(plain.local_noise_without(fitted, index), leverages[index])
-
-    def standardized(self, noise: Tensor, leverages: Tensor) -> SourceScore | None:
-        """The same with the scale of some examples: their local noise (s,) and leverages (s,), each left out."""
-        pair = torch.stack([noise, leverages])
-        pair = pair[:, (pair > 0).all(0)].log()
-        if pair.shape[1] < 3:
-            return None
-        deviations = pair.std(1)
-        if not bool((deviations > 1e-6).all()):
-            return None
-        (noise_mean, leverage_mean), (noise_std, leverage_std) = pair.mean(1).tolist(), deviations.tolist()
-        correlation = float(torch.corrcoef(pair)[0, 1].clamp(0.0, 1.0))
-        return replace(
-            self, means=(noise_mean, leverage_mean), deviations=(noise_std, leverage_std), correlation=correlation
-        )
-
-    def local_noise(self, squared_alignments: Tensor) -> Tensor:
-        """(m,) N(x) of some inputs, from the squared Frobenius norms (m, n) of their alignments."""
-        weights = squared_alignments * divide(torch.ones_like(self.leverages), self.leverages, 0.0)
-        variance = (weights @ self.noise_variance).clamp_min(torch.finfo(weights.dtype).tiny)
-        return (weights @ self.own_noise) / variance
-
-    def local_noise_without(self, fitted: Fitted, index: Tensor) -> Tensor:
-        """(s,) N(x_i) of some training examples, each in the fit without it; within `using_model`."""
-        found = torch.zeros_like(self.leverages)
-        for which, inputs in _by_shape(fitted, index):
-            for rows, chunks in fitted.bread.alignments(inputs):
-                squares = torch.cat([aligned.square().sum((1, 3)).to(found.dtype) for _, aligned in chunks], dim=1)
-                squares[torch.arange(len(squares), device=index.device), which[rows]] = 0.0
-                found[which[rows]] = self.local_noise(squares)
-        return found[index]
-
-    def score(self, noise: Tensor, leverage: Tensor) -> Tensor:
-        """(m,) above zero where noise stands out, below where scarcity does, from local noise and leverage (m,)."""
-        z_noise, z_leverage = (
-            (value.clamp_min(torch.finfo(value.dtype).tiny).log() - mean) / deviation
-            for value, mean, deviation in zip((noise, leverage), self.means, self.deviations, strict=True)
-        )
-        excess = (z_leverage - self.correlation * z_noise - 1.0).clamp_min(0.0)
-        return z_noise - SCARCITY_WEIGHT * (1.0 - self.correlation**2) * excess
+    means: list[float] = []
+    sizes: list[int] = []
+    for value in values.double().tolist():
+        means.append(value)
+        sizes.append(1)
+        while len(means) > 1 and means[-2] > means[-1]:
+            mean, size = means.pop(), sizes.pop()
+            means[-1] = (means[-1] * sizes[-1] + mean * size) / (sizes[-1] + size)
+            sizes[-1] += size
+    return torch.from_numpy(numpy.repeat(means, sizes)).to(values) if means else values

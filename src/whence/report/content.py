@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from whence.display import count, number, percent
+from whence.display import number, percent
 from whence.errors import InputError, ShapeError
 from whence.estimators import observation_noise
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
@@ -150,10 +150,10 @@ class Report:
 
     @cached_property
     def galleries(self) -> dict[int, list[int]]:
-        """The most uncertain traced predictions of each verdict: noisy ones by HeC3/Ho, scarce by Ho, both by HeC3."""
+        """The most uncertain traced predictions of each verdict: by noise, by scarcity, and by HeC3 for both."""
         explanation, chosen = self.traced.explanation, self.traced.chosen
         galleries = {}
-        for verdict, score in ((1, explanation.ratio), (2, explanation.ho), (3, explanation.hec3)):
+        for verdict, score in ((1, explanation.noise), (2, explanation.scarcity), (3, explanation.hec3)):
             some = chosen[self.verdicts[chosen] == verdict]
             if len(some):
                 galleries[verdict] = some[largest_first(score[some])[:GALLERY]].tolist()
@@ -250,8 +250,6 @@ def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) ->
     for one in trust:
         yield Check("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.text)
     yield _sums(traced)
-    if traced.agreement is not None:
-        yield _estimated_verdicts(traced, traced.agreement)
     yield from (Check("note", "Note", str(one.value)) for one in fitted.diagnostics if one.name == "note")
 
 
@@ -263,13 +261,3 @@ def _sums(traced: Traced) -> Check:
         advice = "The structure of the curvature is an approximation: trust the order more than the size."
         return Check("careful", "Shares and variances disagree", f"{text} {advice}")
     return Check("fine", "Shares add up", text)
-
-
-def _estimated_verdicts(traced: Traced, agreement: float) -> Check:
-    m, t = len(traced.explanation), len(traced.chosen)
-    return Check(
-        "fine" if agreement >= 0.9 else "careful",
-        f"{count(m - t, 'verdict')} about noise estimated",
-        f"{t:,} of {m:,} predictions were traced to training examples. Whether labels near the others are noisy is "
-        f"estimated from their variances alone; for the traced ones both ways agree in {percent(agreement)}.",
-    )

@@ -14,6 +14,7 @@ from torch import Tensor
 from whence._version import __version__
 from whence.display import number, percent
 from whence.errors import InputError
+from whence.influence.explanation import UNDECIDED
 from whence.influence.fitted import Fitted
 from whence.report.charts import ticks
 from whence.report.content import TONES, Report, value_text
@@ -93,6 +94,9 @@ def script_data(report: Report) -> dict[str, Any]:
         "columns": inputs.columns,
         "ids": report.test_ids,
         "level": traced.explanation.level,
+        "classes": traced.explanation.classes,
+        "noiseLimit": traced.explanation.noise_limit,
+        "undecided": UNDECIDED,
         "arrays": _arrays(report),
         "traced": traced.chosen.tolist(),
         "check": _pairs(traced.check),
@@ -119,7 +123,8 @@ def _arrays(report: Report) -> dict[str, str]:
         "ho": _pack(explanation.ho),
         "hec3": _pack(explanation.hec3),
         "noise": _pack(explanation.noise),
-        "noiseP": _pack(explanation.noise_p),
+        "scarcity": _pack(explanation.scarcity),
+        "predictedNoise": _pack(explanation.predicted_noise),
         "scarcityP": _pack(explanation.scarcity_p),
         "verdict": _pack(report.verdicts, "u1"),
     }

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from whence.errors import LoaderError
 from whence.influence import Calibration, Explanation
-from whence.influence.fitted import Fitted, Terms, divide, effective_number, for_each_batch, using_model, variance_terms
+from whence.influence.explanation import explain
+from whence.influence.fitted import Fitted, Terms, combine, divide, for_each_batch, using_model, variance_terms
 from whence.influence.suggest import label_first
 from whence.linalg import largest, largest_first
 from whence.report.task import DataSource
@@ -25,6 +25,9 @@ EXAMPLES = 6
 ACTIONS = 10
 LEAST_ACTIONS = 3
 """Of each kind, where there are as many: their benefits are measured on two scales."""
+LARGEST = 1e150
+"""Squared residuals over the noise are taken for at most this: where the network is certain of a wrong label, the noise
+is as small as the label's probability."""
 POOL = 1000
 """Outputs of scarce predictions among which regions are chosen."""
 
@@ -43,12 +46,11 @@ class Traced:
     chosen: Tensor  # (t,) the predictions that were traced, ascending
     inputs: DataSource  # of these
     uncertainty: Uncertainty  # of these, with covariances
-    explanation: Explanation  # of all m; for those not traced, the effective number of examples is estimated
+    explanation: Explanation  # of all m
     check: LargestShares  # of HeC3
     near: LargestShares  # of Ho
     excess: Tensor  # (n,) what each training example adds to HeC3 of the traced predictions beyond usual noise
     total: float  # HeC3 of the traced predictions, summed
-    agreement: float | None  # share of the traced whose verdict the estimate gives too; `None` if all were traced
     gap: float  # median over the traced of |sum over training examples / HeC3 - 1|
 
 
@@ -74,28 +76,22 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
 
 def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: float, count: int) -> Traced:
     """Trace at most `count` predictions, and give a verdict on all of them."""
-    calibration = Calibration.of(fitted)
+    with using_model(fitted):
+        calibration = Calibration.of(fitted)
+    every = for_each_batch(
+        fitted, source.batches, lambda batch, _: explain(fitted, batch, calibration, level, top=EXAMPLES)
+    )
+    explanation = combine(every, lambda parts: torch.cat(parts).cpu())
+    _check_same(uncertainty.ho.sum(1).cpu(), explanation.ho)
     chosen = choose(uncertainty, count)
     inputs = source.select(chosen.tolist())
+    usual = usual_noise(fitted)
     batches = for_each_batch(
-        fitted,
-        inputs.batches,
-        lambda batch, _: [_sums(terms, calibration.mean) for _, terms in variance_terms(fitted, batch)],
+        fitted, inputs.batches, lambda batch, _: [_sums(terms, usual) for _, terms in variance_terms(fitted, batch)]
     )
-    check, near, hec3, effective, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
+    check, near, hec3, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
     again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
-    _check_same_predictions(again, uncertainty, chosen)
-
-    scale = fitted.noise_scale
-    leverage = uncertainty.laplace.sum(1).cpu() / (scale if scale > 0 else 1.0)
-    exact = torch.cat(effective).cpu()
-    estimate = _interpolated(leverage[chosen], exact, leverage)
-    explanation = _verdicts(calibration, level, leverage, uncertainty, estimate.index_copy(0, chosen, exact))
-    agreement = None
-    if len(chosen) < len(uncertainty):
-        estimated = _verdicts(calibration, level, leverage, uncertainty, estimate)
-        agreement = float((estimated.noisy == explanation.noisy)[chosen].double().mean())
-
+    _check_same(uncertainty.mean.cpu()[chosen], again.mean.cpu())
     total = again.hec3.sum(1).cpu()
     ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
     return Traced(
@@ -107,47 +103,34 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
         near=_joined(near),
         excess=torch.stack(excess).sum(0).cpu(),
         total=float(total.sum()),
-        agreement=agreement,
         gap=float(torch.where(total > 0, ratio - 1.0, 0.0).abs().median()),
     )
+
+
+def usual_noise(fitted: Fitted) -> float:
+    """The mean of the squared leave-one-out residuals over the noise that Ho assumes."""
+    noise = fitted.noise_variance[fitted.counted].double()
+    squares = fitted.adjusted.hec3.double().square().sum(1)[fitted.counted]
+    values = (squares[noise > 0] / noise[noise > 0]).clamp_max(LARGEST)
+    return float(values.mean()) if len(values) else 1.0
 
 
 def _joined(parts: Sequence[LargestShares]) -> LargestShares:
     return LargestShares(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor, Tensor]:
-    """Of each prediction: largest shares of HeC3 and Ho, HeC3, effective number. Of each training example: excess."""
+def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor]:
+    """Of each prediction: largest shares of HeC3 and Ho, HeC3. Of each training example: excess."""
     most = min(EXAMPLES, terms.ho.shape[1])
     hec3, ho = (divide(values, values.sum(1, keepdim=True), 0.0) for values in (terms.hec3, terms.ho))
     check, near = (LargestShares(*(part.cpu() for part in largest(shares, most))) for shares in (hec3, ho))
     excess = terms.hec3.sum(0) - mean_noise * terms.ho.sum(0)
-    return check, near, terms.hec3.sum(1), effective_number(ho, 1.0), excess
+    return check, near, terms.hec3.sum(1), excess
 
 
-def _verdicts(
-    calibration: Calibration, level: float, leverage: Tensor, uncertainty: Uncertainty, effective: Tensor
-) -> Explanation:
-    """Verdicts on all predictions, from the effective number of examples of each."""
-    variances = uncertainty.ho.sum(1).cpu(), uncertainty.hec3.sum(1).cpu(), uncertainty.ratio.cpu()
-    not_listed = torch.empty(
-        len(uncertainty), 0, dtype=torch.long, device="cpu"
-    )  # the examples behind each are in `Traced`
-    calibration = replace(calibration, leverages=calibration.leverages.cpu())
-    return Explanation.of(calibration, level, leverage, variances, effective, (not_listed, not_listed))
-
-
-def _interpolated(known: Tensor, values: Tensor, wanted: Tensor, window: int = 15) -> Tensor:
-    """Values as a function of leverage: running medians of those known, and straight lines between them."""
-    order = known.argsort(stable=True)
-    x, y = known[order].double().numpy(), values[order].double().numpy()
-    padded = np.pad(y, window // 2, mode="edge")
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
-    return torch.from_numpy(np.interp(wanted.double().numpy(), x, medians)).to(values.dtype)
-
-
-def _check_same_predictions(again: Uncertainty, before: Uncertainty, chosen: Tensor) -> None:
-    first, second = before.mean.cpu()[chosen].double(), again.mean.cpu().double()
+def _check_same(first: Tensor, second: Tensor) -> None:
+    """Raise unless two passes over the test inputs say the same."""
+    first, second = first.double(), second.double()
     if not torch.allclose(first, second, rtol=1e-3, atol=1e-3 * float(first.abs().max())):
         raise LoaderError(
             "expected the same test inputs in every pass, got other predictions for the same places the second time. "

@@ -41,8 +41,8 @@ class Predictions:
 
     The frame has one row each: `prediction`, with a 95 % interval of a new observation (`lower`, `upper`) and the
     standard deviation of the prediction (`std`) for numbers, or `probability` and `probability_std` for classes; `ho`,
-    `hec3`, `ratio`; `verdict`, empty where none was asked for, and what it rests on: `noise_p`, `scarcity_p`, and
-    `check` and `near`, which name rows of the file that was trained on.
+    `hec3`, `ratio`; `verdict`, empty where none was asked for, and what it rests on: `noise`, `scarcity`, `noise_p`,
+    `scarcity_p`, and `check` and `near`, which name rows of the file that was trained on.
     """
 
     table: Table
@@ -133,8 +133,12 @@ def _verdict_columns(explanation: Explanation, training_rows: Any) -> dict[str, 
         name: [" ".join(map(str, rows)) for rows in training_rows[getattr(explanation, name).numpy()].tolist()]
         for name in ("check", "near")
     }
-    p_values = {name: getattr(explanation, name).numpy() for name in ("noise_p", "scarcity_p")}
-    return {"verdict": list(explanation.verdicts), **p_values, **named}
+    names = ("noise", "scarcity", "noise_p", "scarcity_p")
+    return {
+        "verdict": list(explanation.verdicts),
+        **{name: getattr(explanation, name).numpy() for name in names},
+        **named,
+    }
 
 
 def affordable_rows(rows: Any, first: Any, examples: int, outputs: int, weights: int) -> Any:
@@ -144,7 +148,7 @@ def affordable_rows(rows: Any, first: Any, examples: int, outputs: int, weights:
         >>> len(affordable_rows(numpy.arange(500), numpy.arange(100), 400, 1, 1000))
         500
     """
-    each = 6.0 * examples * outputs**2 * weights
+    each = 6.0 * examples * min(outputs * weights, 2048)
     if each * len(rows) <= EXPLAIN_WORK:
         return rows
     return first[: max(1, int(EXPLAIN_WORK / each))]

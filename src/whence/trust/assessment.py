@@ -13,7 +13,6 @@ from torch import Tensor
 from whence.data.batches import Inputs, batch_size
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble
-from whence.influence.explanation import Calibration, explain
 from whence.influence.fitted import Fitted, using_model
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
@@ -39,8 +38,8 @@ VERDICT_FACTOR = 4
 RIDGE_FACTORS = (0.1, 10.0)
 """Factors on lambda at which verdicts are compared."""
 
-CALIBRATION_EXAMPLES = 200
-"""Training examples that are predicted for the calibration of verdicts at each lambda."""
+LEAST_RANKED = 3
+"""Predictions whose order is compared at other ridges."""
 
 
 def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, seconds: float) -> Trust:
@@ -168,32 +167,26 @@ def _check_degrees_of_freedom(fitted: Fitted, steps: ExactSteps, residual: float
 
 
 def _check_ridges(fitted: Fitted, sample: list[Inputs], late: bool) -> Check:
-    """Verdicts at other ridges."""
+    """The order of predictions by HeC3 at other ridges."""
     ridge = fitted.bread.ridge
-    reason = "no seconds were left" if late else ""
-    if fitted.loo.groups is not None:
-        reason = "verdicts are about single examples, and this fit leaves whole groups out"
-    elif ridge <= 0:
-        reason = "the fit has no ridge"
+    reason = "no seconds were left" if late else "the fit has no ridge" if ridge <= 0 else ""
     if not reason:
         try:
             given, *others = (
-                _verdicts(fitted if factor == 1.0 else at_ridge(fitted, factor * ridge), sample)
+                _hec3(fitted if factor == 1.0 else at_ridge(fitted, factor * ridge), sample)
                 for factor in (1.0, *RIDGE_FACTORS)
             )
-            kept = [[a == b for a, b in zip(given, other, strict=True)] for other in others]
-            below, above = (sum(one) / len(given) for one in kept)
-            same = sum(a and b for a, b in zip(*kept, strict=True)) / len(given)
-            return checks.ridge_sensitivity(same, below, above)
+            if len(given) >= LEAST_RANKED:
+                return checks.ridge_sensitivity(*(rank_correlation(given, other) for other in others))
+            reason = f"fewer than {LEAST_RANKED} predictions"
         except (InputError, TooLargeError, SingularCurvatureError) as error:
             reason = str(error).split(". ")[0].removeprefix("expected ")
-    return checks.not_checked("lambda", f"Verdicts at other ridges were not looked at: {reason}.")
+    return checks.not_checked("lambda", f"Variances at other ridges were not looked at: {reason}.")
 
 
-def _verdicts(fitted: Fitted, sample: list[Inputs]) -> list[str]:
-    calibration = Calibration.of(fitted, CALIBRATION_EXAMPLES)
-    found = (explain(fitted, inputs, calibration, level=0.95, top=1) for inputs in sample)
-    return [verdict for one in found for verdict in one.verdicts]
+def _hec3(fitted: Fitted, sample: list[Inputs]) -> Tensor:
+    covariances = [fitted.sandwich.predict(inputs).covariances["hec3"] for inputs in sample]
+    return torch.cat([torch.diagonal(one, dim1=1, dim2=2).sum(1) for one in covariances])
 
 
 def at_ridge(fitted: Fitted, ridge: float) -> Fitted:

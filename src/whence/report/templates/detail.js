@@ -1,10 +1,12 @@
 // One prediction: the input, the answer with its range, the verdict, and the training examples behind it.
 const reasons = (i) => {
-  const times = points.noise[i];
-  const compared = times > 1.15 ? `${short(times, 2)} times as noisy as usual` : times < 0.85 ? "less noisy than usual" : "about as noisy as usual";
-  const noise = `Labels of the training examples behind it are ${compared} (p = ${short(points.noiseP[i], 2)}).`;
-  const scarcity = `${percent(points.scarcityP[i])} of the training examples have as few others around them, or fewer.`;
-  return [noise, scarcity];
+  const found = points.noise[i];
+  const around = data.classes ? `Two labels of training examples like this one differ in ${percent(found)} of all pairs` : `Targets of training examples like this one vary by ${short(found, 2)}`;
+  const limit = data.classes ? percent(data.noiseLimit) : short(data.noiseLimit, 2);
+  const noise = `${around}; noisy from ${limit} on.`;
+  const scarcity = `Its leverage is ${short(points.scarcity[i], 2)} times the ordinary one; ${percent(points.scarcityP[i])} of the training examples reach that.`;
+  const undecided = points.predictedNoise[i] >= data.undecided && points.noise[i] <= data.noiseLimit ? [`The network itself is undecided: it expects two labels to differ in ${percent(points.predictedNoise[i])} of all pairs.`] : [];
+  return [noise, scarcity, ...undecided];
 };
 
 const ADVICE = [

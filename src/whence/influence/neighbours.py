@@ -1,0 +1,162 @@
+"""Leverage and neighbours of a prediction in a metric without labels.
+
+The gradient g of a prediction, that of the predicted class's output or of all outputs of a regression, is compared with
+the gradients g_i of the training examples' own predictions. No Hessian of a loss and no residual enters, so that all
+losses and all structures share the same leverages
+
+    q = g^T (sum_i g_i g_i^T + lambda)^-1 g,   lambda = the mean of |g_i|^2,
+
+and the same weights of the training examples, a_i^2 with the alignments a_i = g^T (...)^-1 g_i. The ridge is as strong
+as one average training example. Logits have no unit: gradients of classes have length one, so that q is 1 / (1 + c) for
+c training examples like this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whence.curvature.accumulate import ConstantCotangents, LayerGradients, working_precision
+from whence.curvature.core import sketch_features
+from whence.curvature.primal import Projected
+from whence.data.batches import Inputs
+from whence.influence.fitted import Fitted, predicted_outputs
+from whence.jacobian.network import OutputMixtures, SelectedOutputs
+from whence.jacobian.sketches import SketchedBatches
+from whence.linalg import eigh
+from whence.runtime.execution import partial_data_error
+
+FEATURES = 2048
+"""Random projections of a gradient, where there are more weights."""
+
+FEATURE_SHARE = 0.2
+"""Of the memory of the fit that the features of all training examples take at most."""
+
+MOST_DIRECTIONS = 4
+"""Directions of the outputs of a regression that are looked at."""
+
+WEIGHED_AT_ONCE = 2**24
+"""Numbers (predictions times training examples) that are computed in one go."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Gradients of the training examples' predictions, whitened by their own second moments."""
+
+    features: Projected
+    directions: Tensor | None  # (c, k) of the outputs that are looked at; `None` for that of the predicted class
+    whitening: Tensor  # (r, r) root W of (sum_i g_i g_i^T + lambda)^-1
+    gradients: Tensor  # (n, c, r) W^T g_i of the training examples; zero for those that do not count
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fitted: Fitted, classes: bool) -> Neighbours:
+        """From one pass over the training data; within `using_model`.
+
+        Args:
+            fitted: the fit.
+            classes: whether outputs are those of classes, one of which is predicted.
+        """
+        problem = fitted.problem
+        directions = None if classes else output_directions(problem.width).to(problem.device)
+        stream = LayerGradients(problem)
+        item = torch.finfo(problem.dtype).bits // 8
+        each = problem.n * (1 if directions is None else len(directions)) * item
+        affordable = max(1, int(FEATURE_SHARE * problem.budget.limit / each))
+        features = sketch_features(stream, min(FEATURES, affordable), seed=0)
+        found = cls(features, directions, torch.empty(0), torch.empty(0), ())
+        batches = problem.batches.plain if isinstance(problem.batches, SketchedBatches) else problem.batches
+        rows = [found._rows(fitted, batch.inputs)[0] for batch in batches.read("gradients of predictions")]
+        gradients = torch.cat(rows) if rows else torch.empty(0)
+        if len(gradients) != problem.n:
+            raise partial_data_error()
+        gradients = torch.where(fitted.counted.reshape(-1, 1, 1), gradients, 0.0)
+        flat = gradients.flatten(0, 1).double()
+        moments = flat.T @ flat
+        ridge = float(moments.trace()) / max(1, int(fitted.counted.sum()))
+        moments.diagonal().add_(ridge if ridge > 0 else 1.0)
+        eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
+        whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(moments), eye, upper=False).mT
+        notes = (f"gradients of predictions in {features.size} random projections",) * (
+            features.size < problem.selection.size
+        )
+        whitening = whitening.to(gradients.dtype)
+        return cls(features, directions, whitening, gradients @ whitening, notes)
+
+    def _rows(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k)."""
+        problem = fitted.problem
+        if isinstance(inputs, SelectedOutputs | OutputMixtures):
+            inputs = inputs.inputs
+        with torch.no_grad():
+            outputs = problem.network.shaped(inputs)
+        view: Inputs = inputs
+        if self.directions is None:
+            view = SelectedOutputs(inputs, predicted_class(fitted, outputs))
+            cotangents = outputs.new_ones(1, view.index.shape[1])
+        else:
+            positions = outputs[0].numel() // problem.width
+            cotangents = self.directions.repeat(1, positions) / positions
+        cotangents = cotangents.to(working_precision(problem))
+        chunks = self.features.project(view, ConstantCotangents(cotangents), len(cotangents))
+        rows = torch.cat([rows for _, rows in chunks]).to(problem.dtype)
+        if self.directions is None:
+            rows = rows / rows.norm(dim=2, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+        return rows, outputs
+
+    def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
+        rows, outputs = self._rows(fitted, inputs)
+        return rows @ self.whitening, outputs
+
+    def leverages(self) -> Tensor:
+        """(n,) leverage of each training example, the mean over the directions of its outputs."""
+        return self.gradients.square().sum((1, 2)) / self.gradients.shape[1]
+
+    def leverages_without(self) -> Tensor:
+        """(n,) the same, each in the fit without it: the trace of H (1 - H)^-1 for its block H of the hat matrix."""
+        blocks = (self.gradients @ self.gradients.mT).double()
+        values = eigh(blocks)[0].clamp(0.0, 1.0 - 1e-9)
+        return (values / (1.0 - values)).sum(1).to(self.gradients.dtype) / blocks.shape[1]
+
+    def weights(self, whitened: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which predictions, their weights a_i^2 of all training examples (m, n)), as many as fit in memory."""
+        n, c, r = self.gradients.shape
+        step = max(1, WEIGHED_AT_ONCE // max(1, n * c * c))
+        flat = self.gradients.reshape(n * c, r)
+        for low in range(0, len(whitened), step):
+            some = whitened[low : low + step]
+            aligned = (some.reshape(-1, r) @ flat.T).reshape(len(some), c, n, c)
+            yield slice(low, low + len(some)), aligned.square().sum((1, 3))
+
+
+def output_directions(outputs: int) -> Tensor:
+    """(c, k) directions of the outputs of a regression: each of a few, else random signs, the same in every call.
+
+    Examples:
+        >>> output_directions(2)
+        tensor([[1., 0.],
+                [0., 1.]])
+        >>> output_directions(100).shape
+        torch.Size([4, 100])
+    """
+    if outputs <= MOST_DIRECTIONS:
+        return torch.eye(outputs)
+    generator = torch.Generator("cpu").manual_seed(0)
+    signs = 2 * torch.randint(0, 2, (MOST_DIRECTIONS, outputs), generator=generator, device="cpu") - 1
+    directions: Tensor = signs.float() / MOST_DIRECTIONS**0.5
+    return directions
+
+
+def predicted_class(fitted: Fitted, outputs: Tensor) -> Tensor:
+    """(m, t) where among all outputs of an example (m, ..., k) the predicted class of each of its t positions is."""
+    found = predicted_outputs(fitted, outputs)
+    if found is not None:
+        return found
+    k = outputs.shape[-1]
+    best = outputs.reshape(len(outputs), -1, k).argmax(2)
+    places: Tensor = best + k * torch.arange(best.shape[1], device=best.device)
+    return places
