@@ -43,7 +43,7 @@ def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0
     """Of which only the leverages and the moments of the squares matter."""
     empty: Any = None
     ordered = torch.tensor(leverages, dtype=torch.float64)
-    return Calibration(empty, empty, ordered, 1.0, mean, variance, ordered[:0], ordered[:0], 1.0, False)
+    return Calibration(empty, empty, ordered, 1.0, mean, variance, ordered[:0], ordered[:0], 1.0, None)
 
 
 def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
@@ -157,8 +157,8 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str
     Args:
         gradients: (n, c, d) of the training examples' predictions.
         asked: (m, c, d) of those asked about.
-        squares: (n,) squared residuals.
-        classes: whether gradients have length one, and squares are at most two.
+        squares: (n,) squared residuals; those of classes with the example left out.
+        classes: whether gradients have length one.
     """
     if classes:
         gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
@@ -166,8 +166,8 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str
     flat = gradients.reshape(-1, d)
     inverse = np.linalg.inv(flat.T @ flat + (gradients**2).sum() / n * np.eye(d))
     hats = [g @ inverse @ g.T for g in gradients]
-    squares = squares / (1 - np.array([np.trace(hat) / c for hat in hats]))
-    squares = np.minimum(squares, 2.0) if classes else squares
+    if not classes:
+        squares = squares / (1 - np.array([np.trace(hat) / c for hat in hats]))
     left_out = []
     for i, own in enumerate(gradients):  # a real fit without the example
         others = np.delete(gradients, i, axis=0).reshape(-1, d)
@@ -200,27 +200,40 @@ def test_regression_by_hand() -> None:
     assert bool(found.predicted_noise.isnan().all())
 
 
-@pytest.mark.parametrize("loss", ["categorical", "gaussian"])
-def test_classes_by_hand(loss: str, generator: torch.Generator) -> None:
-    """The gradient of the predicted class's output alone; squared error on zeros and a one is about classes too."""
+def nearest(values: torch.Tensor) -> torch.Tensor:
+    """Probabilities nearest to each row, by bisection for what is taken away."""
+    low, high = values.amin(1, keepdim=True) - 1, values.amax(1, keepdim=True)
+    for _ in range(100):
+        middle = (low + high) / 2
+        large = (values - middle).clamp_min(0).sum(1, keepdim=True) > 1
+        low, high = torch.where(large, middle, low), torch.where(large, high, middle)
+    return (values - low).clamp_min(0)
+
+
+@pytest.mark.parametrize(("loss", "low"), [("categorical", 0.0), ("gaussian", 0.0), ("gaussian", -1.0)])
+def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> None:
+    """The gradient of the predicted class's output alone; squared error on a code of classes is about classes too."""
     x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (21, 6))
     labels = torch.randint(3, (21,), generator=generator)
     model = networks.linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
     one_hot = torch.nn.functional.one_hot(labels, 3).double()
-    tracer = fit(model, [(x, labels if loss == "categorical" else one_hot)], likelihood=loss, ridge=RIDGE)
+    codes = low + (1 - low) * one_hot
+    tracer = fit(model, [(x, labels if loss == "categorical" else codes)], likelihood=loss, ridge=RIDGE)
     outputs = model(torch.cat([x, asked])).detach()
-    p = outputs.softmax(1) if loss == "categorical" else outputs
+    p = outputs.softmax(1) if loss == "categorical" else outputs - low
     gradients = oracles.linear_tangents(torch.cat([x, asked]).numpy(), 3)
     gradients = np.stack([g[best : best + 1] for g, best in zip(gradients, outputs.argmax(1).tolist(), strict=True)])
-    squares = (one_hot - p[:21]).square().sum(1).numpy()
+    squares = (
+        (tracer.loo_residuals / (1 - low)).square().sum(1).clamp_max(2.0).numpy()
+    )  # these have oracles of their own
     wanted = by_hand(gradients[:21], gradients[21:], squares, classes=True)
     found = tracer.explain(asked)
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
     assert found.noise_limit == pytest.approx(min(max(2 * wanted["mean"], 0.1), 0.5))
-    shares = p[21:] if loss == "categorical" else p[21:].clamp_min(0)
-    differ = 1 - shares.square().sum(1) / shares.sum(1).square().clamp_min(1e-30)
+    shares = p[21:] if loss == "categorical" else nearest(p[21:] / (1 - low))
+    differ = 1 - shares.square().sum(1)
     torch.testing.assert_close(found.predicted_noise, differ)
 
 

@@ -216,7 +216,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
     ho, hec3 = _traces(fitted, inputs)
     whitened, outputs = calibration.neighbours.whitened(fitted, inputs)
     leverage = whitened.square().sum((1, 2)) / whitened.shape[1]
-    own = predicted_noise(fitted, outputs, calibration.classes)
+    own = predicted_noise(fitted, outputs, calibration.codes)
     scarcity_limit = max(calibration.scarcity_limit(level), LEAST_EXCESS)
     few = min(top, fitted.problem.n)
     found = []
@@ -265,18 +265,34 @@ def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return ho, hec3
 
 
-def predicted_noise(fitted: Fitted, outputs: Tensor, classes: bool) -> Tensor:
+def predicted_noise(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None) -> Tensor:
     """(m,) how often two labels would differ according to the network, whose outputs are (m, ..., k)."""
     likelihood = fitted.problem.likelihood
     if likelihood.has_classes:
         p = likelihood.probabilities(outputs.reshape(-1, outputs.shape[-1]).double())
         differ = 1 - p.square().sum(1) if likelihood.couples_outputs else (2 * p * (1 - p)).mean(1)
-    elif classes:  # squared error on labels that are zeros and a one
-        p = outputs.reshape(-1, outputs.shape[-1]).double().clamp_min(0.0)
-        differ = 1 - divide(p.square().sum(1), p.sum(1).square(), 0.0)
+    elif codes is not None:  # squared error on a code of classes
+        p = nearest_probabilities((outputs.reshape(-1, outputs.shape[-1]).double() - codes[0]) / (codes[1] - codes[0]))
+        differ = 1 - p.square().sum(1)
     else:
         return torch.full((len(outputs),), float("nan"), dtype=fitted.problem.dtype, device=outputs.device)
     return differ.reshape(len(outputs), -1).mean(1).to(fitted.problem.dtype)
+
+
+def nearest_probabilities(values: Tensor) -> Tensor:
+    """(m, k) probabilities nearest to values (m, k): not below zero, with sum one.
+
+    Examples:
+        >>> nearest_probabilities(torch.tensor([[1.2, 0.1, -0.1], [0.6, 0.5, 0.2]]))
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.4000, 0.1000]])
+    """
+    ordered = values.sort(dim=1, descending=True).values
+    places = torch.arange(1, values.shape[1] + 1, device=values.device)
+    excess = (ordered.cumsum(1) - 1.0) / places
+    last = (ordered > excess).sum(1, keepdim=True) - 1
+    found: Tensor = (values - excess.gather(1, last)).clamp_min(0.0)
+    return found
 
 
 @dataclass(frozen=True)
@@ -287,9 +303,9 @@ class Calibration(Shown):
     have in fits without themselves, h / (1 - h). An input like the training inputs is as likely to rank anywhere among
     them.
 
-    Noise: the squared residuals y - p, or y - f, of the training examples, over 1 - h, as HC2 has them, estimate their
-    noise whether or not the network has learned their labels by heart. Around an input they are averaged with weights
-    a_i^2. An average over many examples is nearer to that of the whole data set than the truth is: training examples,
+    Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
+    whether or not the network has learned their labels by heart. Around an input they are averaged with weights a_i^2.
+    An average over many examples is nearer to that of the whole data set than the truth is: training examples,
     each without itself, tell how near, by an isotonic regression of their own squares on the averages around them. If
     noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
     mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
@@ -305,7 +321,8 @@ class Calibration(Shown):
         averages: (s,) averages around some training examples, ascending.
         expected: (s,) squares expected there, ascending.
         limit: squared noise above which labels are called noisy: twice the mean; for classes at least .1, at most .5.
-        classes: whether the squares are those of classes, so that they say how often two labels differ.
+        codes: what targets are for other classes and for the class itself; `None` where there are no classes, so that
+            squares do not say how often two labels differ.
     """
 
     neighbours: Neighbours
@@ -317,7 +334,12 @@ class Calibration(Shown):
     averages: Tensor
     expected: Tensor
     limit: float
-    classes: bool
+    codes: tuple[float, float] | None
+
+    @property
+    def classes(self) -> bool:
+        """Whether squares say how often two labels differ."""
+        return self.codes is not None
 
     @classmethod
     def of(cls, fitted: Fitted, sample: int = CALIBRATION_EXAMPLES) -> Calibration:
@@ -327,11 +349,11 @@ class Calibration(Shown):
             fitted: the fit.
             sample: how many training examples, evenly spaced, to compare with their surroundings.
         """
-        classes = has_classes(fitted)
+        codes = class_codes(fitted)
+        classes = codes is not None
         neighbours = Neighbours.of(fitted, classes)
         counted = fitted.counted
-        squares = squared_residuals(fitted) / (1.0 - neighbours.leverages()).clamp_min(1e-6)
-        squares = torch.where(counted, squares.clamp_max(MOST_SQUARE) if classes else squares, 0.0)
+        squares = torch.where(counted, squared_residuals(fitted, neighbours.leverages(), codes), 0.0)
         leverages = neighbours.leverages_without()[counted].sort().values
         some = squares[counted].double()
         mean = float(some.mean()) if len(some) else 0.0
@@ -353,7 +375,7 @@ class Calibration(Shown):
             averages=around[order],
             expected=isotonic(squares[index][order]),
             limit=min(max(limit, LEAST_DISAGREEMENT), MOST_DISAGREEMENT) if classes else limit,
-            classes=classes,
+            codes=codes,
         )
 
     def __repr__(self) -> str:
@@ -407,39 +429,54 @@ class Calibration(Shown):
         return found.clamp_max(1.0) if self.classes else found
 
 
-def has_classes(fitted: Fitted) -> bool:
-    """Whether outputs are those of classes, one of which is predicted: also squared error on zeros and a one."""
+def class_codes(fitted: Fitted) -> tuple[float, float] | None:
+    """What targets are for other classes and for the class itself, where one class of several is predicted.
+
+    Zero and one for one choice among classes. Squared error on a code of classes, such as zeros and a one, is about
+    classes too: two values, the larger one once in every row. `None` for all other targets.
+    """
     problem = fitted.problem
     likelihood = problem.likelihood
     if likelihood.has_classes:
-        return bool(likelihood.couples_outputs)
+        return (0.0, 1.0) if likelihood.couples_outputs else None
     if problem.sketch is not None or problem.width < 2 or not likelihood.squared_error:
-        return False
+        return None
     targets = (problem.outputs + problem.unweighted(problem.residuals)).reshape(-1, problem.width)
-    rounding = 1e-3 if targets.dtype == torch.float32 else 1e-6
-    labels = ((targets - 1).abs() < rounding).sum(1) == 1
-    zeros = (targets.abs() < rounding).sum(1) == problem.width - 1
-    if problem.sample_weights is not None:
-        labels = labels | (problem.sample_weights <= 0).repeat_interleave(len(labels) // problem.n)
-        zeros = zeros | (problem.sample_weights <= 0).repeat_interleave(len(zeros) // problem.n)
-    return bool((labels & zeros).all())
+    counted = fitted.counted.repeat_interleave(len(targets) // problem.n)
+    targets = targets[counted].double()
+    if not len(targets):
+        return None
+    low, high = float(targets.min()), float(targets.max())
+    near = 1e-3 * (high - low)  # outputs may be in single precision
+    own, others = (targets - high).abs() <= near, (targets - low).abs() <= near
+    coded = bool(((own.sum(1) == 1) & (others.sum(1) == problem.width - 1)).all())
+    return (round(low, 6), round(high, 6)) if coded and high > low else None
 
 
-def squared_residuals(fitted: Fitted) -> Tensor:
-    """(n,) squared residuals of each training example, the mean over its positions.
+def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, float] | None) -> Tensor:
+    """(n,) squared leave-one-out residuals of each training example, the mean over its positions.
 
-    For one choice among classes the sum over them, whose expectation is how often two labels differ, and for yes and no
-    twice the square, which has the same meaning; for regression the mean over the outputs.
+    For classes those of the label at the prediction without the example, which a network that has learned its labels by
+    heart cannot hide: summed over classes their expectation is how often two labels differ; for yes and no twice the
+    square has the same meaning. For regression e^2 / (1 - h), which has the expectation of the noise, as HC2; the mean
+    over the outputs.
+
+    Args:
+        fitted: the fit.
+        leverages: (n,) of the examples, in the metric without labels.
+        codes: what targets are for other classes and for the class itself; `None` where there are no classes.
     """
     problem = fitted.problem
-    total = fitted.residuals.square().sum(1)
     if problem.units is not None and problem.units.weights is not None:
-        positions = (problem.units.weights > 0).sum(1).clamp_min(1).to(total.dtype)
+        positions = (problem.units.weights > 0).sum(1).clamp_min(1).to(leverages.dtype)
     else:
-        positions = total.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))
-    if problem.likelihood.has_classes and not problem.likelihood.couples_outputs:
-        return 2.0 * total / (positions * problem.width)
-    return total / positions if has_classes(fitted) else total / (positions * problem.width)
+        positions = leverages.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))
+    if codes is not None:
+        scale = (codes[1] - codes[0]) ** 2
+        return (fitted.loo_residuals.square().sum(1) / (scale * positions)).clamp_max(MOST_SQUARE)
+    if problem.likelihood.has_classes:
+        return 2.0 * fitted.loo_residuals.square().sum(1).div(positions * problem.width).clamp_max(1.0)
+    return fitted.residuals.square().sum(1) / (positions * problem.width) / (1.0 - leverages).clamp_min(1e-6)
 
 
 def isotonic(values: Tensor) -> Tensor:
