@@ -374,6 +374,11 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
         for check in trust
         if check.name in names
     ]
+    beyond += [
+        Finding("HeC3 by rounding", check.numbers["by rounding"], "share of it, in directions without curvature")
+        for check in trust
+        if check.name == "eigenbasis" and check.level != "fine"
+    ]
     return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, *beyond, finding)))
 
 

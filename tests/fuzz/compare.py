@@ -439,7 +439,11 @@ def _traced(problem: Problem, tracer: whence.Tracer, truth: Truth, rng: Random) 
             pull = np.take_along_axis(terms["pull"], shares.index.numpy()[:, :, None], 1)
             yield f"pull of {name}", shares.pull, pull, close
     if _rows(truth):
-        yield "alignments", found.alignments, terms["size"], close
+        # sums of products that cancel are rounding of the products: Cauchy and Schwarz bound alignments by leverages
+        own = np.einsum("mkp,pq,mkq->m", J, fitted.inverse, J, optimize=True).max()
+        bound = np.sqrt(abs(own * np.einsum("nkk->n", fitted.leverage_blocks).max()))
+        rounding = 1e-14 * bound / max(terms["size"].max(), 1e-10)
+        yield "alignments", found.alignments, terms["size"], max(close, rounding)
     if problem.loss.kind == "categorical" and truth.outputs.ndim == 3 and _rows(truth):
         each = tracer.attribute(problem.test, top=3, matrix=True, positions="each")
         apart_ = fitted.terms(J.reshape(-1, 1, J.shape[2]))

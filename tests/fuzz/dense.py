@@ -78,7 +78,7 @@ def tangents_of(model: nn.Module, inputs: Any, selected: Sequence[str]) -> tuple
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of outputs, differentiated by autograd.
+    """A loss of outputs, differentiated by autograd, or by hand where autograd is inaccurate.
 
     Attributes:
         kind: "gaussian", "categorical" or "bernoulli".
@@ -124,9 +124,12 @@ class Loss:
     def terms(self, outputs: Array, targets: Array) -> tuple[Array, Array]:
         """Residuals (N, w) and Hessians (N, w, w)."""
         f, y = torch.as_tensor(outputs).clone().requires_grad_(), torch.as_tensor(targets)
+        if self.kind == "categorical":  # autograd's 1 - p and p (1 - p) are rounding, or zero, where p is nearly one
+            p = f.detach().softmax(1)
+            traded = y.unsqueeze(2) * p.unsqueeze(1)  # y_a - s p_a is sum_b y_a p_b - y_b p_a, without b = a
+            traded.diagonal(dim1=1, dim2=2).zero_()
+            return (traded.sum(2) - traded.sum(1)).numpy(), self.laplacian(f.detach(), y).numpy()
         (slope,) = torch.autograd.grad(self(f, y), f, create_graph=True)
-        if self.kind == "categorical":  # autograd's p (1 - p) is zero where p is nearly one
-            return -slope.detach().numpy(), self.laplacian(f.detach(), y).numpy()
         columns = [torch.autograd.grad(one.sum(), f, retain_graph=True)[0] for one in slope.unbind(1)]
         return -slope.detach().numpy(), torch.stack(columns, 1).numpy()
 
@@ -241,7 +244,9 @@ def kronecker(
         rng = np.random.default_rng(nudge)
         for name, some in factors.items():
             noise = [rng.standard_normal(one.shape) for one in some]
-            factors[name] = [one + 1e-14 * np.linalg.norm(one) * (e + e.T) for one, e in zip(some, noise, strict=True)]
+            # squares of numbers near 1e-200 are zero: no norm here
+            sizes = [1e-14 * len(one) * abs(one).max() for one in some]
+            factors[name] = [one + size * (e + e.T) for one, size, e in zip(some, sizes, noise, strict=True)]
     for name, (A, B, C, D) in factors.items():
         pairs[name], turned[name] = (np.linalg.eigh(B), np.linalg.eigh(A)), (np.linalg.eigh(D), np.linalg.eigh(C))
     basis, products = columns_of(model, selected, pairs)

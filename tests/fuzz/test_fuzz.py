@@ -40,7 +40,10 @@ FOUND = {
     7688: "what_if gave a leverage of one up to rounding to an example with large logits",
     4467: "EKFAC of large logits: a basis that rounding chooses is not compared",
     4646: "no ridge: the oracle had no inverse",
+    30259: "EKFAC of gradients near 1e-210: a basis that rounding chooses, which the nudge of the factors did not see",
+    11132: "alignments that cancel: the oracle had their rounding",
     10190: "suspicion, classes that share gradients: a diagonal below zero was taken for rounding",
+    32232: "what_if(remove) of a label of large logits changed nothing",
     32189: "the same, of leverages chosen by leave-one-out",
 }
 """Seeds that found something, and what."""

@@ -183,6 +183,34 @@ def test_removals_of_classes_take_one_newton_step(generator: torch.Generator) ->
     np.testing.assert_allclose(found.change, tangents[:2] @ step, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("scale", [1.0, 30.0, 150.0])
+def test_removals_of_certain_labels_are_not_nothing(scale: float, generator: torch.Generator) -> None:
+    """Residuals far below one, and alignments as far above: their product is what a removal changes.
+
+    Hessians as sums of p_a p_b (e_a - e_b)(e_a - e_b)^T, in which no numbers near one are subtracted.
+    """
+    x = torch.randn(8, 2, generator=generator, dtype=torch.float64)
+    weights = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+    y = (x @ weights.T).argmax(1)
+    scores = (x @ weights.T).topk(2).values
+    at = int((scores[:, 0] - scores[:, 1]).argsort()[4])
+    model, ridge = networks.linear(scale * weights), 1e-9
+    found = fit(model, [(x, y)], likelihood="categorical", ridge=ridge).what_if(x[:3], remove=[at]).change
+    p = model(x).softmax(1).detach().numpy()
+    tangents = oracles.linear_tangents(x.numpy(), 3)
+    curved = ridge * np.eye(6)
+    for i in range(8):
+        if i != at:
+            for one, two in ((0, 1), (0, 2), (1, 2)):
+                edge = tangents[i][one] - tangents[i][two]
+                curved += p[i][one] * p[i][two] * np.outer(edge, edge)
+    residual = -p[at]
+    residual[int(y[at])] = np.delete(p[at], int(y[at])).sum()
+    wanted = -tangents[:3] @ np.linalg.solve(curved, tangents[at].T @ residual)
+    assert abs(wanted).max() > 0
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * abs(wanted).max())
+
+
 def test_a_certain_label_turned_round_does_not_run_away(generator: torch.Generator) -> None:
     """Against a refit of a logistic regression. One Newton step, with a Hessian near zero, went many times too far."""
     x = torch.randn(40, 2, generator=generator, dtype=torch.float64)

@@ -400,6 +400,19 @@ class SpectralSandwich(Sandwich):
         outputs, found = self._sum(inputs, lambda weights, view: weights.variances(view))
         return outputs.to(dtype), dict(zip(self.names, found.to(dtype), strict=True))
 
+    def share_chosen_by_rounding(self) -> float:
+        """Share of HeC3 of the weights, by its trace, along directions of the eigenbasis that rounding chooses."""
+        open_, total, precision = 0.0, 0.0, working_precision(self.fitted.problem)
+        for weights, s in zip(self.weights, self.fitted.spectrum.curvature, strict=True):
+            if isinstance(weights, TwoBasisWeights):  # its meats have a basis of their own
+                continue
+            at, basis = self.names.index("hec3"), weights.basis
+            outside = float(weights.outside[at])
+            inside = weights.inside[at].double() + (0.0 if weights.rounded or not basis.outside else outside)
+            total += float(inside.sum()) + basis.outside * outside
+            open_ += float(inside[chosen_by_rounding(basis, s.inside, precision)].sum())
+        return open_ / total if total > 0 else 0.0
+
     def _sum(self, inputs: Inputs, of: Callable[[Weights, BasisView], Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs, and sums over blocks of something (w, n, k) or (w, n, k, k)."""
         stream, k = self.fitted.stream, self.fitted.problem.output_count(inputs)
@@ -410,3 +423,21 @@ class SpectralSandwich(Sandwich):
                 outputs.append(out)
                 del views  # the next chunk needs the memory
         return torch.cat(outputs), torch.cat(sums, dim=1)
+
+
+def chosen_by_rounding(basis: Basis, eigenvalues: Tensor, precision: torch.dtype) -> Tensor:
+    """Which coordinates of a basis (*shape) lie along eigenvectors of a factor that are anything within a null space.
+
+    Two or more eigenvectors with next to no curvature, over the largest, are an arbitrary basis of the space they span.
+    """
+    grouped = eigenvalues if basis.block.kind == "kronecker" else eigenvalues.unsqueeze(0)  # (e, o, i), (1, ..., i)
+    found = torch.zeros_like(grouped, dtype=torch.bool)
+    limit = torch.finfo(precision).eps * grouped.flatten(1).amax(1)
+    outputs_axis = 1 if basis.block.kind == "kronecker" else grouped.dim() - 1
+    for matrix, axis in ((basis.inputs, grouped.dim() - 1), (basis.outputs, outputs_axis)):
+        if matrix is not None:
+            others = [one for one in range(1, grouped.dim()) if one != axis]
+            flat = (grouped.amax(others) if others else grouped) <= limit.unsqueeze(1)  # (e, side)
+            several = flat & (flat.sum(1, keepdim=True) > 1)
+            found |= several.reshape(*(grouped.shape[one] if one in (0, axis) else 1 for one in range(grouped.dim())))
+    return found.reshape(eigenvalues.shape)

@@ -31,14 +31,14 @@ from whence.errors import InputError, SingularCurvatureError
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 
 NEWTON_STEPS, CONVERGED = 200, 1e-12
-"""Most Newton steps, and what may be left of the equation after the last, over the size of g."""
+"""Most Newton steps, and the size of the last one over that of g."""
 
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
 """Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
 both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
 
 ACCEPTED = 1e-6
-"""What may be left of the equation where rounding ends Newton's method early."""
+"""The size of the last Newton step over that of g where rounding ends Newton's method early, in float64."""
 
 HIDDEN, LARGEST_ROUNDING = 1e-9, 1e-3
 """Rounding error of a new leverage, over its distance from one, from which on that distance is not used; and the
@@ -256,11 +256,13 @@ def _solve_nonlinear(
 
     g = torch.zeros_like(own[0])
     change, new, gap = evaluate(g)
+    error = torch.inf
     for _ in range(NEWTON_STEPS):
-        if _relative_gap(gap, g) <= CONVERGED:
-            break
         jacobian = eye + torch.block_diag(*_hessian_change(counts, roots_at(change), old_roots)) @ own
         direction = torch.linalg.solve(jacobian, gap)
+        error = _relative_size(direction, g)
+        if error <= CONVERGED:
+            break
         size, trial = 1.0, evaluate(g - direction)
         while not float(trial[2].norm()) <= (1 - DECREASE * size) * float(gap.norm()) and size > SMALLEST_STEP:
             size /= 2
@@ -268,18 +270,19 @@ def _solve_nonlinear(
         if size <= SMALLEST_STEP:
             break
         g, (change, new, gap) = g - size * direction, trial
-    if not _relative_gap(gap, g) <= ACCEPTED:
+    if not error <= max(ACCEPTED, torch.finfo(g.dtype).eps ** 0.5):
         raise SingularCurvatureError(
-            f"expected changed examples whose outputs settle, got {_relative_gap(gap, g):.1e} of their residuals left "
-            "after Newton's method in what_if: the loss of examples with large logits is flat on both sides of the "
+            f"expected changed examples whose outputs settle, got a last step of {error:.1e} of the whole change after "
+            "Newton's method in what_if: the loss of examples with large logits is flat on both sides of the "
             "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
         )
     return _Nonlinear(g, roots_at(change), new)
 
 
-def _relative_gap(gap: Tensor, g: Tensor) -> float:
-    """What is left of the equation for g, over the size of g where that is above one."""
-    return float(gap.abs().max()) / max(1.0, float(g.abs().max()))
+def _relative_size(step: Tensor, g: Tensor) -> float:
+    """The size of a Newton step over that of g: residuals may all be tiny, and alignments with them large."""
+    size = float(step.abs().max())
+    return size / max(float(g.abs().max()), torch.finfo(g.dtype).tiny) if size else 0.0
 
 
 def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
 from whence.curvature.primal import FittedPrimal, Projected
-from whence.curvature.spectral import FittedSpectral
+from whence.curvature.spectral import FittedSpectral, SpectralSandwich
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table
 from whence.influence.fitted import Fitted, evenly_spaced, frame, training_examples
@@ -191,6 +191,9 @@ INSIDE = (0.7, 0.35)
 DIAGONAL = (0.4, 0.15)
 """HeC3 in a Kronecker eigenbasis over that of a sample of gradients. On networks that were not certain of wrong labels
 it was .42 to 1.02, with HeC3 .57 to 6.6 times the exact one; on others .006 to .26, with HeC3 .01 to .27 times."""
+
+BY_ROUNDING = (0.01, 0.2)
+"""Shares of HeC3 along directions of an eigenbasis that rounding chooses."""
 
 UNCONVERGED = 0.1
 """Relative residual of an exact solve beyond which nothing is concluded from it."""
@@ -380,6 +383,23 @@ def diagonal_meat(share: float) -> Check:
     return Check("diagonal meat", level, {"share": share}, words)
 
 
+def eigenbasis(share: float) -> Check:
+    """Whether the data determine the directions in which HeC3 is taken as diagonal.
+
+    Args:
+        share: of HeC3 of the weights, along directions that rounding chooses.
+    """
+    level = level_of(share, BY_ROUNDING)
+    words = "The data determine the eigenbasis where HeC3 is."
+    if level != FINE:
+        words = (
+            "HeC3 lies in directions without any curvature, up to rounding, of which the eigenbasis is arbitrary: "
+            "another machine, or another order of the data, gives another HeC3. The network is certain of wrong "
+            'labels there. Use structure="exact" or "sketch".'
+        )
+    return Check("eigenbasis", level, {"by rounding": share}, words)
+
+
 def ridge_sensitivity(below: float, above: float) -> Check:
     """Whether the order of predictions by HeC3 depends on lambda: rank correlations at a tenth, and at ten times."""
     level = level_of(min(below, above), SAME_ORDER)
@@ -428,6 +448,8 @@ def trust_of_fit(fitted: Fitted) -> Trust:
     kept = share_of_sample(fitted)
     if kept is not None:
         checks.append(diagonal_meat(kept))
+    if isinstance(fitted.sandwich, SpectralSandwich):
+        checks.append(eigenbasis(fitted.sandwich.share_chosen_by_rounding()))
     return Trust(tuple(checks))
 
 
