@@ -272,7 +272,8 @@ def predicted_noise(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] 
         p = likelihood.probabilities(outputs.reshape(-1, outputs.shape[-1]).double())
         differ = 1 - p.square().sum(1) if likelihood.couples_outputs else (2 * p * (1 - p)).mean(1)
     elif codes is not None:  # squared error on a code of classes
-        p = nearest_probabilities((outputs.reshape(-1, outputs.shape[-1]).double() - codes[0]) / (codes[1] - codes[0]))
+        p = (outputs.reshape(-1, outputs.shape[-1]).double() - codes[0]) / (codes[1] - codes[0])
+        p = nearest_probabilities(torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p)
         differ = 1 - p.square().sum(1)
     else:
         return torch.full((len(outputs),), float("nan"), dtype=fitted.problem.dtype, device=outputs.device)
@@ -433,13 +434,14 @@ def class_codes(fitted: Fitted) -> tuple[float, float] | None:
     """What targets are for other classes and for the class itself, where one class of several is predicted.
 
     Zero and one for one choice among classes. Squared error on a code of classes, such as zeros and a one, is about
-    classes too: two values, the larger one once in every row. `None` for all other targets.
+    classes too: two values, the larger one once in every row, or a single output with two values. `None` for all other
+    targets.
     """
     problem = fitted.problem
     likelihood = problem.likelihood
     if likelihood.has_classes:
         return (0.0, 1.0) if likelihood.couples_outputs else None
-    if problem.sketch is not None or problem.width < 2 or not likelihood.squared_error:
+    if problem.sketch is not None or not likelihood.squared_error:
         return None
     targets = (problem.outputs + problem.unweighted(problem.residuals)).reshape(-1, problem.width)
     counted = fitted.counted.repeat_interleave(len(targets) // problem.n)
@@ -449,7 +451,8 @@ def class_codes(fitted: Fitted) -> tuple[float, float] | None:
     low, high = float(targets.min()), float(targets.max())
     near = 1e-3 * (high - low)  # outputs may be in single precision
     own, others = (targets - high).abs() <= near, (targets - low).abs() <= near
-    coded = bool(((own.sum(1) == 1) & (others.sum(1) == problem.width - 1)).all())
+    once = own.sum(1) == 1 if problem.width > 1 else own.sum(1) <= 1
+    coded = bool((once & (own | others).all(1)).all())
     return (round(low, 6), round(high, 6)) if coded and high > low else None
 
 
@@ -472,7 +475,7 @@ def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, flo
     else:
         positions = leverages.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))
     if codes is not None:
-        scale = (codes[1] - codes[0]) ** 2
+        scale = (codes[1] - codes[0]) ** 2 / (2.0 if problem.width == 1 and not problem.likelihood.has_classes else 1.0)
         return (fitted.loo_residuals.square().sum(1) / (scale * positions)).clamp_max(MOST_SQUARE)
     if problem.likelihood.has_classes:
         return 2.0 * fitted.loo_residuals.square().sum(1).div(positions * problem.width).clamp_max(1.0)
