@@ -696,8 +696,9 @@ class Dense:
         targets = targets.reshape(-1, self.w)
         fresh = self.loss.terms(self.f.reshape(-1, self.w), targets)[0].reshape(self.n, self.k)
         shift = np.zeros_like(self.r)
-        for at in relabel:
-            shift[at] = np.repeat(self.units[at], self.w) * fresh[at] - self.r[at]
+        for at, row in relabel.items():
+            if not np.array_equal(row, self.targets.reshape(self.n, -1)[at]):
+                shift[at] = np.repeat(self.units[at], self.w) * fresh[at] - self.r[at]
         return targets, shift
 
     def forgotten(self) -> Dense:

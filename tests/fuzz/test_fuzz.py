@@ -41,6 +41,8 @@ FOUND = {
     4467: "EKFAC of large logits: a basis that rounding chooses is not compared",
     4646: "no ridge: the oracle had no inverse",
     30259: "EKFAC of gradients near 1e-210: a basis that rounding chooses, which the nudge of the factors did not see",
+    60617: "variances of margins that are differences of much larger ones: compared up to their rounding",
+    12128: "what_if with the label an example has: changed or not as rounding had it",
     11132: "alignments that cancel: the oracle had their rounding",
     10190: "suspicion, classes that share gradients: a diagonal below zero was taken for rounding",
     32232: "what_if(remove) of a label of large logits changed nothing",

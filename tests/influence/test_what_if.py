@@ -183,6 +183,21 @@ def test_removals_of_classes_take_one_newton_step(generator: torch.Generator) ->
     np.testing.assert_allclose(found.change, tangents[:2] @ step, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1, 4, 10])
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
+def test_a_label_given_again_is_no_change(likelihood: str, size: int, generator: torch.Generator) -> None:
+    """Beside a removal it would otherwise be taken by its loss in place of its parabola, as rounding has it."""
+    x = torch.randn(10, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (10,), generator=generator)
+    targets = y if likelihood == "categorical" else torch.nn.functional.one_hot(y, 3).double()
+    model = networks.linear(torch.randn(3, 4, generator=generator, dtype=torch.float64))
+    tracer = fit(model, networks.batches_of(x, targets, size), likelihood=likelihood, ridge=RIDGE)
+    wanted = tracer.what_if(x[:2], remove=[1])
+    found = tracer.what_if(x[:2], remove=[1], relabel={at: targets[at] for at in range(2, 10)})
+    for name in ("change", "new_ho", "new_hec3"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-9)
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0, 150.0])
 def test_removals_of_certain_labels_are_not_nothing(scale: float, generator: torch.Generator) -> None:
     """Residuals far below one, and alignments as far above: their product is what a removal changes.

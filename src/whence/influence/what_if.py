@@ -37,6 +37,9 @@ SMALLEST_STEP, DECREASE = 1e-12, 1e-4
 """Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
 both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
 
+SAME_LABEL = 64
+"""Rounding errors of a residual within which a new label is the old one."""
+
 ACCEPTED = 1e-6
 """The size of the last Newton step over that of g where rounding ends Newton's method early, in float64."""
 
@@ -120,7 +123,10 @@ def read_change(
         checked = problem.likelihood.check_targets(given.unsqueeze(0), outputs, f"the new label of example {example}")
         targets[at] = checked[0]
         weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
-        shift[at] = weight * problem.likelihood.residuals(outputs, checked)[0] - problem.residuals[at]
+        new, old = weight * problem.likelihood.residuals(outputs, checked)[0], problem.residuals[at]
+        # a label that stays as it is, up to the rounding of another batch, is no change
+        rounding = SAME_LABEL * torch.finfo(new.dtype).eps * (1 + outputs.abs().max()) * old.abs().max()
+        shift[at] = torch.where((new - old).abs().max() <= rounding, torch.zeros_like(new), new - old)
     return counts, shift, targets
 
 
