@@ -118,7 +118,7 @@ def test_verdicts_on_digits_with_a_noisy_and_a_missing_class() -> None:
         assert min(areas[-1]) >= 0.85
         assert float((~found.noisy & ~found.scarce)[task.ordinary].double().mean()) > 0.85
         assert float(found.noisy[noisy].double().mean()) > 0.9
-        assert float(found.scarce[missing].double().mean()) > 3 * float(found.scarce[task.ordinary].double().mean())
+        assert float(found.scarce[missing].double().mean()) > 2 * float(found.scarce[task.ordinary].double().mean())
     assert float(torch.tensor(areas).mean(0).min()) >= 0.95
 
 
@@ -165,7 +165,7 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str
         gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
     n, c, d = gradients.shape
     flat = gradients.reshape(-1, d)
-    ridge = (1.0 if classes else 1e-3) * (gradients**2).sum() / n * np.eye(d)
+    ridge = ((gradients**2).sum() / n if classes else RIDGE) * np.eye(d)
     inverse = np.linalg.inv(flat.T @ flat + ridge)
     hats = [g @ inverse @ g.T for g in gradients]
     if not classes:
@@ -196,7 +196,7 @@ def test_regression_by_hand() -> None:
     np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.sqrt(wanted["square"]), rtol=1e-6)
-    assert found.noise_limit == pytest.approx((2 * wanted["mean"]) ** 0.5)
+    assert found.noise_limit == pytest.approx((1.5 * wanted["mean"]) ** 0.5)
     assert not found.classes
     assert bool(found.predicted_noise.isnan().all())
 

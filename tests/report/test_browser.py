@@ -52,7 +52,8 @@ def test_a_click_shows_the_prediction_and_what_is_behind_it(browser: Any, writte
     assert re.search(r"belief\s+[\d.]+\s%", told)
     assert seen.page.locator("#inspector article > img").get_attribute("src").startswith("data:image/")
     behind = [int(one.replace(",", "")) for one in re.findall(r"training example ([\d,]+), ", told)]
-    assert behind == written.example.tracer.explain(written.example.x[chosen : chosen + 1], top=6).check[0].tolist()
+    shares = written.example.tracer.attribute(written.example.x[chosen : chosen + 1], top=6)
+    assert behind == shares.hec3.index[0].tolist()
     seen.keep("map")
     assert seen.wrong == []
 

@@ -31,8 +31,9 @@ DOTS = dict(zip(VERDICTS, ("plain", "noise", "scarcity", "both"), strict=True))
 CALIBRATION_EXAMPLES = 2000
 """Training examples, evenly spaced, whose surroundings are compared with their own labels."""
 
-NOISIER = 2.0
-"""Labels are called noisy where their squared leave-one-out error is this many times the average of the data set."""
+NOISIER, NOISIER_TARGETS = 2.0, 1.5
+"""Labels, and targets of a regression, are called noisy where their squared leave-one-out error is this many times the
+average of the data set. Half of all targets may be noisy: then they have at most twice the average."""
 
 LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 0.5
 """For classes that limit is at least the one and at most the other: where two labels differ in less than a tenth of
@@ -321,7 +322,8 @@ class Calibration(Shown):
         variance: of the squares.
         averages: (s,) averages around some training examples, ascending.
         expected: (s,) squares expected there, ascending.
-        limit: squared noise above which labels are called noisy: twice the mean; for classes at least .1, at most .5.
+        limit: squared noise above which labels are called noisy: 1.5 times the mean; for classes twice the mean, at
+            least .1 and at most .5.
         codes: what targets are for other classes and for the class itself; `None` where there are no classes, so that
             squares do not say how often two labels differ.
     """
@@ -365,7 +367,7 @@ class Calibration(Shown):
             averages.append(divide(weights @ squares, weights.sum(1), mean))
         around = torch.cat(averages) if averages else squares[:0]
         order = around.argsort(stable=True)
-        limit = NOISIER * mean
+        limit = (NOISIER if classes else NOISIER_TARGETS) * mean
         return cls(
             neighbours=neighbours,
             squares=squares,
@@ -433,14 +435,14 @@ class Calibration(Shown):
 def class_codes(fitted: Fitted) -> tuple[float, float] | None:
     """What targets are for other classes and for the class itself, where one class of several is predicted.
 
-    Zero and one for one choice among classes. Squared error on a code of classes, such as zeros and a one, is about
-    classes too: two values, the larger one once in every row, or a single output with two values. `None` for all other
-    targets.
+    Zero and one for one choice among classes, or yes and no. Squared error on a code of classes, such as zeros and a
+    one, is about classes too: two values, the larger one once in every row, or a single output with two values. `None`
+    for all other targets.
     """
     problem = fitted.problem
     likelihood = problem.likelihood
     if likelihood.has_classes:
-        return (0.0, 1.0) if likelihood.couples_outputs else None
+        return (0.0, 1.0) if likelihood.couples_outputs or problem.width == 1 else None
     if problem.sketch is not None or not likelihood.squared_error:
         return None
     targets = (problem.outputs + problem.unweighted(problem.residuals)).reshape(-1, problem.width)
@@ -475,7 +477,7 @@ def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, flo
     else:
         positions = leverages.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))
     if codes is not None:
-        scale = (codes[1] - codes[0]) ** 2 / (2.0 if problem.width == 1 and not problem.likelihood.has_classes else 1.0)
+        scale = (codes[1] - codes[0]) ** 2 / (2.0 if problem.width == 1 else 1.0)
         return (fitted.loo_residuals.square().sum(1) / (scale * positions)).clamp_max(MOST_SQUARE)
     if problem.likelihood.has_classes:
         return 2.0 * fitted.loo_residuals.square().sum(1).div(positions * problem.width).clamp_max(1.0)

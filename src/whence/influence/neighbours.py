@@ -8,7 +8,7 @@ losses and all structures share the same leverages
 
 and the same weights of the training examples, a_i^2 with the alignments a_i = g^T (...)^-1 g_i. Logits have no unit:
 gradients of classes have length one, and lambda is as strong as one training example, so that q is 1 / (1 + c) for c
-training examples like this one. For regression lambda is as strong as a thousandth of an average training example.
+training examples like this one. For regression lambda is the ridge of the fit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FEATURES = 2048
 FEATURE_SHARE = 0.2
 """Of the memory of the fit that the features of all training examples take at most."""
 
-CLASS_RIDGE, REGRESSION_RIDGE = 1.0, 1e-3
-"""Lambda, in units of the mean squared length of the gradients."""
+LEAST_RIDGE = 1e-9
+"""Lambda for a regression without a ridge, in units of the mean squared length of the gradients."""
 
 MOST_DIRECTIONS = 4
 """Directions of the outputs of a regression that are looked at."""
@@ -79,8 +79,8 @@ class Neighbours:
         gradients = torch.where(fitted.counted.reshape(-1, 1, 1), gradients, 0.0)
         flat = gradients.flatten(0, 1).double()
         moments = flat.T @ flat
-        ridge = CLASS_RIDGE if classes else REGRESSION_RIDGE
-        ridge *= float(moments.trace()) / max(1, int(fitted.counted.sum()))
+        ridge = float(moments.trace()) / max(1, int(fitted.counted.sum()))
+        ridge = ridge if classes else max(fitted.bread.ridge, LEAST_RIDGE * ridge)
         moments.diagonal().add_(ridge if ridge > 0 else 1.0)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
         whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(moments), eye, upper=False).mT

@@ -407,7 +407,7 @@ def ridge_sensitivity(below: float, above: float) -> Check:
     if level != FINE:
         words = (
             "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Make sure "
-            'of lambda (the weight decay of the training, or ridge="loo"). Verdicts do not depend on it.'
+            'of lambda (the weight decay of the training, or ridge="loo").'
         )
     return Check("lambda", level, {"a tenth": below, "ten times": above}, words)
 
