@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.base import clone
 
-from whence.plots.style import BLUE, GREY, INK, VERMILLION
+from whence.plots import BLUE, GREY, INK, VERMILLION
 from whence.sklearn import WhenceRegressor
 
 GRID = np.linspace(-3, 3, 200)[:, None]
