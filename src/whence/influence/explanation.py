@@ -17,7 +17,7 @@ from torch import Tensor
 
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
-from whence.influence.fitted import Fitted, divide, effective_number, evenly_spaced, frame, join_batches
+from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, frame, join_batches
 from whence.influence.neighbours import Neighbours
 from whence.linalg import largest
 
@@ -230,7 +230,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
         found.append(
             Explanation(
                 level=level,
-                noise=square if calibration.classes else square.sqrt(),
+                noise=square if calibration.classes else calibration.unit * square.sqrt(),
                 scarcity=scarcity,
                 noise_p=calibration.noise_p(local, effective),
                 scarcity_p=calibration.scarcity_p(leverage[which]),
@@ -243,7 +243,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
                 check=largest(weights * calibration.squares, few)[1],
                 near=largest(weights, few)[1],
                 source=_log(square, calibration.limit) - _log(scarcity, scarcity_limit),
-                noise_limit=calibration.limit if calibration.classes else calibration.limit**0.5,
+                noise_limit=calibration.limit if calibration.classes else calibration.unit * calibration.limit**0.5,
                 scarcity_limit=scarcity_limit,
                 classes=calibration.classes,
             )
@@ -257,13 +257,15 @@ def _log(values: Tensor, limit: float) -> Tensor:
 
 
 def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """(m,) traces of Ho and HeC3."""
+    """(m,) traces of Ho and HeC3, checked."""
     if fitted.sandwich.variances_alone:
         variances = fitted.sandwich.variances(inputs)[1]
-        return variances["ho"].sum(1), variances["hec3"].sum(1)
-    covariances = fitted.sandwich.predict(inputs).covariances
-    ho, hec3 = (torch.diagonal(covariances[name], dim1=1, dim2=2).sum(1) for name in ("ho", "hec3"))
-    return ho, hec3
+    else:
+        covariances = fitted.sandwich.predict(inputs).covariances
+        variances = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ("ho", "hec3")}
+    found = {name: variances[name].sum(1, keepdim=True) for name in ("ho", "hec3")}
+    check_traced(fitted.problem, found, inputs)
+    return found["ho"].squeeze(1), found["hec3"].squeeze(1)
 
 
 def predicted_noise(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None) -> Tensor:
@@ -326,6 +328,7 @@ class Calibration(Shown):
             least .1 and at most .5.
         codes: what targets are for other classes and for the class itself; `None` where there are no classes, so that
             squares do not say how often two labels differ.
+        unit: of the residuals of a regression; squares are in its square.
     """
 
     neighbours: Neighbours
@@ -338,6 +341,7 @@ class Calibration(Shown):
     expected: Tensor
     limit: float
     codes: tuple[float, float] | None
+    unit: float = 1.0
 
     @property
     def classes(self) -> bool:
@@ -356,7 +360,9 @@ class Calibration(Shown):
         classes = codes is not None
         neighbours = Neighbours.of(fitted, classes)
         counted = fitted.counted
-        squares = torch.where(counted, squared_residuals(fitted, neighbours.leverages(), codes), 0.0)
+        largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
+        unit = 1.0 if fitted.problem.likelihood.has_classes or largest_residual == 0 else largest_residual
+        squares = torch.where(counted, squared_residuals(fitted, neighbours.leverages(), codes, unit), 0.0)
         leverages = neighbours.leverages_without()[counted].sort().values
         some = squares[counted].double()
         mean = float(some.mean()) if len(some) else 0.0
@@ -379,6 +385,7 @@ class Calibration(Shown):
             expected=isotonic(squares[index][order]),
             limit=min(max(limit, LEAST_DISAGREEMENT), MOST_DISAGREEMENT) if classes else limit,
             codes=codes,
+            unit=1.0 if classes else unit,
         )
 
     def __repr__(self) -> str:
@@ -458,7 +465,7 @@ def class_codes(fitted: Fitted) -> tuple[float, float] | None:
     return (round(low, 6), round(high, 6)) if coded and high > low else None
 
 
-def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, float] | None) -> Tensor:
+def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, float] | None, unit: float) -> Tensor:
     """(n,) squared leave-one-out residuals of each training example, the mean over its positions.
 
     For classes those of the label at the prediction without the example, which a network that has learned its labels by
@@ -470,6 +477,7 @@ def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, flo
         fitted: the fit.
         leverages: (n,) of the examples, in the metric without labels.
         codes: what targets are for other classes and for the class itself; `None` where there are no classes.
+        unit: of the residuals of a regression, whose squares may be too small or too large for numbers.
     """
     problem = fitted.problem
     if problem.units is not None and problem.units.weights is not None:
@@ -481,7 +489,7 @@ def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, flo
         return (fitted.loo_residuals.square().sum(1) / (scale * positions)).clamp_max(MOST_SQUARE)
     if problem.likelihood.has_classes:
         return 2.0 * fitted.loo_residuals.square().sum(1).div(positions * problem.width).clamp_max(1.0)
-    return fitted.residuals.square().sum(1) / (positions * problem.width) / (1.0 - leverages).clamp_min(1e-6)
+    return (fitted.residuals / unit).square().sum(1) / (positions * problem.width) / (1.0 - leverages).clamp_min(1e-6)
 
 
 def isotonic(values: Tensor) -> Tensor:

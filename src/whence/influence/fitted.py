@@ -386,7 +386,8 @@ def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Itera
             if apart:  # (m, c, n, k) to (m c, 1, n, k)
                 chunks = ((rows, aligned.flatten(0, 1).unsqueeze(1)) for rows, aligned in chunks)
             terms = _terms(fitted, chunks, m, k // each)
-            _check_terms(problem, terms, take(some, which))
+            found = {"ho": terms.ho.sum(1, keepdim=True), "hec3": terms.hec3.sum(1, keepdim=True)}
+            check_traced(problem, found, take(some, which))
             yield slice(first, first + m), terms
 
 
@@ -414,9 +415,8 @@ def _terms(fitted: Fitted, chunks: Iterator[tuple[slice, Tensor]], m: int, k: in
     return Terms(ho, hec3, alignment, pull)
 
 
-def _check_terms(problem: Linearization, terms: Terms, inputs: Inputs) -> None:
-    """Raise where variances are no numbers: for gradients that are none, or for their scale."""
-    found = {"ho": terms.ho.sum(1, keepdim=True), "hec3": terms.hec3.sum(1, keepdim=True)}
+def check_traced(problem: Linearization, found: Mapping[str, Tensor], inputs: Inputs) -> None:
+    """Raise where variances (m, 1) by name are no numbers: for gradients that are none, or for their scale."""
     if all(bool(torch.isfinite(one).all()) for one in found.values()):
         return
     bad = (~_finite_gradients(problem, inputs)).nonzero().squeeze(1).tolist()

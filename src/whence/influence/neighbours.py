@@ -148,7 +148,7 @@ def output_directions(outputs: int) -> Tensor:
         torch.Size([4, 100])
     """
     if outputs <= MOST_DIRECTIONS:
-        return torch.eye(outputs)
+        return torch.eye(outputs, device="cpu")
     generator = torch.Generator("cpu").manual_seed(0)
     signs = 2 * torch.randint(0, 2, (MOST_DIRECTIONS, outputs), generator=generator, device="cpu") - 1
     directions: Tensor = signs.float() / MOST_DIRECTIONS**0.5

@@ -125,7 +125,9 @@ def read_change(
         weight = 1.0 if problem.sample_weights is None else float(problem.sample_weights[at])
         new, old = weight * problem.likelihood.residuals(outputs, checked)[0], problem.residuals[at]
         # a label that stays as it is, up to the rounding of another batch, is no change
-        rounding = SAME_LABEL * torch.finfo(new.dtype).eps * (1 + outputs.abs().max()) * old.abs().max()
+        size = outputs.abs().max()
+        size = (1 + size) * old.abs().max() if problem.likelihood.has_classes else size + old.abs().max()
+        rounding = SAME_LABEL * torch.finfo(new.dtype).eps * size
         shift[at] = torch.where((new - old).abs().max() <= rounding, torch.zeros_like(new), new - old)
     return counts, shift, targets
 
