@@ -17,7 +17,6 @@ from whence.curvature.base import NO_GROUPS
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import all_fingerprints, example_fingerprints
-from whence.display import listing
 from whence.errors import InputError, TooLargeError
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
@@ -379,7 +378,7 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
         for check in trust
         if check.name == "eigenbasis" and check.level != "fine"
     ]
-    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics, *beyond, finding)))
+    return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics.findings, *beyond, finding)))
 
 
 def _diagnose(
@@ -389,17 +388,17 @@ def _diagnose(
     step: NewtonStep,
     adjusted: AdjustedResiduals,
     loo: LeaveOneOut,
-) -> Diagnostics:
+) -> list[Finding]:
     numbers = problem.numbers
     scale = float(problem.residuals.square().mean().sqrt())
     lost = loo.hessian_times(slice(0, problem.n), step.change)
     moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
     undetermined = loo.policy == "exact" and adjusted.guarded > 0
+    names = list(problem.selection.parameters)
+    more = ", ..." * (len(names) > 6)
     findings = [
-        Finding(
-            "parameters", problem.selection.size, f"selected weights: {listing(list(problem.selection.parameters), 6)}"
-        ),
+        Finding("parameters", problem.selection.size, f"selected weights: {', '.join(names[:6])}{more}"),
         Finding("ridge", bread.ridge, f"lambda on the sum scale: {source}"),
         Finding(
             "degrees of freedom",
@@ -433,5 +432,4 @@ def _diagnose(
             ),
         ),
     ]
-    findings += [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]
-    return Diagnostics(tuple(findings))
+    return findings + [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]

@@ -234,7 +234,6 @@ class LayerGradients:
         self.problem = problem
         self._chunks = Chunks(problem.batches.notes, "gradients of all layers")
         self._capture: Capture | None = None
-        self._more: list[Inputs] = []
         self.in_use = 0.0
         self.notes: list[str] = []
         self._batch = 0
@@ -242,15 +241,9 @@ class LayerGradients:
             first = problem.batches.first()
             self._batch = first.size
             few = take(first.inputs, slice(0, min(first.size, PROOF_EXAMPLES)))
-            self._capture = self._verified(few)
-            if self._capture.without_uses:
-                read, process_group = (
-                    problem.read("parameters not used by the first batch"),
-                    problem.passes.process_group,
-                )
-                unused = self._capture.without_uses
-                self._more = examples_using(unused, self._capture, read, process_group, problem.device)
-                self._capture = self._verified(few) if self._more else self._capture
+            if not problem.captures:
+                problem.captures.append(self._verified_on_training_data(few))
+            self._capture = problem.captures[0]
             self.notes = list(self._capture.notes)
             sizes = LayerSizes(self._capture.blocks, *self._measure(few))
         self.sizes = sizes
@@ -375,14 +368,23 @@ class LayerGradients:
                 yield chunk
                 del chunk  # the next one needs the memory
 
-    def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None) -> Capture:
+    def _verified_on_training_data(self, few: Inputs) -> Capture:
+        """The capture, verified on the first examples, and on others that use parameters which these do not."""
+        problem, found = self.problem, self._verified(few)
+        if not found.without_uses:
+            return found
+        read = problem.read("parameters not used by the first batch")
+        more = examples_using(found.without_uses, found, read, problem.passes.process_group, problem.device)
+        return self._verified(few, more=more) if more else found
+
+    def _verified(self, few: Inputs, blocks: Sequence[Block] | None = None, more: Sequence[Inputs] = ()) -> Capture:
         problem = self.problem
         with rounded_products(False):  # sums of products are compared
             return Capture(
                 problem.network,
                 dict(problem.selection.parameters),
                 example_inputs=few,
-                more=self._more,
+                more=more,
                 blocks=blocks,
                 later_notes=problem.batches.notes,
             )

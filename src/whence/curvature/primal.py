@@ -39,6 +39,7 @@ from whence.curvature.cost import ProblemSizes
 from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
+from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
 from whence.linalg import eigenvectors
 from whence.runtime.execution import State
@@ -119,6 +120,57 @@ class Projected:
             matrix = basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
             tensors.update(basis.block.from_matrix(matrix))
         return problem.selection.flatten(tensors, leading=len(lead))
+
+
+def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
+    """Random projections of the gradients to about `size` features, the same for every call up to rounding."""
+    problem = stream.problem
+    generator = torch.Generator("cpu").manual_seed(seed)
+    shares = allot([block.numel for block in stream.blocks], size)
+    bases = [draw(block, share, generator) for block, share in zip(stream.blocks, shares, strict=True)]
+    moved = [basis.to(working_precision(problem), problem.device) for basis in bases]
+    indices = [torch.arange(math.prod(basis.shape), device=problem.device) for basis in moved]
+    return Projected(stream, moved, indices, None, list(stream.notes), orthonormal=False)
+
+
+def allot(sizes: Sequence[int], total: int) -> list[int]:
+    """Share features out over blocks: small blocks whole, the rest evenly.
+
+    Examples:
+        >>> allot([10, 1000, 1000], 110)
+        [10, 50, 50]
+    """
+    shares = [0] * len(sizes)
+    left = total
+    for rank, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
+        shares[at] = min(sizes[at], max(1, left // (len(sizes) - rank)))
+        left -= shares[at]
+    return shares
+
+
+def draw(block: Block, share: int, generator: torch.Generator) -> Basis:
+    """A random basis of about `share` coordinates with U U^T equal to the identity on average."""
+    if share >= block.numel:
+        return Basis(block)
+    if block.kind == "dense":
+        return Basis(block, inputs=orthonormal(1, block.numel, share, generator)[0])
+    if block.kind == "rows":
+        columns = max(1, share // block.matrix_shape[0])
+        return Basis(block, outputs=orthonormal(1, block.matrix_shape[1], columns, generator))
+    e, o, i = block.matrix_shape
+    each = max(1, share // e)
+    above = min(o, max(1, round(each**0.5)))
+    below = min(i, max(1, each // above))
+    above = min(o, max(1, each // below))
+    return Basis(block, orthonormal(e, i, below, generator), orthonormal(e, o, above, generator))
+
+
+def orthonormal(groups: int, size: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Random orthonormal columns scaled so that U U^T is the identity on average: (groups, size, columns)."""
+    normal = torch.randn(groups, size, columns, generator=generator, dtype=torch.float64, device="cpu")
+    vectors: Tensor = torch.linalg.qr(normal).Q
+    scaled: Tensor = vectors * math.sqrt(size / columns)
+    return scaled
 
 
 def primal_bytes(r: int) -> float:

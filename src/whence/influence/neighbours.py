@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import ConstantCotangents, LayerGradients, working_precision
-from whence.curvature.core import sketch_features
-from whence.curvature.primal import Projected
+from whence.curvature.primal import Projected, sketch_features
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.network import OutputMixtures, SelectedOutputs

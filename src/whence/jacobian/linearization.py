@@ -12,6 +12,7 @@ from torch import Tensor
 from whence.data.batches import Batch, Batches, Inputs, check_finite, take
 from whence.data.targets import LossDerivatives, Positions, check_weights_given, none_if_ones
 from whence.errors import ShapeError, TooLargeError
+from whence.jacobian.capture import Capture
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, OutputView, Selection
 from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, OutputSketch, SketchedBatches
@@ -83,6 +84,7 @@ class Linearization:
     sketch: OutputSketch | None = None
     passes: Passes = field(default_factory=Passes)
     folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
+    captures: list[Capture] = field(default_factory=list)  # that of the layers' gradients, once it is verified
 
     @property
     def n(self) -> int:

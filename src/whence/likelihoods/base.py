@@ -46,16 +46,19 @@ class Likelihood(ABC):
         has_classes: whether the outputs are logits of classes, with probabilities and margins.
         couples_outputs: whether the loss's Hessian ties the outputs of an example to each other, so that single
             outputs cannot be left out.
+        squared_error: whether the loss's Hessian in the outputs is the identity: that of all likelihoods that define no
+            `hessian_root`.
     """
 
     name: ClassVar[str]
     has_classes: ClassVar[bool] = False
     couples_outputs: ClassVar[bool] = False
+    squared_error: ClassVar[bool]
 
-    @property
-    def squared_error(self) -> bool:
-        """Whether the loss's Hessian in the outputs is the identity."""
-        return type(self).hessian_root is Likelihood.hessian_root
+    def __init_subclass__(cls) -> None:
+        """Tell squared error by its Hessian."""
+        super().__init_subclass__()
+        cls.squared_error = cls.hessian_root is Likelihood.hessian_root
 
     @abstractmethod
     def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:

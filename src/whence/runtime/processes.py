@@ -55,11 +55,7 @@ class Processes:
         self.neighbours = neighbours
         self.rank: int = 0 if group is None else self._ranks.index(dist.get_rank())
         self.size: int = len(self._ranks)
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is no other process."""
-        return self.size == 1
+        self.alone: bool = self.size == 1  # whether there is no other process
 
     def tell(self, what: str, value: Any = None) -> list[Any]:
         """What every process says, in the order of ranks; an error if one of them failed.
