@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import networks
+import oracles
 import whence
+from curvature_matrices import close
 from structures import (
     ESTIMATORS,
     STRUCTURES,
@@ -24,6 +26,7 @@ from structures import (
 )
 from whence.api import STRUCTURES as KNOWN
 from whence.curvature import Auto
+from whence.influence.fitted import whole_alignments
 
 
 def test_every_structure_runs_the_contract() -> None:
@@ -69,6 +72,36 @@ def test_the_model_is_left_as_it_was(structure: whence.Structure) -> None:
     assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
     assert all(parameter.grad is None for parameter in case.model.parameters())
     assert not any(module._forward_hooks or module._backward_hooks for module in case.model.modules())
+
+
+# --- One matrix behind all answers -----------------------------------------------------------------------------------
+
+ALL_INVERSES: dict[str, whence.Structure] = {
+    **STRUCTURES,
+    "matrix free": whence.Exact(road="matrix_free"),
+    "two bases": whence.EKFAC(meat="two_bases", corner=2),
+    "truncated": whence.EKFAC(tolerance=0.3),
+}
+
+
+@pytest.mark.parametrize("structure", ALL_INVERSES.values(), ids=ALL_INVERSES.keys())
+@pytest.mark.parametrize("name", ["mlp", "convolution", "norms"])
+def test_leverages_alignments_and_laplace_are_those_of_the_dense_inverse(
+    structure: whence.Structure, name: str
+) -> None:
+    case = networks.build(name)
+    tracer = fit(case, structure)
+    inverse = tracer.bread.to_dense().numpy()
+    training = oracles.tangents_of(case.model, case.inputs)[1]
+    test = oracles.tangents_of(case.model, case.test_inputs)[1]
+    close(tracer.bread.leverage_blocks, training @ inverse @ training.transpose(0, 2, 1), rtol=1e-6)
+    wanted = np.einsum("mkp,pq,njq->mknj", test, inverse, training)
+    close(torch.cat([one for _, one in whole_alignments(tracer, case.test_inputs)]), wanted, rtol=1e-6)
+    laplace = tracer.noise_scale * test @ inverse @ test.transpose(0, 2, 1)
+    close(covariances(tracer, case.test_inputs)["laplace"], laplace, rtol=1e-6)
+    if isinstance(structure, whence.Exact):
+        rows = training.reshape(-1, training.shape[-1])
+        close(inverse, np.linalg.inv(rows.T @ rows + 0.6 * np.eye(rows.shape[1])), rtol=1e-6)
 
 
 # --- What must not matter --------------------------------------------------------------------------------------------

@@ -233,6 +233,14 @@ class FittedCurvature(ABC):
         """Something like F_lam^-1 v for vectors (q, d), symmetric and positive: where exact solves start from."""
         return vectors / self.ridge if self.ridge > 0 else vectors
 
+    def to_dense(self) -> Tensor:
+        """(d, d) the inverse curvature by which leverages, alignments and predictions are computed, as one matrix."""
+        return self.precondition(self._eye())
+
+    def _eye(self) -> Tensor:
+        problem = self.problem
+        return torch.eye(problem.selection.size, dtype=problem.dtype, device=problem.device)
+
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedCurvature:
         """The same curvature with another ridge above zero, for less than a fit costs; `meat_roots` as of a fit."""
         raise InputError(
@@ -320,6 +328,10 @@ class AlignedCurvature(FittedCurvature):
             parts = [solved @ other.flatten(0, 1).T for batch in others for other in self.blocks(batch)]
             found.append(torch.cat(parts, dim=1).reshape(*rows.shape[:2], -1, j))
         return torch.cat(found)
+
+    def to_dense(self) -> Tensor:
+        """One solve for each weight."""
+        return self.solve(self._eye())
 
     def sandwich(self, meats: Meats) -> AlignmentSandwich:
         """Keep the weights: alignments are computed for each prediction."""

@@ -495,6 +495,11 @@ class FittedPrimal(FittedCurvature):
         outside = vectors - features.lift(inside)
         return solved + (outside - features.lift(features.into(outside))) / self.ridge
 
+    def to_dense(self) -> Tensor:
+        """The inverse along the features; zero outside, which they do not see."""
+        root = self.features.lift(self.whiten.inverse / self.whiten.scale)  # (r, d)
+        return root.mT @ root
+
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedPrimal:
         """Factor anew; rows that are in memory are not computed again."""
         return FittedPrimal.fit(self.problem, self.features, ridge, self.rows)

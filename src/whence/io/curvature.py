@@ -194,6 +194,13 @@ def _jacobian(problem: Linearization, notes: list[str]) -> Jacobian:
     return found
 
 
+def write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) -> None:
+    """Features, and meats in whitened coordinates."""
+    write_features(draft.part("features"), bread.features)
+    meats = {f"meat_{one}": matrix for one, matrix in sandwich.matrices.items()}
+    draft.put(meats=list(sandwich.matrices), total=sandwich.total, **meats)
+
+
 def read_primal(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
     """Features, factor, and meats in whitened coordinates."""
     notes = saved.texts("notes")
@@ -216,6 +223,11 @@ def read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fitte
     rows = TrainingRows(problem, features)
     bread = read(saved, FittedDual, problem=problem, notes=notes, features=features, rows=rows)
     return bread, AlignmentSandwich(bread, meats)
+
+
+def write_iterative(draft: Draft, bread: FittedIterative, sandwich: Sandwich) -> None:
+    """How solves stop."""
+    write(draft, "solver", bread.solver)
 
 
 def read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
@@ -306,26 +318,20 @@ def _bears_tf32(weights: Weights, device: torch.device) -> bool:
     return device.type != "cuda" or weights.rounded or not weights.basis.outside
 
 
-Restorer = Callable[[Saved, Linearization, Meats], tuple[FittedCurvature, Sandwich]]
-KINDS: dict[str, tuple[type[FittedCurvature], Restorer]] = {
-    "primal": (FittedPrimal, read_primal),
-    "dual": (FittedDual, read_dual),
-    "matrix_free": (FittedIterative, read_iterative),
-    "spectral": (FittedSpectral, read_spectral),
+Writer = Callable[[Draft, Any, Any], None]
+Reader = Callable[[Saved, Linearization, Meats], tuple[FittedCurvature, Sandwich]]
+KINDS: dict[str, tuple[type[FittedCurvature], Writer, Reader]] = {
+    "primal": (FittedPrimal, write_primal, read_primal),
+    "dual": (FittedDual, lambda draft, bread, sandwich: None, read_dual),
+    "matrix_free": (FittedIterative, write_iterative, read_iterative),
+    "spectral": (FittedSpectral, write_spectral, read_spectral),
 }
-"""Every fitted curvature of whence, and how it is read."""
+"""Every fitted curvature of whence, and what is written and read beside the fields of its table."""
 
 
-def write_curvature(draft: Draft, name: str, bread: Any, sandwich: Any) -> None:
-    """Write a fitted curvature and its sandwich as a part of that name."""
-    write(draft, name, bread)
-    part = Draft(draft.fields[name], draft.tensors, draft.orders, f"{draft.name}{name}.")
+def write_curvature(draft: Draft, kind: str, bread: FittedCurvature, sandwich: Sandwich) -> None:
+    """Write a fitted curvature and its sandwich as the part "bread"."""
+    write(draft, "bread", bread)
+    part = Draft(draft.fields["bread"], draft.tensors, draft.orders, f"{draft.name}bread.")
     part.put(limit=bread.problem.budget.limit)
-    if isinstance(bread, FittedSpectral):
-        write_spectral(part, bread, sandwich)
-    elif isinstance(bread, FittedPrimal):
-        write_features(part.part("features"), bread.features)
-        meats = {f"meat_{one}": matrix for one, matrix in sandwich.matrices.items()}
-        part.put(meats=list(sandwich.matrices), total=sandwich.total, **meats)
-    elif isinstance(bread, FittedIterative):
-        write(part, "solver", bread.solver)
+    KINDS[kind][1](part, bread, sandwich)

@@ -53,7 +53,7 @@ class Given:
 
 def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path) -> None:
     """Write a fit to a file; see `Tracer.save`."""
-    structure = next((name for name, (kind, _) in KINDS.items() if kind is type(fitted.bread)), None)
+    structure = next((name for name, (kind, *_) in KINDS.items() if kind is type(fitted.bread)), None)
     if structure is None:
         raise InputError(
             f"expected a structure of whence itself to save, got {type(fitted.bread).__name__}, which only its author "
@@ -83,7 +83,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     write_problem(draft.part("problem"), problem)
     for name, value in {"groups": loo.groups, "step": step, "adjusted": fitted.adjusted}.items():
         write(draft, name, value)
-    write_curvature(draft, "bread", fitted.bread, fitted.sandwich)
+    write_curvature(draft, structure, fitted.bread, fitted.sandwich)
     write_file(path, {**draft.fields, "orders": draft.orders}, draft.tensors)
 
 
@@ -139,7 +139,7 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     deletions = 1 if saved.unread else loo.deletions(problem)  # stand-ins have no weights to count
     meats = Meats(roots, adjusted.hec3, deletions, groups)
     part = saved.part("bread")
-    _, read_curvature = KINDS[saved.text("structure", *KINDS)]
+    read_curvature = KINDS[saved.text("structure", *KINDS)][2]
     problem_of_bread = replace(problem, budget=read_budget(part, given, problem.device))
     bread, sandwich = read_curvature(part, problem_of_bread, meats)
     if given.loader is not None and not saved.unread:
