@@ -103,11 +103,12 @@ def leave_one_out(
             reading; the same for k = 1).
     """
     rule = POLICIES[policy]
-    hats = leverage_blocks if roots is None else roots.mT @ leverage_blocks @ roots
-    if roots is None or hats.shape == leverage_blocks.shape:
-        leverage = torch.diagonal(hats, dim1=1, dim2=2)
+    if roots is None:
+        leverage = torch.diagonal(leverage_blocks, dim1=1, dim2=2)
+    elif roots.shape == leverage_blocks.shape:
+        leverage = (roots * (leverage_blocks @ roots)).sum(1)
     else:  # a root without a column for each output: the diagonal of L Q, which sums to the same
-        leverage = torch.einsum("nkq,nkq->nk", roots, leverage_blocks @ roots)
+        leverage = (roots * (leverage_blocks @ roots)).sum(2)
     if by_output or (roots is None and residuals.shape[1] == 1):
         inflation = rule.inflation(leverage.clamp_min(0.0))
         return AdjustedResiduals(
@@ -116,21 +117,25 @@ def leave_one_out(
             rule.leverage(leverage),
             rule.guarded(leverage.reshape(-1, 1)),
         )
-    pairs = [eigh(some) for some in few_at_once((hats + hats.mT) / 2)]
-    values, vectors = (torch.cat(some) for some in zip(*pairs, strict=True))
-    values = values.clamp_min(0.0)
-    pulled = _times(leverage_blocks, residuals)
-    coordinates = _times(vectors.mT, pulled if roots is None else _times(roots.mT, pulled))
+    roots, values = hat_roots(leverage_blocks, roots)
+    coordinates = _times(roots.mT, _times(leverage_blocks, residuals))
 
     def adjusted(inflation: Tensor, slope: float) -> Tensor:
         factor = torch.where(values < 1e-12, slope, (inflation - 1.0) / values.clamp_min(1e-300))
-        change = _times(vectors, coordinates * factor)
-        return residuals + (change if roots is None else _times(roots, change))
+        return residuals + _times(roots, coordinates * factor)
 
     inflation = rule.inflation(values)
     return AdjustedResiduals(
         adjusted(inflation.sqrt(), 0.5), adjusted(inflation, 1.0), rule.leverage(leverage), rule.guarded(values)
     )
+
+
+def hat_roots(leverage_blocks: Tensor, roots: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Roots R_i (n, k, q) of the same Hessians L_i with R_i^T Q_i R_i diagonal, and these diagonals h (n, q)."""
+    hats = leverage_blocks if roots is None else roots.mT @ leverage_blocks @ roots
+    pairs = [eigh(some) for some in few_at_once((hats + hats.mT) / 2)]
+    values, vectors = (torch.cat(some) for some in zip(*pairs, strict=True))
+    return vectors if roots is None else roots @ vectors, values.clamp_min(0.0)
 
 
 def leave_groups_out(

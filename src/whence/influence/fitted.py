@@ -25,13 +25,12 @@ from whence.curvature.base import Alignments
 from whence.data.batches import Inputs, batch_size, check_finite, length, take, tensors_of, to_device, without_targets
 from whence.display import Shown
 from whence.errors import InputError, LoaderError, StaleModelError
-from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, out_of_range
+from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_roots, out_of_range
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network, SelectedOutputs
-from whence.linalg import eigh
 from whence.results import Diagnostics, Uncertainty
 from whence.runtime.execution import Chunks
-from whence.runtime.memory import Budget, few_at_once
+from whence.runtime.memory import Budget
 from whence.runtime.model_state import check_evaluation_mode, checksum, fingerprint, locked, preserved, rounded_products
 
 if TYPE_CHECKING:
@@ -131,32 +130,9 @@ def leave_one_out_leverage(fitted: Fitted) -> Tensor:
     blocks = fitted.bread.leverage_blocks
     if fitted.loo.policy != "exact":
         return blocks
-    roots, hats = _hat_roots(fitted, slice(None))
+    roots, hats = hat_roots(blocks, fitted.problem.hessian_roots)
     pulled = blocks @ roots
     return blocks + pulled * POLICIES["exact"].inflation(hats).unsqueeze(1) @ pulled.mT
-
-
-def identity_minus_hat(fitted: Fitted, index: Tensor | slice = slice(None)) -> Tensor:
-    """(s, k, k) I - Q_i L_i of some training examples, by which leaving one out divides.
-
-    Its eigenvalues are kept above rounding: an example that decides its own prediction leaves nothing behind. Its
-    diagonal may well be below zero, as it is not symmetric.
-    """
-    blocks = fitted.bread.leverage_blocks[index]
-    roots, hats = _hat_roots(fitted, index)
-    most = 1.0 - torch.finfo(blocks.dtype).eps
-    kept = torch.where(hats > most, most / hats, 1.0).unsqueeze(1)
-    eye = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
-    return eye - blocks @ (roots * kept) @ roots.mT
-
-
-def _hat_roots(fitted: Fitted, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-    """Roots R_i (s, k, q) of the Hessians L_i with R_i^T Q_i R_i diagonal, and these diagonals (s, q)."""
-    blocks, roots = fitted.bread.leverage_blocks[index], fitted.problem.hessian_roots
-    hats = blocks if roots is None else roots[index].mT @ blocks @ roots[index]
-    pairs = [eigh(some) for some in few_at_once((hats + hats.mT) / 2)]
-    values, vectors = (torch.cat(some) for some in zip(*pairs, strict=True))
-    return vectors if roots is None else roots[index] @ vectors, values.clamp_min(0.0)
 
 
 def check_count(given: Any, name: str) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
 from whence.errors import InputError
+from whence.estimators import POLICIES, hat_roots
 from whence.influence.fitted import (
     Fitted,
     alignments,
@@ -396,7 +397,7 @@ def _inflation(fitted: Fitted) -> Tensor:
     if fitted.loo.policy != "exact":
         eye = torch.eye(fitted.problem.k, dtype=fitted.problem.dtype, device=fitted.problem.device)
         return eye.expand(fitted.problem.n, -1, -1)
-    return _function_of_hat(fitted, lambda h: 1.0 / (1.0 - h).clamp_min(torch.finfo(h.dtype).eps))
+    return _function_of_hat(fitted, POLICIES["exact"].inflation)
 
 
 def _noise_shrinkage(fitted: Fitted, repeat: Tensor) -> Tensor:
@@ -413,15 +414,11 @@ def _noise_shrinkage(fitted: Fitted, repeat: Tensor) -> Tensor:
 
 def _function_of_hat(fitted: Fitted, function: Callable[[Tensor], Tensor]) -> Tensor:
     """(n, k, k) function of L_i Q_i, or of its blocks where positions or outputs are left out singly."""
-    blocks, roots = fitted.loo.within_units(fitted.bread.leverage_blocks), fitted.problem.hessian_roots
-    hats = blocks if roots is None else roots.mT @ blocks @ roots
-    if fitted.loo.by_output:
-        return function(hats.diagonal(dim1=1, dim2=2).clamp_min(0.0)).diag_embed()
-    values, vectors = torch.linalg.eigh(_symmetric(hats))
+    blocks = fitted.loo.within_units(fitted.bread.leverage_blocks)
+    roots, values = hat_roots(blocks, fitted.problem.hessian_roots)
     values = values.clamp_min(1e-12)
-    change = vectors * ((function(values) - 1.0) / values).unsqueeze(1) @ vectors.mT
     eye = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
-    found: Tensor = eye + (change if roots is None else roots @ change @ roots.mT) @ blocks
+    found: Tensor = eye + roots * ((function(values) - 1.0) / values).unsqueeze(1) @ roots.mT @ blocks
     return found
 
 
