@@ -114,6 +114,7 @@ IGNORED |= {
     "target_transform",
 }
 IGNORED |= {
+    "captures",
     "_batch",
     "_cache",
     "_cached",

@@ -233,7 +233,6 @@ class LayerGradients:
     def __init__(self, problem: Linearization, sizes: LayerSizes | None = None) -> None:
         self.problem = problem
         self._chunks = Chunks(problem.batches.notes, "gradients of all layers")
-        self._capture: Capture | None = None
         self.in_use = 0.0
         self.notes: list[str] = []
         self._batch = 0
@@ -243,9 +242,8 @@ class LayerGradients:
             few = take(first.inputs, slice(0, min(first.size, PROOF_EXAMPLES)))
             if not problem.captures:
                 problem.captures.append(self._verified_on_training_data(few))
-            self._capture = problem.captures[0]
-            self.notes = list(self._capture.notes)
-            sizes = LayerSizes(self._capture.blocks, *self._measure(few))
+            self.notes = list(problem.captures[0].notes)
+            sizes = LayerSizes(problem.captures[0].blocks, *self._measure(few))
         self.sizes = sizes
         self._cache = GradientCache()
 
@@ -341,7 +339,7 @@ class LayerGradients:
 
     def capture(self, inputs: Inputs) -> Capture:
         """The capture, verified on these inputs if it was not yet."""
-        if self._capture is None:
+        if not self.problem.captures:
             found = self._verified(take(inputs, slice(0, PROOF_EXAMPLES)), self.sizes.blocks)
             if found.blocks != self.sizes.blocks:
                 raise UncapturedParameterError(
@@ -349,8 +347,8 @@ class LayerGradients:
                     "forward pass for the first inputs. Pass train_loader to whence.load, so that the path of the "
                     "training data is followed."
                 )
-            self._capture = found
-        return self._capture
+            self.problem.captures.append(found)
+        return self.problem.captures[0]
 
     def _read(
         self, label: str, cotangents: Cotangents, count: int, state: State | None, given: Sequence[Tensor]
