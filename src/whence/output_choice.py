@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Inputs, take
+from whence.data.targets import diagonal_blocks
 from whence.errors import InputError
 from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
@@ -110,17 +111,14 @@ def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, 
         step = flat.shape[1] if full else MAX_OUTPUTS
         views = [SelectedOutputs(inputs, flat[:, a:b]) for a, b in _ranges(flat.shape[1], step)]
         found = cat_by_name([variances_of(view, full) for view in views], 1)
-        parts.append({name: _by_position(values, high - low, full) for name, values in found.items()})
+        some = high - low
+        parts.append(
+            {
+                name: diagonal_blocks(values, some) if full else values.reshape(m, some, c)
+                for name, values in found.items()
+            }
+        )
     return cat_by_name(parts, 1)
-
-
-def _by_position(values: Tensor, t: int, full: bool) -> Tensor:
-    """(m, t c, t c) to (m, t, c, c), or (m, t c) to (m, t, c)."""
-    m = len(values)
-    if not full:
-        return values.reshape(m, t, -1)
-    c = values.shape[1] // t
-    return values.reshape(m, t, c, t, c).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
 def _sketched(

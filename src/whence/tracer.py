@@ -95,7 +95,7 @@ class Tracer(Fitted):
                 return self._all_outputs(inputs, where, at_once)
             shaped = self._shaped_outputs(inputs, where)
             found = choice.predict(self.problem.likelihood, inputs, shaped, self._view_variances, at_once, draw)
-            self._check_finite({**found.variances, **found.covariances}, inputs, where)
+            check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
             return found.without_padding(inputs)
 
         parts = for_each_batch(self, x, predict_batch, plain=choice is not None, cache=cache)
@@ -129,7 +129,7 @@ class Tracer(Fitted):
         else:
             outputs, found = self.sandwich.variances(inputs)
         mean, found = self._mean(outputs, inputs, where), self._all_estimators(found, shift)
-        self._check_finite(found, inputs, where)
+        check_variances(self.problem, found, where, inputs)
         return OutputVariances(mean, None, found if full else {}, {} if full else found)
 
     def _shaped_outputs(self, inputs: Inputs, where: str) -> Tensor:
@@ -152,10 +152,6 @@ class Tracer(Fitted):
         predicted = self.sandwich.predict(view)
         found = self._all_estimators(predicted.covariances, predicted.shift)
         return found if full else {name: value.diagonal(dim1=1, dim2=2) for name, value in found.items()}
-
-    def _check_finite(self, found: Mapping[str, Tensor], inputs: Inputs, where: str) -> None:
-        if not all(bool(torch.isfinite(values).all()) for values in found.values()):
-            check_variances(self.problem, found, where, inputs)
 
     def _mean(self, outputs: Tensor, inputs: Inputs, where: str) -> Tensor:
         problem = self.problem

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import whence
 from doubles import Changing, batches, inputs_and_targets
-from whence.data.batches import Batches, batch_size, check_finite, describe, split, take, to_device, without_targets
+from whence.data.batches import Batches, batch_size, check_finite, describe, split, split_targets, take, to_device
 from whence.runtime.progress import Progress
 
 CPU = torch.device("cpu")
@@ -136,13 +136,13 @@ def test_targets_by_name(key: str) -> None:
 
 def test_the_parts_of_a_batch_to_predict() -> None:
     x, y = inputs_and_targets()
-    assert without_targets(x) is x
-    assert without_targets((x, y)) is x
-    assert without_targets([x, y]) is x
-    assert without_targets((x,)) == (x,)
-    assert without_targets((x, y), positional=2) == (x, y)
-    assert without_targets(((x, x), y), positional=2) == (x, x)
-    assert without_targets({"x": x, "labels": y}) == {"x": x}
+    assert split_targets(x)[0] is x
+    assert split_targets((x, y))[0] is x
+    assert split_targets([x, y])[0] is x
+    assert split_targets((x,))[0] == (x,)
+    assert split_targets((x, y), positional=2)[0] == (x, y)
+    assert split_targets(((x, x), y), positional=2)[0] == (x, x)
+    assert split_targets({"x": x, "labels": y})[0] == {"x": x}
 
 
 def test_moving_cuts_graphs_and_leaves_the_rest(device: torch.device) -> None:

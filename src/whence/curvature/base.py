@@ -290,7 +290,7 @@ class Structure(ABC):
         """
 
 
-def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice = slice(None)) -> Tensor:
+def times_hessian(vectors: Tensor, roots: Tensor | None, where: slice | Tensor = slice(None)) -> Tensor:
     """L_i v_i for vectors (..., n, k) of some examples, with the Hessians L = R R^T; `None` for the identity."""
     if roots is None:
         return vectors

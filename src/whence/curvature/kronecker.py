@@ -43,33 +43,20 @@ EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by a
 
 
 def whole_moments(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of G = sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o).
-
-    At one position G is never formed; at few, products of positions take its place; at many it is formed.
-    """
+    """Sums of G^T G and G G^T, (e, i, i) and (e, o, o), of G = sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o)."""
     n, c, e, t, o = g.shape
     i = a.shape[3]
-    if t == 1:
+    if t == 1:  # G is never formed
         below = a * g.square().sum((1, 4)).sqrt().unsqueeze(3)
         above = g * a.square().sum(3, keepdim=True).sqrt().unsqueeze(1)
         return summed(below, 1), summed(above, 2)
-    by_pairs = 2 * t * t * (c * o + i) + t * i * i + c * t * o * o
-    by_matrices = c * t * o * i + c * o * i * (o + i)
-    each = t * t if by_pairs <= by_matrices else c * o * i
-    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (e * each))
-    sums = [torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o)]
+    step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * i))
+    inputs, outputs = (torch.zeros(e, size, size, dtype=torch.float64, device=a.device) for size in (i, o))
     for low in range(0, n, step):
-        inner, above = a[low : low + step], g[low : low + step]
-        if by_pairs <= by_matrices:
-            joined = above.permute(0, 2, 3, 1, 4).flatten(3)  # (n, e, t, c o)
-            alike_out, alike_in = joined @ joined.transpose(-1, -2), inner @ inner.transpose(-1, -2)
-            sums[0] += summed(inner, 1, alike_out @ inner)
-            sums[1] += summed(above, 2, alike_in.unsqueeze(1) @ above)
-        else:
-            inner_moment, outer_moment = matrix_moments(outer(inner, above))
-            sums[0] += inner_moment
-            sums[1] += outer_moment
-    return sums[0], sums[1]
+        below, above = matrix_moments(outer(a[low : low + step], g[low : low + step]))
+        inputs += below
+        outputs += above
+    return inputs, outputs
 
 
 def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,17 +64,14 @@ def matrix_moments(matrices: Tensor) -> tuple[Tensor, Tensor]:
     return summed(matrices, 2), summed(matrices.transpose(3, 4), 2)
 
 
-def summed(values: Tensor, groups: int, other: Tensor | None = None) -> Tensor:
-    """Sum v w^T over every axis but the last and that of the groups, for (..., e, ..., i): (e, i, i)."""
-    if other is None and cotangents_first(values):
+def summed(values: Tensor, groups: int) -> Tensor:
+    """Sum v v^T over every axis but the last and that of the groups, for (..., e, ..., i): (e, i, i)."""
+    if cotangents_first(values):
         values = values.transpose(0, 1)
-    if other is None and values.is_cuda and is_transposed_in_memory(values) and values.shape[-1] <= values.shape[-2]:
+    if values.is_cuda and is_transposed_in_memory(values) and values.shape[-1] <= values.shape[-2]:
         flipped = values.transpose(-1, -2)  # a copy of many positions would cost more than a matrix an example
         return (flipped @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
-    first = values.movedim(groups, 0).flatten(1, -2)
-    if other is None:
-        return second_moment(first)
-    return first.transpose(-1, -2) @ other.movedim(groups, 0).flatten(1, -2)
+    return second_moment(values.movedim(groups, 0).flatten(1, -2))
 
 
 def second_moment(rows: Tensor) -> Tensor:

@@ -256,26 +256,26 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any, Any]:
     )
 
 
-def without_targets(raw: Any, positional: int = 1) -> Inputs:
-    """The inputs of a batch to predict on, whether or not targets came with them.
+def split_targets(raw: Any, positional: int = 1) -> tuple[Inputs, Any]:
+    """The inputs of a batch to predict on, and the targets that came with them, `None` where none did.
 
-    Args:
-        raw: a tensor, a mapping, a tuple of inputs, or any of them with targets in a pair, or with weights too.
-        positional: how many positional arguments the model takes.
+    A batch is a tensor, a mapping, a tuple of as many inputs as the model takes positional arguments, or any of them
+    with targets in a pair, or with weights too.
 
     Examples:
-        >>> without_targets(("inputs", "targets")), without_targets(("left", "right"), positional=2)
-        ('inputs', ('left', 'right'))
+        >>> split_targets(("inputs", "targets")), split_targets(("left", "right"), positional=2)
+        (('inputs', 'targets'), (('left', 'right'), None))
     """
     if isinstance(raw, Mapping):
-        return {key: value for key, value in raw.items() if key not in (*TARGET_KEYS, WEIGHT_KEY)}
-    if isinstance(raw, (tuple, list)):
-        nested = any(isinstance(item, (tuple, list, Mapping)) for item in raw)
-        weighted = len(raw) == 3 and positional != 3
-        if (len(raw) == 2 or weighted) and (nested or positional == 1):
-            return _plain(raw[0])
-        return tuple(raw)
-    return raw
+        inputs = {key: value for key, value in raw.items() if key not in (*TARGET_KEYS, WEIGHT_KEY)}
+        return inputs, next((raw[key] for key in TARGET_KEYS if key in raw), None)
+    if not isinstance(raw, (tuple, list)):
+        return raw, None
+    nested = any(isinstance(item, (tuple, list, Mapping)) for item in raw)
+    weighted = len(raw) == 3 and positional != 3
+    if (len(raw) == 2 or weighted) and (nested or positional == 1):
+        return _plain(raw[0]), raw[1]
+    return tuple(raw), None
 
 
 def _plain(inputs: Inputs) -> Inputs:

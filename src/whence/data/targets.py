@@ -43,9 +43,7 @@ class Positions:
 
     def split(self, blocks: Tensor) -> Tensor:
         """The blocks (n t, k, q) on the diagonals of matrices (n, t k, t q)."""
-        n, t = len(blocks), self.positions
-        shaped = blocks.reshape(n, t, self.width, t, blocks.shape[2] // t)
-        return shaped.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
+        return diagonal_blocks(blocks, self.positions).flatten(0, 1)
 
     def join(self, blocks: Tensor) -> Tensor:
         """The inverse: blocks (n t, k, q), or one (1, k, q) for all, on the diagonals of (n or 1, t k, t q)."""
@@ -122,6 +120,13 @@ def example_weights(given: Tensor | None, units: Tensor) -> Tensor:
     """(n,) weights of examples whose positions weigh (n, t): their own, or one; zero where no position counts."""
     counts = (units > 0).any(1).to(units.dtype)
     return counts if given is None or given.ndim > 1 else counts * given.to(units.dtype)
+
+
+def diagonal_blocks(matrices: Tensor, count: int) -> Tensor:
+    """(n, t k, t q) to the t blocks on the diagonal of each matrix, (n, t, k, q)."""
+    n, k, q = matrices.shape
+    shaped = matrices.reshape(n, count, k // count, count, q // count)
+    return shaped.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
 def block_diagonal(blocks: Tensor) -> Tensor:

@@ -22,7 +22,16 @@ from torch.utils.data import Dataset
 
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
 from whence.curvature.base import Alignments
-from whence.data.batches import Inputs, batch_size, check_finite, length, take, tensors_of, to_device, without_targets
+from whence.data.batches import (
+    Inputs,
+    batch_size,
+    check_finite,
+    length,
+    split_targets,
+    take,
+    tensors_of,
+    to_device,
+)
 from whence.display import Shown
 from whence.errors import InputError, LoaderError, StaleModelError
 from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_roots, out_of_range
@@ -274,10 +283,10 @@ def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
     if isinstance(x, InputCache):
         yield from x.read(lambda given: _batches(fitted, given))
     elif isinstance(x, (Tensor, Mapping, tuple)):
-        yield without_targets(x, positional)
+        yield split_targets(x, positional)[0]
     elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
         track = fitted.problem.progress.track
-        yield from (without_targets(raw, positional) for raw in track(x, "predictions, batch", length(x)))
+        yield from (split_targets(raw, positional)[0] for raw in track(x, "predictions, batch", length(x)))
     else:
         raise InputError(
             f"expected a batch (a tensor, a tuple, a dict) or a loader to predict, got {type(x).__name__}. "

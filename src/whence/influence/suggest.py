@@ -121,8 +121,8 @@ def label_first(fitted: Fitted, pool: Sequence[Inputs], test: Sequence[Inputs] |
     return Suggestion(torch.tensor(index, device="cpu"), scores, totals, "inputs to label")
 
 
-def _hessian_roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:
-    """(p, k, q) roots of the loss's Hessian for labels as the network expects them; `None` for the identity."""
+def _hessian_roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor:
+    """(p, k, q) roots of the loss's Hessian for labels as the network expects them."""
     problem = fitted.problem
     likelihood = problem.likelihood
     found = []
@@ -133,28 +133,20 @@ def _hessian_roots(fitted: Fitted, batches: Sequence[Inputs]) -> Tensor | None:
         if likelihood.has_classes:
             expected = likelihood.check_targets(likelihood.probabilities(outputs), outputs, "the pool")
         root = likelihood.hessian_root(outputs, expected)
-        if root is None:
-            return None
-        found.append(root)
+        found.append(torch.ones_like(outputs).diag_embed() if root is None else root)
     return torch.cat(found)
 
 
-def _products(
-    fitted: Fitted, some: Sequence[Inputs], others: Sequence[Inputs], left: Tensor | None, right: Tensor | None
-) -> Tensor:
+def _products(fitted: Fitted, some: Sequence[Inputs], others: Sequence[Inputs], left: Tensor, right: Tensor) -> Tensor:
     """R^T J F_lam^-1 J'^T R' of some inputs with others, (m q, p q)."""
     rows = []
     for batch, roots in zip(some, _by_batch(left, some), strict=True):
-        found = fitted.bread.products(batch, others)  # (m, k, p, k)
-        if roots is not None and right is not None:
-            found = torch.einsum("mkq,mkpj,pjr->mqpr", roots, found, right)
-        rows.append(found.flatten(0, 1).flatten(1))
+        products = fitted.bread.products(batch, others)  # (m, k, p, k)
+        rows.append(torch.einsum("mkq,mkpj,pjr->mqpr", roots, products, right).flatten(0, 1).flatten(1))
     return torch.cat(rows)
 
 
-def _by_batch(roots: Tensor | None, batches: Sequence[Inputs]) -> Sequence[Tensor | None]:
-    if roots is None:
-        return [None] * len(batches)
+def _by_batch(roots: Tensor, batches: Sequence[Inputs]) -> Sequence[Tensor]:
     split: tuple[Tensor, ...] = roots.split([batch_size(batch, "the pool") for batch in batches])
     return split
 

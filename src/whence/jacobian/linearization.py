@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Batch, Batches, Inputs, check_finite, take
-from whence.data.targets import LossDerivatives, Positions, check_weights_given, none_if_ones
+from whence.data.targets import LossDerivatives, Positions, check_weights_given, diagonal_blocks, none_if_ones
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
@@ -44,11 +44,8 @@ class Folds:
 
     def blocks(self, matrices: Tensor) -> Tensor:
         """Matrices (n, k, k) of examples as the blocks (N, w, w) of what is left out of them at once."""
-        n, k = matrices.shape[:2]
-        if self.width is None or self.width == k:
-            return matrices
-        shaped = matrices.reshape(n, k // self.width, self.width, k // self.width, self.width)
-        return shaped.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
+        k = matrices.shape[1]
+        return diagonal_blocks(matrices, 1 if self.width is None else k // self.width).flatten(0, 1)
 
     def parts(self, vectors: Tensor) -> Tensor:
         """Vectors (n, k) of examples as those (N, w) of what is left out of them at once."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
-from whence.data.batches import TARGET_KEYS, Inputs, batch_size, in_order, take, without_targets
+from whence.data.batches import Inputs, batch_size, in_order, split_targets, take
 from whence.display import listing, number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted
@@ -52,7 +52,8 @@ class DataSource:
         """Yield (number of the first example, inputs, targets if there are any), a few hundred examples at a time."""
         start = 0
         for at, batch in enumerate(self.batches):
-            inputs, targets = without_targets(batch, self.positional), targets_in(batch, self.positional)
+            inputs, given = split_targets(batch, self.positional)
+            targets = given.detach() if isinstance(given, Tensor) and given.ndim else None
             size = batch_size(inputs, f"batch {at}")
             if targets is not None and len(targets) != size:
                 raise ShapeError(f"expected {size} targets for {size} inputs in batch {at}, got {len(targets)}.")
@@ -71,26 +72,6 @@ class DataSource:
             if len(rows):
                 batches.append(tree_map(lambda x, at=rows: x[at.to(x.device)] if isinstance(x, Tensor) else x, inputs))
         return DataSource(batches, self.positional)
-
-
-def targets_in(batch: Any, positional: int) -> Tensor | None:
-    """The targets of a batch, where it has any; the counterpart of `without_targets`.
-
-    Examples:
-        >>> targets_in((torch.zeros(2, 3), torch.ones(2)), 1)
-        tensor([1., 1.])
-        >>> targets_in(torch.zeros(2, 3), 1) is None
-        True
-    """
-    targets: Any = None
-    if isinstance(batch, Mapping):
-        targets = next((batch[key] for key in TARGET_KEYS if key in batch), None)
-    elif isinstance(batch, (tuple, list)):
-        nested = any(isinstance(part, (tuple, list, Mapping)) for part in batch)
-        weighted = len(batch) == 3 and positional != 3
-        if (len(batch) == 2 or weighted) and (nested or positional == 1):
-            targets = batch[1]
-    return targets.detach() if isinstance(targets, Tensor) and targets.ndim else None
 
 
 def training_targets(source: DataSource, n: int) -> Tensor:

@@ -209,7 +209,7 @@ class ExactSolver:
         def multiply(vectors: Tensor, at: Tensor) -> Tensor:
             image = ridge * vectors
             for batch in self.problem.batches.read(None):
-                curved = self._hessian_times(batch.rows, self.jacobian.jvp(batch.inputs, vectors))
+                curved = times_hessian(self.jacobian.jvp(batch.inputs, vectors), self.problem.hessian_roots, batch.rows)
                 if gone is not None:
                     curved = curved.masked_fill(gone[at][:, batch.rows], 0.0)
                 image += self.jacobian.vjp(batch.inputs, curved)
@@ -246,11 +246,6 @@ class ExactSolver:
                 total += self.jacobian.vjp(inputs, cotangents[:, which])
         return total
 
-    def _hessian_times(self, rows: slice | Tensor, vectors: Tensor) -> Tensor:
-        """L_i v_i for (q, n, k)."""
-        roots = self.problem.hessian_roots
-        return times_hessian(vectors, None if roots is None else roots[rows])
-
     def _meat_forms(self, solved: Tensor) -> dict[str, Tensor]:
         """sum_i |W_i^T J_i z|^2 for solutions z (q, d), of groups where the fit has some."""
         meats, q = self.fitted.meats, len(solved)
@@ -277,7 +272,7 @@ class ExactSolver:
             without = residuals.clone()
             for which, inputs, _ in training_examples(self.fitted, one.members):
                 change = self.jacobian.jvp(inputs, step.unsqueeze(0))
-                without[which] += self._hessian_times(which, change)[0]
+                without[which] += times_hessian(change, self.problem.hessian_roots, which)[0]
             found.append(without[one.members])
         return found
 
