@@ -16,6 +16,7 @@ from classification import linear_softmax
 from doubles import fit
 from whence.influence import Calibration
 from whence.influence.fitted import leave_one_out_leverage
+from whence.influence.neighbours import output_directions
 from whence_paper.demo_trial import QUICK, WEIGHT_DECAY, draw_task, train
 
 RIDGE = 0.5
@@ -236,6 +237,59 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     shares = p[21:] if loss == "categorical" else nearest(p[21:] / (1 - low))
     differ = 1 - shares.square().sum(1)
     torch.testing.assert_close(found.predicted_noise, differ)
+
+
+@pytest.mark.parametrize("outputs", [3, 6])
+def test_several_labels_by_hand(outputs: int, generator: torch.Generator) -> None:
+    """Yes or no for each output: gradients of all outputs, or of random combinations of more than four."""
+    x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (21, 6))
+    y = torch.randint(2, (21, outputs), generator=generator).double()
+    model = networks.linear(torch.randn(outputs, 3, generator=generator, dtype=torch.float64))
+    tracer = fit(model, [(x, y)], likelihood="bernoulli", ridge=RIDGE)
+    gradients = output_directions(outputs).double().numpy() @ oracles.linear_tangents(
+        torch.cat([x, asked]).numpy(), outputs
+    )
+    differ = 2 * tracer.loo_residuals.square()  # of two labels of each output; residuals have oracles of their own
+    wanted = by_hand(gradients[:21], gradients[21:], differ.mean(1).clamp_max(2.0).numpy(), classes=True)
+    found = tracer.explain(asked)
+    assert found.classes
+    np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
+    np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
+    assert found.noise_limit == pytest.approx(min(max(2 * wanted["mean"], 0.1), 0.5))
+    p = model(asked).sigmoid().detach()
+    torch.testing.assert_close(found.predicted_noise, (2 * p * (1 - p)).mean(1))
+    assert "two labels of examples like this one differ" in found.sentence(0)
+    assert len(found.notes) == (outputs == 6)
+
+
+def test_labels_of_several_outputs_that_are_coins(generator: torch.Generator) -> None:
+    """One output of two has coins for labels in one place: two labels there differ in a quarter of all pairs."""
+    place = torch.arange(600) // 200
+    clean = torch.stack([place == 0, place == 2], 1).double()
+    coin = torch.randint(2, (600,), generator=generator).double()
+    y = torch.stack([clean[:, 0], torch.where(place == 1, coin, clean[:, 1])], 1)
+    x = torch.nn.functional.one_hot(place, 3).double()
+    tracer = fit(networks.linear([[6.0, -6, -6], [-6.0, 0, 6]]), [(x, y)], likelihood="bernoulli", ridge=RIDGE)
+    found = tracer.explain(x)
+    assert found.verdicts[200:400] == ("noisy labels nearby",) * 200
+    assert found.verdicts.count("noisy labels nearby") == 200
+    assert float(found.noise[200:400].mean()) == pytest.approx(0.25, abs=0.02)
+
+
+def test_what_is_approximated_is_said(generator: torch.Generator) -> None:
+    """More weights than projections, and more outputs than are looked at one by one."""
+    x = torch.randn(30, 300, generator=generator, dtype=torch.float64)
+    y = torch.randn(30, 8, generator=generator, dtype=torch.float64)
+    large = fit(torch.nn.Linear(300, 8, dtype=torch.float64), [(x, y)], ridge=RIDGE)
+    found = large.explain([x[:2], x[2:4]])
+    assert len(found) == 4
+    assert found.notes == (
+        "Gradients are compared in 2,048 random projections, not in all 2,408 weights.",
+        "Gradients are those of 4 random combinations of the 8 outputs, not of each output.",
+    )
+    assert all(note in " ".join(str(found).split()) for note in found.notes)
+    small = fit(torch.nn.Linear(3, 2, dtype=torch.float64), [(x[:, :3], y[:, :2])], ridge=RIDGE)
+    assert small.explain(x[:2, :3]).notes == ()
 
 
 def test_one_output_with_two_targets_is_about_two_classes(generator: torch.Generator) -> None:
