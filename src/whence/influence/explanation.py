@@ -315,8 +315,8 @@ class Calibration(Shown):
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
     whether or not the network has learned their labels by heart. Around an input they are averaged with weights a_i^2.
-    An average over many examples is nearer to that of the whole data set than the truth is: training examples,
-    each without itself, tell how near, by an isotonic regression of their own squares on the averages around them. If
+    An average over many examples is nearer to that of the whole data set than the truth is: how much nearer comes from
+    an isotonic regression of the squares of training examples on the averages around them, each without itself. If
     noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
     mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
     p-value.

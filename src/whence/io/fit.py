@@ -386,5 +386,5 @@ def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, li
         prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
     data = NO_DATA if loader is None or saved.unread else loader
     found = SavedBatches(data, saved.device, progress, [], prints, True, positional, retarget)
-    found.notes = notes  # what was told about the loader at the fit
+    found.notes = notes  # what the fit noted about the loader
     return found

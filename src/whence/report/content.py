@@ -234,7 +234,7 @@ def value_text(finding: Finding) -> str:
 
 
 def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) -> Iterator[Check]:
-    """What `Tracer.trust` or other diagnostics found, or what the fit itself tells, and how the tracing went."""
+    """What `Tracer.trust` or other diagnostics found, or what the fit itself shows, and how the tracing went."""
     if trust is None:
         yield Check(
             "note",
