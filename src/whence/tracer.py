@@ -100,9 +100,12 @@ class Tracer(Fitted):
 
         parts = for_each_batch(self, x, predict_batch, plain=choice is not None, cache=cache)
         found = parts[0] if len(parts) == 1 else OutputVariances.join(parts)
-        later = None
-        if cache is not None and cache.readable and (choice is None or found.mean.shape[-1] <= MAX_OUTPUTS):
-            later = lambda: self.predict(cache, covariance=True, outputs=outputs).covariances  # noqa: E731  short
+
+        def covariances() -> Mapping[str, Tensor]:
+            return self.predict(cache, covariance=True, outputs=outputs).covariances
+
+        few = choice is None or found.mean.shape[-1] <= MAX_OUTPUTS
+        later = covariances if cache is not None and cache.readable and few else None
         return Uncertainty(
             found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
         )
