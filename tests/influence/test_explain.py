@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import oracles
 import whence
 from classification import linear_softmax
 from doubles import fit
+from whence.cli.query import SavedNetwork
 from whence.influence import Calibration
 from whence.influence.fitted import leave_one_out_leverage
 from whence.influence.neighbours import output_directions
@@ -275,7 +277,7 @@ def test_labels_of_several_outputs_that_are_coins(generator: torch.Generator) ->
     assert float(found.noise[200:400].mean()) == pytest.approx(0.25, abs=0.02)
 
 
-def test_what_is_approximated_is_said(generator: torch.Generator) -> None:
+def test_what_is_approximated_is_said(generator: torch.Generator, tmp_path: Path) -> None:
     """More weights than projections, and more outputs than are looked at one by one."""
     x = torch.randn(30, 300, generator=generator, dtype=torch.float64)
     y = torch.randn(30, 8, generator=generator, dtype=torch.float64)
@@ -287,6 +289,12 @@ def test_what_is_approximated_is_said(generator: torch.Generator) -> None:
         "Gradients are those of 4 random combinations of the 8 outputs, not of each output.",
     )
     assert all(note in " ".join(str(found).split()) for note in found.notes)
+    saved = SavedNetwork(large, x[:4], [], "")
+    saved.frame(verdicts=True)
+    assert saved.notes == list(found.notes)
+    large.report(tmp_path / "report.html", x[:4])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(note in page for note in found.notes)
     small = fit(torch.nn.Linear(3, 2, dtype=torch.float64), [(x[:, :3], y[:, :2])], ridge=RIDGE)
     assert small.explain(x[:2, :3]).notes == ()
 
