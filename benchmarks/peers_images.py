@@ -3,7 +3,7 @@
 MNIST and Fashion-MNIST, 14 x 14 pixels (means of 2 x 2), ten classes of which one has random labels in training and one
 is missing from it; points of the other data set are out of distribution. Networks are trained by cross-entropy.
 Ordinary points are test points of the other eight classes: misclassified ones are looked for among them, and the other
-three kinds are told from them.
+three kinds are compared with them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def fit_network(network: nn.Module, data: Data, generator: torch.Generator) -> N
 
 
 def of_probabilities(probabilities: Tensor) -> dict[str, Tensor]:
-    """Doubt that probabilities alone tell."""
+    """Doubt that probabilities alone show."""
     return {
         "1 - max p": 1 - probabilities.amax(1),
         "entropy": -(probabilities.clamp_min(1e-12).log() * probabilities).sum(1),
@@ -133,7 +133,7 @@ def of_answer(answer: Answer) -> dict[str, Tensor]:
 
 
 def of_draws(fitted: Sampled, points: Tensor) -> dict[str, Tensor]:
-    """What draws tell beside: how much one learns about the answer from knowing the function."""
+    """What draws show beside: how much one learns about the answer from knowing the function."""
     with torch.no_grad():
         drawn = fitted.sample(points).double().softmax(-1)
     within = -(drawn.clamp_min(1e-12).log() * drawn).sum(-1).mean(0)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from whence_paper.toys.problems import Sinc
 
 from .record import attempt, measured, save, say, surroundings
 from .scores import spearman
+
+Loss = Literal["mse", "cross_entropy"]
 
 DECAYS = {"sinc": (1e-3, 1e-4, 0.0), "other": (1e-2, 1e-3, 0.0)}
 STRUCTURES = ("exact", "core", "ekfac")
@@ -65,7 +67,7 @@ class Problem:
     tests: Tensor
     n: int
     sizes: tuple[int, ...]
-    loss: str
+    loss: Loss
     activation: Callable[[Tensor], Tensor]
 
     @property
@@ -85,7 +87,7 @@ def toy(scenario: int) -> Problem:
     return Problem(draw, torch.linspace(-7, 7, TESTED)[:, None], 200, (1, 50, 1), "mse", torch.tanh)
 
 
-def table(inputs: Tensor, targets: Tensor, n: int, sizes: tuple[int, ...], loss: str) -> Problem:
+def table(inputs: Tensor, targets: Tensor, n: int, sizes: tuple[int, ...], loss: Loss) -> Problem:
     """Rows of a table; some are kept for tests, the others are the population."""
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
     tested, pool = order[:TESTED], order[TESTED:]
@@ -106,7 +108,7 @@ def uci(folder: Path, name: str, n: int) -> Problem:
     return table(inputs, targets, n, (inputs.shape[1], 50, 1), "mse")
 
 
-def digits(loss: str) -> Problem:
+def digits(loss: Loss) -> Problem:
     """8 x 8 digits, 64-32-10."""
     found = load_digits()
     inputs, labels = torch.from_numpy(found.data / 16.0).float(), torch.from_numpy(found.target).long()
@@ -225,7 +227,7 @@ def rules(
         yield "leave-one-out", "loo"
     if decay > 0:
         outputs = problem.sizes[-1] if problem.loss == "mse" else 1
-        yield "weight decay", whence.ridge_from_weight_decay(decay, problem.n, outputs=outputs, loss=problem.loss)  # type: ignore[arg-type]  # one of two
+        yield "weight decay", whence.ridge_from_weight_decay(decay, problem.n, outputs=outputs, loss=problem.loss)
     whole = trace(problem, network, x)
     p = sum(one.numel() for one in network.parameters())
     stationary, size = optimality(problem, network, x, y)

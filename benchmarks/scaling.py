@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,8 @@ def one(structure: str, n: int, batch: int) -> dict[str, Any]:
     whence.fit(network, Drawn(32, 32), structure=structure, ridge=0.32, progress=False)
     seconds: list[float] = []
 
-    def fit() -> None:
-        work = lambda: whence.fit(network, loader, structure=structure, ridge=0.01 * n, progress=False)  # noqa: E731
-        seconds.append(cpu_seconds(work))
-
-    extra = extra_bytes(fit)
+    fit = partial(whence.fit, network, loader, structure=structure, ridge=0.01 * n, progress=False)
+    extra = extra_bytes(lambda: seconds.append(cpu_seconds(fit)))
     drawing = cpu_seconds(lambda: [None for _ in loader])
     reference = cpu_seconds(lambda: forward_backward(network, (inputs for inputs, _ in loader))) - drawing
     return {"fit_s": seconds[0], "extra_mb": extra / 1e6, "reference_s": reference, "drawing_s": drawing}

@@ -1,4 +1,4 @@
-"""What a fit takes is told before it runs, and is what it takes: measured in processes of their own."""
+"""What a fit takes is estimated before it runs, and is what it takes: measured in processes of their own."""
 
 from __future__ import annotations
 
@@ -257,4 +257,4 @@ def test_time_is_of_the_right_order(structure: str) -> None:
     start = time.perf_counter()
     whence.fit(model, loader, structure=structure, progress=False)
     took = time.perf_counter() - start
-    assert took / 30 < told < 30 * took  # a machine may be busy; by how much is told in the documentation
+    assert took / 30 < told < 30 * took  # a machine may be busy; by how much, the documentation says

@@ -147,7 +147,7 @@ def count(amount: int, one: str, many: str | None = None) -> str:
 
 
 def rows_shown(total: int, how: str) -> tuple[int, str]:
-    """How many rows to show of so many, and a note that tells how to see the rest.
+    """How many rows to show of so many, and a note that says how to see the rest.
 
     Examples:
         >>> rows_shown(3, "to_frame()"), rows_shown(12, "to_frame()")

@@ -282,18 +282,18 @@ def estimate(
     hessian_columns: Literal["auto", "all"] | int = "auto",
     execution: Execution | None = None,
 ) -> Estimate:
-    """Tell what memory and time `whence.fit` would take, without fitting.
+    """Estimate what memory and time `whence.fit` would take, without fitting.
 
     A few examples of the first batch are run to measure; everything else is counted. The data are not read beyond that
     where their loader knows how many there are. Memory is that of the fit, beside the model and the data; structures
-    that choose their size from the data (EKFAC with a tolerance, the core) are told at their largest. Times are good to
-    a factor of two or three, on a machine with nothing else to do.
+    that choose their size from the data (EKFAC with a tolerance, the core) are given at their largest. Times are good
+    to a factor of two or three, on a machine with nothing else to do.
 
     Args:
         model: as for `whence.fit`.
         train_loader: as for `whence.fit`.
         likelihood: as for `whence.fit`.
-        structure: as for `whence.fit`; the others are told beside it.
+        structure: as for `whence.fit`; the others are listed beside it.
         parameters: as for `whence.fit`.
         hessian_columns: as for `whence.fit`.
         execution: as for `whence.fit`.

@@ -359,12 +359,12 @@ def _check_positions(problem: Linearization, loo: str) -> None:
 
 
 def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
-    """Add to the diagnostics how far to trust the fit, as far as it tells by itself; say so where it is not fine."""
+    """Add to the diagnostics how far to trust the fit, from the fit alone; say so where it is not fine."""
     trust = trust_of_fit(tracer)
     odd = ", ".join(check.name for check in trust if check.level not in ("fine", "not checked"))
     if odd:
-        bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) tells why and what to do")
-    finding = Finding("trust", trust.level, f"{odd or 'as far as a fit can tell'}; tracer.trust() looks closer")
+        bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) says why and what to do")
+    finding = Finding("trust", trust.level, f"{odd or 'as far as a fit alone can show'}; tracer.trust() looks closer")
     names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
         Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")

@@ -64,7 +64,7 @@ def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, 
 
     `torch.linalg.eigh` fails to converge, or gives NaN without a word, on matrices with many rows of zeros (pixels that
     are always zero, units that never fire): in float32 often, in float64 now and then. Such rows are eigenvectors
-    already and are set aside. Where it fails all the same, other drivers are tried, and the fact is told; nothing is
+    already and are set aside. Where it fails all the same, other drivers are tried, and `facts` gets a line; nothing is
     ever added to the matrix.
 
     Args:

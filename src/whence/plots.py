@@ -198,7 +198,7 @@ def risk_coverage(
 ) -> Axes:
     """Mean error of the predictions that are kept, as the most uncertain are set aside.
 
-    The lower a curve, the better its score finds the predictions that are wrong. The legend tells the area under each.
+    The lower a curve, the better its score finds the predictions that are wrong. The legend gives the area under each.
 
     Args:
         uncertainty: of m predictions.

@@ -112,7 +112,7 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
         hidden_layer_sizes: widths of the hidden layers, with tanh.
         ridge: lambda; the larger, the smoother.
         structure: as for `whence.fit`; "exact" while examples times outputs, or weights, are some thousands.
-        max_iter: of L-BFGS. `tracer_.diagnostics` tells how far from the optimum training ended ("Newton change").
+        max_iter: of L-BFGS. `tracer_.diagnostics` says how far from the optimum training ended ("Newton change").
         random_state: a seed, for the first weights.
 
     Attributes:

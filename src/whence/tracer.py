@@ -100,9 +100,12 @@ class Tracer(Fitted):
 
         parts = for_each_batch(self, x, predict_batch, plain=choice is not None, cache=cache)
         found = parts[0] if len(parts) == 1 else OutputVariances.join(parts)
-        later = None
-        if cache is not None and cache.readable and (choice is None or found.mean.shape[-1] <= MAX_OUTPUTS):
-            later = lambda: self.predict(cache, covariance=True, outputs=outputs).covariances  # noqa: E731  short
+
+        def covariances() -> Mapping[str, Tensor]:
+            return self.predict(cache, covariance=True, outputs=outputs).covariances
+
+        few = choice is None or found.mean.shape[-1] <= MAX_OUTPUTS
+        later = covariances if cache is not None and cache.readable and few else None
         return Uncertainty(
             found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
         )
@@ -206,7 +209,7 @@ class Tracer(Fitted):
             matrix: also keep the shares of all training examples, m x n for each estimator, and their `alignments`.
             positions: of a network that answers at several positions, such as tokens: "each", or a list such as
                 [0, -1], makes the predicted class at each of them a prediction of its own, an input's one after the
-                other; `where` tells which is which. Without it an input's positions are taken together.
+                other; `where` says which is which. Without it an input's positions are taken together.
 
         Examples:
             >>> import torch, whence
@@ -223,7 +226,7 @@ class Tracer(Fitted):
         return join_batches(for_each_batch(self, x, lambda inputs, where: attribute(self, inputs, top, matrix)))
 
     def explain(self, x: Any, level: float = 0.95, top: int = 5) -> Explanation:
-        """Tell for each prediction whether it is to be trusted, and if not, whether labels or data are the cause.
+        """Say for each prediction whether it is to be trusted, and if not, whether labels or data are the cause.
 
         Two numbers settle it, see `Explanation`: `noise`, how much the labels of the training examples around a
         prediction contradict each other, and `scarcity`, its leverage in a metric without labels over the ordinary
@@ -266,7 +269,7 @@ class Tracer(Fitted):
         Args:
             x: as for `predict`.
             neighbours: predict each residual by the mean of so many nearest neighbours; by default by all anchors,
-                weighted by a Gaussian process whose length and noise the residuals tell, which is more accurate.
+                weighted by a Gaussian process, its length and noise fitted to the residuals, which is more accurate.
             anchors: how many training examples, evenly spaced, serve as neighbours.
 
         Examples:
@@ -425,14 +428,14 @@ class Tracer(Fitted):
         table: Any = None,
         **options: Any,
     ) -> Path:
-        """Write one HTML file that tells which predictions are uncertain, why, and what to do about it.
+        """Write one HTML file that says which predictions are uncertain, why, and what to do about it.
 
         It needs no network and no other file. `docs/report.md` shows what is in it.
 
         Args:
             path: the file to write.
             test: inputs as for `predict`; with targets, as (inputs, targets) or a loader of such pairs, the report also
-                tells right from wrong and draws calibration and risk-coverage curves.
+                marks right and wrong predictions and draws calibration and risk-coverage curves.
             train: the training data to show, in the order of the fit; by default what the fit was made with.
             names: of the classes, or of the outputs.
             images: how to show inputs as pictures: (m, h, w) or (m, c, h, w) of the test inputs, a pair of such arrays

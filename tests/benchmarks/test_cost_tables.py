@@ -1,4 +1,4 @@
-"""The tables of cost: a peer that is ahead comes first, and what did not run is told."""
+"""The tables of cost: a peer that is ahead comes first, and what did not run is listed."""
 
 from __future__ import annotations
 

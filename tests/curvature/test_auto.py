@@ -68,7 +68,9 @@ def test_the_other_road_where_only_that_fits() -> None:
 
 
 def test_the_core_where_it_would_take_too_long() -> None:
-    few = lambda road: 1.0  # noqa: E731
+    def few(road: str) -> float:
+        return 1.0
+
     assert isinstance(choose(100_000, 20_000, few, 1e9, CPU)[0], Core)  # 4.8e13 operations
     assert choose(100_000, 20_000, few, 1e9, torch.device("cuda"))[0] == Exact("primal")
     structure, why = choose(100_000, 200_000, few, 1e9, CPU)

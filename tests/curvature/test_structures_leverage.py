@@ -180,7 +180,7 @@ def test_a_choice_of_parameters(structure: whence.Structure, choice: str) -> Non
         assert total == pytest.approx(float((tangents**2).sum()), rel=1e-9)
 
 
-# --- What is told ----------------------------------------------------------------------------------------------------
+# --- Diagnostics -----------------------------------------------------------------------------------------------------
 
 
 def notes(tracer: whence.Tracer) -> str:

@@ -309,7 +309,7 @@ def _fitted(problem: Problem, tracer: whence.Tracer, truth: Truth) -> Iterator[C
     if fitted.policy == "exact" and _rows(truth):
         yield "leverage", tracer.leverage.sum(1), fitted.leverage, close
     if fitted.policy == "exact" and "float32" not in problem.words:
-        # those that decide their own prediction are told of; within 1e-6 of one rounding may count either way
+        # the diagnostics count leverages of one; within 1e-6 of one rounding may count either way
         least, most = (int((fitted.largest > 1 - far).sum()) for far in (1e-7, 1e-5))
         told = float(tracer.diagnostics["guarded leverages"])
         yield "guarded leverages", told, min(max(told, least), most), 0.0

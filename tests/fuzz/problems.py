@@ -24,7 +24,7 @@ class Problem:
     """What is fitted, and how.
 
     Attributes:
-        inputs, targets, weights: of all training examples in the order in which they are told by index.
+        inputs, targets, weights: of all training examples in the order of their index.
         loader: gives them in batches.
         test: inputs to predict for.
         structure: by name, see `compare.STRUCTURES`.

@@ -163,25 +163,33 @@ class Starving(whence.Diagonal):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
 
-FULL: dict[str, tuple[whence.Structure, int, int]] = {  # width, examples
-    "ekfac": (whence.EKFAC(), 100, 600),
-    "core": (whence.Core(size=100), 20, 1000),
-    "primal": (whence.Exact(road="primal"), 12, 400),
+FULL: dict[str, tuple[whence.Structure, int, int, int]] = {  # width, examples, positions
+    "ekfac": (whence.EKFAC(), 100, 600, 1),
+    "core": (whence.Core(size=100), 20, 1000, 4),
+    "primal": (whence.Exact(road="primal"), 12, 400, 48),
 }
 
 
-def of_width(width: int, n: int, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10)).to(device).eval()
-    return model, torch.randn(n, width, device=device), torch.randn(n, 10, device=device)
+class Pooled(nn.Module):
+    """The mean over positions: activations take more memory than gradients, which are kept for all examples."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.each = nn.Linear(width, width)
+        self.last = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.each(x).tanh().mean(1))
+        return outputs
 
 
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("told", [True, False])
 def test_a_device_that_is_full(name: str, told: bool) -> None:
     """Halfway between what all examples at once take and what few at a time do, with a plan that knows of more."""
-    structure, width, n = FULL[name]
-    model, x, y = of_width(width, n, torch.device("cpu"))
+    structure, width, n, positions = FULL[name]
+    torch.manual_seed(0)
+    model, x, y = Pooled(width).eval(), torch.randn(n, positions, width), torch.randn(n, 10)
     options: dict[str, Any] = {"structure": structure, "ridge": 10.0}
     single: dict[str, Any] = {"dtype": torch.float32}
     answer, peaks = torch.zeros(0), []
@@ -192,7 +200,7 @@ def test_a_device_that_is_full(name: str, told: bool) -> None:
         peaks.append(counted.peak)
         del wanted
     limit = sum(peaks) // 2
-    assert peaks[1] < 0.85 * limit
+    assert peaks[1] < 0.70 * limit
     with Full(limit) as device:
         found = fit(model, [(x, y)], **options, execution=whence.Execution(chunk_size=n if told else None, **single))
     notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]

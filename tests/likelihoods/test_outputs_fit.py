@@ -309,7 +309,7 @@ def test_sentences_are_traced_to_sentences(structure: str, outputs: Any) -> None
     if outputs == "all":
         assert tracer.split(test).hec3.shape == (2, 4)
     else:
-        with pytest.raises(whence.InputError, match="tell noise from design, got one of some mixtures"):
+        with pytest.raises(whence.InputError, match="separate noise from design, got one of some mixtures"):
             tracer.split(test)
     with pytest.raises(whence.InputError, match="Change the labels in the data"):
         tracer.what_if(test, relabel={0: torch.zeros(3, dtype=torch.long)})

@@ -1,4 +1,4 @@
-"""Targets and options that do not suit a likelihood are told, with where and what to do."""
+"""Targets and options that do not suit a likelihood are refused, with where and what to do."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_better_score_lies_lower(generator: torch.Generator) -> None:
 
 
 def test_ranges_hold_what_they_promise(generator: torch.Generator) -> None:
-    """Errors of the variance that is told: the noise and HeC3; half of it is told by Ho."""
+    """Errors of the variance that is predicted, the noise and HeC3; half of it is predicted by Ho."""
     m = 20_000
     variances = {"hec3": torch.full((m, 1), 3.0), "ho": torch.full((m, 1), 1.0)}
     targets = 2.0 * torch.randn(m, 1, generator=generator)

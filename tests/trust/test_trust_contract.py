@@ -154,7 +154,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
 
 def test_a_fit_says_at_once_what_is_not_fine(lines: Any) -> None:
     """A network that was never trained."""
-    assert lines() == "whence: do not trust (stationarity); print(tracer.trust()) tells why and what to do\n"
+    assert lines() == "whence: do not trust (stationarity); print(tracer.trust()) says why and what to do\n"
     assert lines(progress=False) == ""
     assert lines(recenter=True) == ""
 

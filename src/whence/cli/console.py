@@ -79,7 +79,7 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.Abort):
             raise
         except BrokenPipeError:
-            sys.stderr.close()  # the reader of a pipe left; nothing can be told to anyone
+            sys.stderr.close()  # the reader of a pipe left; nobody reads what is written
             raise typer.Exit(FAILED) from None
         except Exception as error:
             stop(*_message(error))

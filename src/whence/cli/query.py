@@ -283,7 +283,9 @@ class SavedNetwork:
             frame.insert(2, "probability", chance.flatten().tolist())
         if verdicts:
             names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
-            frame[names] = self.tracer.explain(self.inputs).to_frame()[names]
+            explanation = self.tracer.explain(self.inputs)
+            frame[names] = explanation.to_frame()[names]
+            self.notes.extend(explanation.notes)
         return frame
 
     def scores(self) -> list[Score]:

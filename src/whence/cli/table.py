@@ -69,7 +69,7 @@ def table(
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
-    """Train a network on a table, and tell which rows it is unsure about, and why.
+    """Train a network on a table, and say which rows it is unsure about, and why.
 
     Finds out what each column holds, fills gaps, encodes, and trains a small network; a fifth of the rows is held out
     for honest numbers. Writes an HTML report on the held-out rows, and a CSV file with the prediction, Ho, HeC3, their
@@ -291,5 +291,5 @@ def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
     """How often each verdict was given, and what to do about it."""
     total = sum(counts.values())
     output.head(head)
-    told = [[name, f"{count:,}", percent(count / total), ADVICE[name]] for name, count in counts.items()]
-    output.rows(told, right=(1, 2))
+    lines = [[name, f"{count:,}", percent(count / total), ADVICE[name]] for name, count in counts.items()]
+    output.rows(lines, right=(1, 2))

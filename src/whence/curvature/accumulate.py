@@ -90,7 +90,7 @@ class Accumulator(Sums[ChunkGradients]):
 
     cotangents: Cotangents  # what is pulled back for every example
     count: int  # number c of cotangents
-    bases: Sequence[Basis] | None = None  # of each block; `None` for the gradients as they were captured
+    bases: Sequence[Basis] | None = None  # of each block; `None` for gradients in the coordinates of the weights
     reads: int = 1  # how often `add` iterates over the gradients of a chunk
 
 
@@ -168,7 +168,7 @@ def cache_bytes(sizes: LayerSizes, cotangents: int, n: int, batch: int, device: 
 
 @dataclass
 class LayerChunk:
-    """Gradients of some training examples, as they were captured until they are asked for in bases."""
+    """Gradients of some training examples: as captured, until they are first asked for in bases."""
 
     where: slice
     tangents: list[Tangent]
@@ -177,7 +177,7 @@ class LayerChunk:
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
     def views(self, bases: Sequence[Basis] | None, device: torch.device) -> list[BasisView]:
-        """Every block in its basis; unless they are cached as they were captured, the views alone hold them."""
+        """Every block in its basis; a chunk that is not cached no longer holds its gradients itself."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
             if not self.cached:
@@ -441,7 +441,7 @@ class Features(Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """What is worth telling about these features."""
+        """What a user should know about these features."""
 
     @property
     def size(self) -> int:

@@ -274,7 +274,7 @@ class Structure(ABC):
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit to a problem of these sizes, for `whence.estimate`."""
         raise InputError(
-            f"expected a structure that tells its cost, got {type(self).__name__}, whose needs only its author knows. "
+            f"expected a structure with a method `cost`, got {type(self).__name__}, whose needs only its author knows. "
             "Define cost(sizes), as whence.curvature.Core does."
         )
 

@@ -1,6 +1,6 @@
 """What a structure costs: bytes held in each stage of a fit, and work of each step.
 
-A structure tells it by `cost`, from the sizes of a problem; `whence.estimate` adds it up.
+A structure gives it by `cost`, from the sizes of a problem; `whence.estimate` adds it up.
 """
 
 from __future__ import annotations

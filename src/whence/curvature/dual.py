@@ -213,7 +213,7 @@ def factor_kernel(kernel: Tensor, roots: Tensor | None, ridge: float) -> Tensor:
     tiny = (torch.finfo(factor.dtype).eps * max(len(pivots), LEAST_ROUNDING)) ** 0.5
     null = len(pivots) - int(info) + 1 if int(info) else int((pivots <= tiny * pivots.max()).sum())
     if null:
-        raise singular(ridge, null, len(pivots), " Exact(road='primal') tells more of them from rounding.")
+        raise singular(ridge, null, len(pivots), " Exact(road='primal') separates more of them from rounding.")
     return factor
 
 

@@ -116,7 +116,7 @@ def memory_needed(problem: Linearization, road: str) -> float:
 
 
 def _check_unpenalised(road: str, numbers: int, size: int) -> None:
-    """Without a penalty the curvature must have an inverse of its own, and only the primal road can tell."""
+    """Without a penalty the curvature must have an inverse of its own, and only the primal road can check that."""
     if numbers < size:
         raise singular(0.0, size - numbers, size)
     if road != "primal":

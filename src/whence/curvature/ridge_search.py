@@ -1,7 +1,7 @@
 """The ridge where none is given, and the ridge by leave-one-out for losses other than squared error.
 
 By leave-one-out: at each ridge the linearized model, f + J dw with the loss as it is, is fitted to its own optimum: for
-losses with a curvature that moves with the outputs, one Newton step from the network's weights tells little about other
+losses with a curvature that moves with the outputs, one Newton step from the network's weights says little about other
 ridges. There every example (or position, or group: whatever the fit leaves out) is left out in one step,
 u_i = (I - L_i Q_i)^-1 r_i as everywhere else, and its loss at the outputs without it, f_i - Q_i u_i, is summed up.
 """
@@ -63,7 +63,7 @@ def default_ridge(problem: Linearization) -> tuple[float, str]:
 
 
 def _target_variance(problem: Linearization, n: float) -> tuple[str, float]:
-    """Mean over outputs; where only mixtures of the outputs are known, the mean square, which they tell on average."""
+    """Mean over outputs; where only mixtures of the outputs are known, the mean square, which they give on average."""
     targets = (problem.outputs + problem.unweighted(problem.residuals)).double()
     if problem.sketch is not None:
         assert problem.hessian_roots is not None
@@ -195,7 +195,7 @@ class Linear:
     def left_out_loss(self, weights: Tensor, ridge: float) -> tuple[Tensor, float]:
         """The optimum (r,) for a ridge, from weights near it, and the mean leave-one-out loss there.
 
-        Infinite, and the weights as they were, for a ridge so small that the damped curvature has no Cholesky factor.
+        For a ridge so small that the damped curvature has no Cholesky factor, the given weights and an infinite loss.
         """
         try:
             return self._left_out_loss(weights, ridge)

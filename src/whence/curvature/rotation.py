@@ -526,7 +526,7 @@ class BasisView:
 
     @property
     def tangent(self) -> Tangent:
-        """The gradients as they were captured."""
+        """The captured gradients, before the rotation."""
         assert self._tangent is not None, "a view of gradients that were freed"
         return self._tangent
 

@@ -51,7 +51,7 @@ class Shares:
     Attributes:
         variance: (m,) trace of the estimator's covariance, as `Tracer.predict` gives it.
         total: (m,) sum over all training examples. It is the variance itself for exact structures, the core and the
-            sketch; EKFAC, KFAC and the diagonal approximate the meat too, and `gap` tells by how much.
+            sketch; EKFAC, KFAC and the diagonal approximate the meat too, and `gap` says by how much.
         index: (m, t) position of the example in the training set.
         share: (m, t) of the total.
         alignment: (m, t) Frobenius norm of a_i = J F_lam^-1 J_i^T.
@@ -391,7 +391,7 @@ def read_positions(positions: Any, count: int) -> Tensor:
 
 
 def _unpadded(inputs: Inputs, where: Tensor) -> Tensor:
-    """(rows,) which of the rows (input, position) are no padding, as far as an "attention_mask" tells."""
+    """(rows,) which of the rows (input, position) are no padding, as far as an "attention_mask" says."""
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return torch.ones(len(where), dtype=torch.bool, device=where.device)

@@ -18,7 +18,7 @@ from torch import Tensor
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, frame, join_batches
-from whence.influence.neighbours import Neighbours
+from whence.influence.neighbours import Neighbours, has_several_labels
 from whence.linalg import largest
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class Explanation(Shown):
     Attributes:
         level: a prediction is called noisy, or scarce, only where its p-value is at most 1 - level.
         noise: (m,) how much the labels around the input contradict each other. For classes, how often two labels given
-            to inputs like this would differ: 0 where all agree, .5 for a coin. For regression, the standard deviation
-            of the targets around the prediction, in their unit.
+            to inputs like this would differ: 0 where all agree, .5 for a coin; the mean over the outputs where each has
+            a label of its own. For regression, the standard deviation of the targets around the prediction, in their
+            unit.
         scarcity: (m,) leverage, in a metric without labels, over that of an ordinary training example that was left
             out: 1 is ordinary, 3 means that a third as many training examples support the prediction.
         noise_p: (m,) how often residuals as large would gather around the input by chance, if noise were the same
@@ -77,6 +78,7 @@ class Explanation(Shown):
         noise_limit: noise above which labels are called noisy.
         scarcity_limit: scarcity above which data are called scarce.
         classes: whether `noise` is about classes.
+        notes: what is approximated.
 
     Examples:
         >>> import torch, whence
@@ -104,6 +106,7 @@ class Explanation(Shown):
     noise_limit: float
     scarcity_limit: float
     classes: bool
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -205,7 +208,9 @@ class Explanation(Shown):
             f"Noisy from {limit} on, scarce from {self.scarcity_limit:.2f} on, where chance makes that in at most "
             f"{percent(1 - self.level)} of cases. In words: sentence(number)."
         )
-        return Table(f"{count(m, 'prediction')}: {counts}", columns, f"{words}\n{more}".strip())
+        return Table(
+            f"{count(m, 'prediction')}: {counts}", columns, "\n".join([words, *self.notes, *([more] if more else [])])
+        )
 
 
 def _listing(examples: Tensor) -> str:
@@ -246,6 +251,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
                 noise_limit=calibration.limit if calibration.classes else calibration.unit * calibration.limit**0.5,
                 scarcity_limit=scarcity_limit,
                 classes=calibration.classes,
+                notes=calibration.neighbours.notes,
             )
         )
     return join_batches(found)
@@ -309,8 +315,8 @@ class Calibration(Shown):
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
     whether or not the network has learned their labels by heart. Around an input they are averaged with weights a_i^2.
-    An average over many examples is nearer to that of the whole data set than the truth is: training examples,
-    each without itself, tell how near, by an isotonic regression of their own squares on the averages around them. If
+    An average over many examples is nearer to that of the whole data set than the truth is: how much nearer comes from
+    an isotonic regression of the squares of training examples on the averages around them, each without itself. If
     noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
     mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
     p-value.
@@ -361,7 +367,7 @@ class Calibration(Shown):
         neighbours = Neighbours.of(fitted, classes)
         counted = fitted.counted
         largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
-        unit = 1.0 if fitted.problem.likelihood.has_classes or largest_residual == 0 else largest_residual
+        unit = 1.0 if classes or largest_residual == 0 else largest_residual
         squares = torch.where(counted, squared_residuals(fitted, neighbours.leverages(), codes, unit), 0.0)
         leverages = neighbours.leverages_without()[counted].sort().values
         some = squares[counted].double()
@@ -385,7 +391,7 @@ class Calibration(Shown):
             expected=isotonic(squares[index][order]),
             limit=min(max(limit, LEAST_DISAGREEMENT), MOST_DISAGREEMENT) if classes else limit,
             codes=codes,
-            unit=1.0 if classes else unit,
+            unit=unit,
         )
 
     def __repr__(self) -> str:
@@ -440,16 +446,16 @@ class Calibration(Shown):
 
 
 def class_codes(fitted: Fitted) -> tuple[float, float] | None:
-    """What targets are for other classes and for the class itself, where one class of several is predicted.
+    """What targets are for other classes and for the class itself.
 
-    Zero and one for one choice among classes, or yes and no. Squared error on a code of classes, such as zeros and a
-    one, is about classes too: two values, the larger one once in every row, or a single output with two values. `None`
-    for all other targets.
+    Zero and one for one choice among classes, or yes and no for one output or more. Squared error on a code of classes,
+    such as zeros and a one, is about classes too: two values, the larger one once in every row, or a single output with
+    two values. `None` for all other targets.
     """
     problem = fitted.problem
     likelihood = problem.likelihood
     if likelihood.has_classes:
-        return (0.0, 1.0) if likelihood.couples_outputs or problem.width == 1 else None
+        return (0.0, 1.0)
     if problem.sketch is not None or not likelihood.squared_error:
         return None
     targets = (problem.outputs + problem.unweighted(problem.residuals)).reshape(-1, problem.width)
@@ -470,8 +476,8 @@ def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, flo
 
     For classes those of the label at the prediction without the example, which a network that has learned its labels by
     heart cannot hide: summed over classes their expectation is how often two labels differ; for yes and no twice the
-    square has the same meaning. For regression e^2 / (1 - h), which has the expectation of the noise, as HC2; the mean
-    over the outputs.
+    square has the same meaning, and the mean of that over outputs that have labels of their own. For regression
+    e^2 / (1 - h), which has the expectation of the noise, as HC2; the mean over the outputs.
 
     Args:
         fitted: the fit.
@@ -485,10 +491,9 @@ def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, flo
     else:
         positions = leverages.new_tensor(max(1.0, problem.counted_units / max(1, int(fitted.counted.sum()))))
     if codes is not None:
-        scale = (codes[1] - codes[0]) ** 2 / (2.0 if problem.width == 1 else 1.0)
+        yes_or_no = problem.width == 1 or has_several_labels(fitted)
+        scale = (codes[1] - codes[0]) ** 2 / (2.0 / problem.width if yes_or_no else 1.0)
         return (fitted.loo_residuals.square().sum(1) / (scale * positions)).clamp_max(MOST_SQUARE)
-    if problem.likelihood.has_classes:
-        return 2.0 * fitted.loo_residuals.square().sum(1).div(positions * problem.width).clamp_max(1.0)
     return (fitted.residuals / unit).square().sum(1) / (positions * problem.width) / (1.0 - leverages).clamp_min(1e-6)
 
 

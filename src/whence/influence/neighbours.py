@@ -1,8 +1,8 @@
 """Leverage and neighbours of a prediction in a metric without labels.
 
-The gradient g of a prediction, that of the predicted class's output or of all outputs of a regression, is compared with
-the gradients g_i of the training examples' own predictions. No Hessian of a loss and no residual enters, so that all
-losses and all structures share the same leverages
+The gradient g of a prediction, that of the predicted class's output, or of all outputs of a regression or of several
+labels, is compared with the gradients g_i of the training examples' own predictions. No Hessian of a loss and no
+residual enters, so that all losses and all structures share the same leverages
 
     q = g^T (sum_i g_i g_i^T + lambda)^-1 g
 
@@ -38,7 +38,7 @@ LEAST_RIDGE = 1e-9
 """Lambda for a regression without a ridge, in units of the mean squared length of the gradients."""
 
 MOST_DIRECTIONS = 4
-"""Directions of the outputs of a regression that are looked at."""
+"""Directions of the outputs that are looked at, in a regression or where every output has a label of its own."""
 
 WEIGHED_AT_ONCE = 2**24
 """Numbers (predictions times training examples) that are computed in one go."""
@@ -50,9 +50,10 @@ class Neighbours:
 
     features: Projected
     directions: Tensor | None  # (c, k) of the outputs that are looked at; `None` for that of the predicted class
+    unit_length: bool  # whether gradients have length one
     whitening: Tensor  # (r, r) root W of (sum_i g_i g_i^T + lambda)^-1
     gradients: Tensor  # (n, c, r) W^T g_i of the training examples; zero for those that do not count
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what is approximated
 
     @classmethod
     def of(cls, fitted: Fitted, classes: bool) -> Neighbours:
@@ -60,18 +61,21 @@ class Neighbours:
 
         Args:
             fitted: the fit.
-            classes: whether outputs are those of classes, one of which is predicted.
+            classes: whether outputs are those of classes.
         """
         problem = fitted.problem
-        directions = None if classes else output_directions(problem.width).to(problem.device)
+        one_class = classes and not has_several_labels(fitted)
+        directions = None if one_class else output_directions(problem.width).to(problem.device)
         stream = LayerGradients(problem)
         item = torch.finfo(problem.dtype).bits // 8
         each = problem.n * (1 if directions is None else len(directions)) * item
         affordable = max(1, int(FEATURE_SHARE * problem.budget.limit / each))
         features = sketch_features(stream, min(FEATURES, affordable), seed=0)
-        found = cls(features, directions, torch.empty(0), torch.empty(0), ())
         batches = problem.batches.plain if isinstance(problem.batches, SketchedBatches) else problem.batches
-        rows = [found._rows(fitted, batch.inputs)[0] for batch in batches.read("gradients of predictions")]
+        rows = [
+            prediction_gradients(fitted, batch.inputs, features, directions, classes)[0]
+            for batch in batches.read("gradients of predictions")
+        ]
         gradients = torch.cat(rows) if rows else torch.empty(0)
         if len(gradients) != problem.n:
             raise partial_data_error()
@@ -83,36 +87,23 @@ class Neighbours:
         moments.diagonal().add_(ridge if ridge > 0 else 1.0)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
         whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(moments), eye, upper=False).mT
-        notes = (f"gradients of predictions in {features.size} random projections",) * (
-            features.size < problem.selection.size
-        )
         whitening = whitening.to(gradients.dtype)
-        return cls(features, directions, whitening, gradients @ whitening, notes)
-
-    def _rows(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k)."""
-        problem = fitted.problem
-        if isinstance(inputs, SelectedOutputs | OutputMixtures):
-            inputs = inputs.inputs
-        with torch.no_grad():
-            outputs = problem.network.shaped(inputs)
-        view: Inputs = inputs
-        if self.directions is None:
-            view = SelectedOutputs(inputs, predicted_class(fitted, outputs))
-            cotangents = outputs.new_ones(1, view.index.shape[1])
-        else:
-            positions = outputs[0].numel() // problem.width
-            cotangents = self.directions.repeat(1, positions) / positions
-        cotangents = cotangents.to(working_precision(problem))
-        chunks = self.features.project(view, ConstantCotangents(cotangents), len(cotangents))
-        rows = torch.cat([rows for _, rows in chunks]).to(problem.dtype)
-        if self.directions is None:
-            rows = rows / rows.norm(dim=2, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-        return rows, outputs
+        notes = []
+        if features.size < problem.selection.size:
+            notes.append(
+                f"Gradients are compared in {features.size:,} random projections, not in all "
+                f"{problem.selection.size:,} weights."
+            )
+        if directions is not None and len(directions) < problem.width:
+            notes.append(
+                f"Gradients are those of {len(directions)} random combinations of the {problem.width:,} outputs, not "
+                "of each output."
+            )
+        return cls(features, directions, classes, whitening, gradients @ whitening, tuple(notes))
 
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
-        rows, outputs = self._rows(fitted, inputs)
+        rows, outputs = prediction_gradients(fitted, inputs, self.features, self.directions, self.unit_length)
         return rows @ self.whitening, outputs
 
     def leverages(self) -> Tensor:
@@ -136,8 +127,46 @@ class Neighbours:
             yield slice(low, low + len(some)), aligned.square().sum((1, 3))
 
 
+def prediction_gradients(
+    fitted: Fitted, inputs: Inputs, features: Projected, directions: Tensor | None, unit_length: bool
+) -> tuple[Tensor, Tensor]:
+    """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k).
+
+    Args:
+        fitted: the fit.
+        inputs: of the batch.
+        features: projections of a gradient.
+        directions: (c, k) of the outputs; `None` for the output of the predicted class.
+        unit_length: divide gradients by their length.
+    """
+    problem = fitted.problem
+    if isinstance(inputs, SelectedOutputs | OutputMixtures):
+        inputs = inputs.inputs
+    with torch.no_grad():
+        outputs = problem.network.shaped(inputs)
+    view: Inputs = inputs
+    if directions is None:
+        view = SelectedOutputs(inputs, predicted_class(fitted, outputs))
+        cotangents = outputs.new_ones(1, view.index.shape[1])
+    else:
+        positions = outputs[0].numel() // problem.width
+        cotangents = directions.repeat(1, positions) / positions
+    cotangents = cotangents.to(working_precision(problem))
+    chunks = features.project(view, ConstantCotangents(cotangents), len(cotangents))
+    rows = torch.cat([rows for _, rows in chunks]).to(problem.dtype)
+    if unit_length:
+        rows = rows / rows.norm(dim=2, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    return rows, outputs
+
+
+def has_several_labels(fitted: Fitted) -> bool:
+    """Whether each of several outputs has a label of its own, yes or no."""
+    likelihood = fitted.problem.likelihood
+    return likelihood.has_classes and not likelihood.couples_outputs and fitted.problem.width > 1
+
+
 def output_directions(outputs: int) -> Tensor:
-    """(c, k) directions of the outputs of a regression: each of a few, else random signs, the same in every call.
+    """(c, k) directions of outputs: each of a few, else random signs, the same in every call.
 
     Examples:
         >>> output_directions(2)

@@ -176,12 +176,12 @@ def estimate_sources(fitted: Fitted, neighbours: int | None, anchors: int) -> So
     problem = fitted.problem
     if problem.sketch is not None:
         raise InputError(
-            "expected a fit that looks at all outputs to tell noise from design, got one of some mixtures, which "
+            "expected a fit that looks at all outputs to separate noise from design, got one of some mixtures, which "
             'differ from example to example. Fit with hessian_columns="all".'
         )
     index = fitted.counted.nonzero().squeeze(1)
     if len(index) < 3:
-        raise InputError(f"expected three training examples or more to tell noise from design, got {len(index)}.")
+        raise InputError(f"expected three training examples or more to separate noise from design, got {len(index)}.")
     index = evenly_spaced(index, anchors)
     problem.budget.require(
         (4.0 + 2.0 * problem.k) * len(index) * problem.n * problem.outputs.element_size(),

@@ -52,7 +52,7 @@ class Suspicion:
     """How little each label fits what the other examples say."""
 
     score: Tensor  # (n,) the size of the doubt
-    # (n,) the examples, the most doubtful label first. It tells labels apart whose scores round to the same number;
+    # (n,) the examples, the most doubtful label first. It orders labels too whose scores round to the same number;
     # examples without a score come last
     order: Tensor
 

@@ -303,7 +303,7 @@ def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tenso
     rounding = torch.finfo(own.dtype).eps * own.abs().max() * roots.square().sum((1, 2))
     if bool((rounding > LARGEST_ROUNDING).any()):
         raise SingularCurvatureError(
-            "expected changed examples whose leverages can be told after the change, got large logits that leave a "
+            "expected changed examples whose leverages can be computed after the change, got large logits that leave a "
             f"rounding error of {float(rounding.max()):.1e} in them. Raise `ridge`, change other examples, or fit with "
             "recenter=True."
         )

@@ -74,7 +74,7 @@ def likelihood_of(config: Any) -> str:
         kind = "regression" if labels == 1 else "single_label_classification"
     if kind not in LIKELIHOODS:
         raise InputError(
-            f"expected a configuration with num_labels or problem_type to tell the loss, got {kind!r}. "
+            f"expected a configuration with num_labels or problem_type to find the loss, got {kind!r}. "
             'Pass likelihood="gaussian", "categorical" or "bernoulli".'
         )
     return LIKELIHOODS[kind]

@@ -26,7 +26,7 @@ START = "start.whence"
 
 
 class Checkpoint:
-    """Saves the states of passes in a folder every so many seconds, and restores them; `key` tells fits apart."""
+    """Saves the states of passes in a folder every so many seconds, and restores them; `key` identifies the fit."""
 
     def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
         """No pass yet."""
@@ -163,7 +163,7 @@ def _check_same_fit(container: Container, draft: Draft, model: nn.Module, finger
         raise damaged(container.path, "it does not say which fit it is of")
     there, here = fields.get("options"), draft.fields["options"]
     if not isinstance(there, dict):
-        raise damaged(container.path, "it tells no options")
+        raise damaged(container.path, "it holds no options")
     for name in dict.fromkeys([*here, *there]):
         if there.get(name) != here.get(name):
             raise InputError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -331,8 +332,8 @@ def _own_class(likelihood: Likelihood) -> str:
 
 
 def _option_names(kind: type[Likelihood]) -> list[str]:
-    """The options of a likelihood of whence: the fields of its dataclass."""
-    return [field.name for field in fields(kind)]  # type: ignore[arg-type]  # those of whence are dataclasses
+    """The options of a likelihood of whence."""
+    return list(inspect.signature(kind).parameters)
 
 
 NO_DATA: list[Any] = []
@@ -386,5 +387,5 @@ def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, li
         prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
     data = NO_DATA if loader is None or saved.unread else loader
     found = SavedBatches(data, saved.device, progress, [], prints, True, positional, retarget)
-    found.notes = notes  # what was told about the loader at the fit
+    found.notes = notes  # what the fit noted about the loader
     return found

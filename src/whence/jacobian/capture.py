@@ -265,7 +265,7 @@ class Capture:
                     f"{float((outputs - reference.outputs).abs().max()):.3g} on the first batch. The model may not be "
                     "deterministic: call model.eval(), or select fewer parameters."
                 )
-            self._batch_axes.verified = True  # what comes later is told from these answers, or guessed and verified
+            self._batch_axes.verified = True  # later axes follow from these, or are guessed and verified
             found = walk(outputs, records, self._recorded)
             if self._leave_to_fallback(found.unrecorded, reference.inputs):
                 return False

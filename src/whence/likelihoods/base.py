@@ -97,7 +97,7 @@ class Likelihood(ABC):
         """Logarithms (n,) of the largest residual after a change of the outputs, and what orders equal ones (n,).
 
         In logarithms, since a label that the outputs are certain of has a residual below the smallest float;
-        the second part tells labels apart whose residuals are one to the last digit. Arguments as of `residuals_after`.
+        the second part orders labels whose residuals are one to the last digit. Arguments as of `residuals_after`.
         """
         found = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
         return found, torch.zeros_like(found)

@@ -234,7 +234,7 @@ def value_text(finding: Finding) -> str:
 
 
 def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) -> Iterator[Check]:
-    """What `Tracer.trust` or other diagnostics found, or what the fit itself tells, and how the tracing went."""
+    """What `Tracer.trust` or other diagnostics found, or what the fit itself shows, and how the tracing went."""
     if trust is None:
         yield Check(
             "note",
@@ -251,6 +251,7 @@ def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) ->
         yield Check("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.text)
     yield _sums(traced)
     yield from (Check("note", "Note", str(one.value)) for one in fitted.diagnostics if one.name == "note")
+    yield from (Check("note", "Verdicts", note) for note in traced.explanation.notes)
 
 
 def _sums(traced: Traced) -> Check:

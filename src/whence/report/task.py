@@ -142,7 +142,7 @@ class Task:
     def class_probabilities(self, values: Tensor) -> Tensor:
         """(m, c) probabilities of the classes, from values on the scale of the targets.
 
-        After squared error, the mean of a target that is `high` for the class and `low` elsewhere tells the probability
+        After squared error, the mean of a target that is `high` for the class and `low` elsewhere gives the probability
         of the class; it may leave the range from 0 to 1.
         """
         scaled = (values - self.low) / (self.high - self.low)

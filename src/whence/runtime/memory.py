@@ -1,4 +1,4 @@
-"""How much memory a computation takes, told before it is taken."""
+"""How much memory a computation takes, known before it is taken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESERVE = 0.8
 """Share of the free memory that `whence` plans with."""
 
 UNKNOWN = 4 * 2**30
-"""What is planned with on a system that does not tell."""
+"""The memory that is assumed on a system that does not report it."""
 
 MANY = 2**15
 """Numbers in the small matrices that a GPU decomposes at once."""

@@ -196,7 +196,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What numbers and dates share: a scale, and perhaps an input that tells where values are missing."""
+    """What numbers and dates share: a scale, and perhaps an input that marks missing values."""
 
     name: str
     scale: Scale
@@ -222,7 +222,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Number(_Measured):
-    """A column of numbers. A missing one takes the mean, and a second input tells that it was missing."""
+    """A column of numbers. A missing one takes the mean, and a second input marks it."""
 
     style: str
     kind: str = "number"

@@ -227,14 +227,15 @@ def leave_one_out(factor: float, largest: float, count: int, residual: float) ->
     if not count:
         return not_checked("leave-one-out", "There are no residuals, so that leaving an example out changes nothing.")
     level = worst([level_of(fold(factor), FOLD), FINE if level_of(largest, FOLD) == FINE else CAREFUL])
-    words = "Leave-one-out residuals of the most influential examples, squared, are those of the exact curvature."
-    if level != FINE:
-        words = (
-            "Leave-one-out residuals of the most influential examples, squared, are off by a factor, and HeC3 with "
-            'them: this structure\'s leverages are not true. Use structure="core" or "exact".'
-        )
-    numbers = {"factor": factor, "worst": largest, "examples": float(count)}
-    return _if_solved(Check("leave-one-out", level, numbers, words), residual)
+    check = _judged(
+        "leave-one-out",
+        level,
+        {"factor": factor, "worst": largest, "examples": float(count)},
+        "Leave-one-out residuals of the most influential examples, squared, are those of the exact curvature.",
+        "Leave-one-out residuals of the most influential examples, squared, are off by a factor, and HeC3 with "
+        'them: this structure\'s leverages are not true. Use structure="core" or "exact".',
+    )
+    return _if_solved(check, residual)
 
 
 def stationarity(size: float, change: float, taken: bool, residual: float = 0.0) -> Check:
@@ -350,17 +351,16 @@ def outside_core(share: float) -> Check:
         share: HeC3 of the core over HeC3 with what lies outside of it; NaN if that was not computed.
     """
     if math.isnan(share):
-        why = "it would take more memory than is set aside; tracer.trust(x) compares the core with exact solves"
-        return not_checked("outside the core", f"Gradients outside the core were not looked at: {why}.")
-    level = level_of(share, INSIDE)
-    words = "Gradients of the most doubtful examples lie within the core, as far as a sample of them shows."
-    if level != FINE:
-        words = (
-            "Gradients of examples with large residuals lie outside the core, which follows the curvature of the loss: "
-            "where the network is certain of a wrong label there is next to none. HeC3 is too small, to about the "
-            'given share. Use structure="exact" or "sketch", or a core with a larger `size` or a `share` nearer to one.'
-        )
-    return Check("outside the core", level, {"share": share}, words)
+        return _too_large("outside the core", "Gradients outside the core", "the core")
+    return _judged(
+        "outside the core",
+        level_of(share, INSIDE),
+        {"share": share},
+        "Gradients of the most doubtful examples lie within the core, as far as a sample of them shows.",
+        "Gradients of examples with large residuals lie outside the core, which follows the curvature of the loss: "
+        "where the network is certain of a wrong label there is next to none. HeC3 is too small, to about the "
+        'given share. Use structure="exact" or "sketch", or a core with a larger `size` or a `share` nearer to one.',
+    )
 
 
 def diagonal_meat(share: float) -> Check:
@@ -370,17 +370,16 @@ def diagonal_meat(share: float) -> Check:
         share: HeC3 of the structure over HeC3 of a sample of examples in its curvature; NaN if not computed.
     """
     if math.isnan(share):
-        why = "it would take more memory than is set aside; tracer.trust(x) compares HeC3 with exact solves"
-        return not_checked("diagonal meat", f"Gradients of doubtful examples were not looked at: {why}.")
-    level = level_of(share, DIAGONAL)
-    words = "HeC3 has the size that gradients of the most doubtful examples give it, as far as a sample shows."
-    if level != FINE:
-        words = (
-            "Gradients of examples with large residuals lie where there is next to no curvature, as they do where the "
-            "network is certain of a wrong label: the eigenbasis is not made for them, its directions there are "
-            'rounding, and HeC3 is too small, to about the given share. Use structure="exact" or "sketch".'
-        )
-    return Check("diagonal meat", level, {"share": share}, words)
+        return _too_large("diagonal meat", "Gradients of doubtful examples", "HeC3")
+    return _judged(
+        "diagonal meat",
+        level_of(share, DIAGONAL),
+        {"share": share},
+        "HeC3 has the size that gradients of the most doubtful examples give it, as far as a sample shows.",
+        "Gradients of examples with large residuals lie where there is next to no curvature, as they do where the "
+        "network is certain of a wrong label: the eigenbasis is not made for them, its directions there are "
+        'rounding, and HeC3 is too small, to about the given share. Use structure="exact" or "sketch".',
+    )
 
 
 def eigenbasis(share: float) -> Check:
@@ -389,27 +388,38 @@ def eigenbasis(share: float) -> Check:
     Args:
         share: of HeC3 of the weights, along directions that rounding chooses.
     """
-    level = level_of(share, BY_ROUNDING)
-    words = "The data determine the eigenbasis where HeC3 is."
-    if level != FINE:
-        words = (
-            "HeC3 lies in directions without any curvature, up to rounding, of which the eigenbasis is arbitrary: "
-            "another machine, or another order of the data, gives another HeC3. The network is certain of wrong "
-            'labels there. Use structure="exact" or "sketch".'
-        )
-    return Check("eigenbasis", level, {"by rounding": share}, words)
+    return _judged(
+        "eigenbasis",
+        level_of(share, BY_ROUNDING),
+        {"by rounding": share},
+        "The data determine the eigenbasis where HeC3 is.",
+        "HeC3 lies in directions without any curvature, up to rounding, of which the eigenbasis is arbitrary: "
+        "another machine, or another order of the data, gives another HeC3. The network is certain of wrong "
+        'labels there. Use structure="exact" or "sketch".',
+    )
 
 
 def ridge_sensitivity(below: float, above: float) -> Check:
     """Whether the order of predictions by HeC3 depends on lambda: rank correlations at a tenth, and at ten times."""
-    level = level_of(min(below, above), SAME_ORDER)
-    words = "Predictions have the same order by HeC3 with a tenth and with ten times lambda."
-    if level != FINE:
-        words = (
-            "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Make sure "
-            'of lambda (the weight decay of the training, or ridge="loo").'
-        )
-    return Check("lambda", level, {"a tenth": below, "ten times": above}, words)
+    return _judged(
+        "lambda",
+        level_of(min(below, above), SAME_ORDER),
+        {"a tenth": below, "ten times": above},
+        "Predictions have the same order by HeC3 with a tenth and with ten times lambda.",
+        "The order of predictions by HeC3 changes with lambda between a tenth and ten times its value. Make sure "
+        'of lambda (the weight decay of the training, or ridge="loo").',
+    )
+
+
+def _judged(name: str, level: str, numbers: Mapping[str, float], fine: str, otherwise: str) -> Check:
+    """A check with one text where it is fine, and one where it is not."""
+    return Check(name, level, numbers, fine if level == FINE else otherwise)
+
+
+def _too_large(name: str, unseen: str, compared: str) -> Check:
+    """A check that would take too much memory."""
+    why = f"it would take more memory than is set aside; tracer.trust(x) compares {compared} with exact solves"
+    return not_checked(name, f"{unseen} were not looked at: {why}.")
 
 
 def not_checked(name: str, words: str) -> Check:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def compute(settings: Settings, record: Record) -> None:
     """One fine-tuned network a seed."""
     for seed in settings.seeds:
         asked = configuration(settings, seed)
-        record.once(asked, lambda asked=asked: run(settings, asked))  # type: ignore[misc]  # mypy knows no such lambda
+        record.once(asked, partial(run, settings, asked))
 
 
 def run(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:

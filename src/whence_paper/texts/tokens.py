@@ -10,6 +10,7 @@ documents. Not in the paper.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def compute(settings: Settings, record: Record) -> None:
     """One tuned model a seed."""
     for seed in settings.seeds:
         asked = configuration(settings, seed)
-        record.once(asked, lambda asked=asked: run(settings, asked))  # type: ignore[misc]  # mypy knows no such lambda
+        record.once(asked, partial(run, settings, asked))
 
 
 def run(settings: Settings, asked: dict[str, Any]) -> dict[str, Any]:

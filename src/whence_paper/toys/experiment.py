@@ -69,8 +69,9 @@ def _compare(
 def _curves(predictions: Mapping[Source, Tensor], estimates: Mapping[Source, Estimates]) -> dict[str, Any]:
     curves = {f"{source} variance": rounded(scatter(rows)) for source, rows in predictions.items()}
     curves["prediction"] = rounded(predictions["full"][0, :, 0])
-    for name, source in (("hec3", "full"), ("ho", "label")):
-        draws = estimates[source].variances[name]  # type: ignore[index]
+    shown: tuple[tuple[str, Source], ...] = (("hec3", "full"), ("ho", "label"))
+    for name, source in shown:
+        draws = estimates[source].variances[name]
         curves[f"{name} average"] = rounded(draws.mean(0))
         for side, level in (("low", 0.1), ("high", 0.9)):
             curves[f"{name} {side}"] = rounded(draws.quantile(level, dim=0))
