@@ -16,7 +16,7 @@ from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.results import OutputVariances, Uncertainty
+from whence.results import OutputVariances, Uncertainty, combine
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
@@ -231,22 +231,13 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
 
 
 def _gather(found: Uncertainty | None, processes: Processes) -> Uncertainty:
-    what, mine, described = "the predictions", None, None
+    mine = None
     if found is not None:
         own = OutputVariances(found.mean, found.chosen, found.covariances, dict(found.variances))
-        mine = {name: one.cpu() for name, one in own.tensors().items()}
-        described = (list(mine), own.sketches, found.likelihood)
-    everybody = processes.tell(what, described)
-    parts = []
-    for rank, said in enumerate(everybody):
-        if said is not None:
-            names, sketches, _ = said
-            given = list(mine.values()) if mine is not None and rank == processes.rank else None
-            sent = processes.send(given, rank, what, torch.device("cpu"))
-            moved = [one if found is None else one.to(found.mean.device) for one in sent]
-            parts.append(OutputVariances.of(dict(zip(names, moved, strict=True)), sketches))
-    if not parts:
+        mine = combine([own], lambda values: values[0].cpu()), found.likelihood
+    said = [one for one in processes.tell("the predictions", mine) if one is not None]
+    if not said:
         raise InputError("expected predictions of at least one process, got none.")
-    whole = OutputVariances.join(parts)
-    likelihood: Likelihood | None = next(said[2] for said in everybody if said is not None)
-    return Uncertainty(whole.mean, whole.covariances, whole.variances, None, likelihood, whole.chosen)
+    device = torch.device("cpu") if found is None else found.mean.device
+    whole = combine([OutputVariances.join([part for part, _ in said])], lambda values: values[0].to(device))
+    return Uncertainty(whole.mean, whole.covariances, whole.variances, None, said[0][1], whole.chosen)

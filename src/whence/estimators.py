@@ -94,13 +94,9 @@ def leave_one_out(
 
     so that no root is ever inverted. HeC2 has the square root of g.
 
-    Args:
-        residuals: e (n, k).
-        leverage_blocks: Q (n, k, k).
-        roots: R (n, k, q), or `None` for the identity.
-        policy: what to do with the leverages.
-        by_output: leave single outputs out, with scalar leverages, instead of whole examples (the paper's stacked
-            reading; the same for k = 1).
+    For residuals e (n, k), leverage blocks Q (n, k, k) and roots R (n, k, q), `None` for the identity. With `by_output`
+    single outputs are left out, with scalar leverages, instead of whole examples (the paper's stacked reading; the same
+    for k = 1).
     """
     rule = POLICIES[policy]
     if roots is None:
@@ -147,12 +143,8 @@ def leave_groups_out(
 ) -> AdjustedResiduals:
     """u_g = (I - L_g Q_gg)^-1 e_g for each group g, with Q_gg = J_g F_lam^-1 J_g^T over all its members together.
 
-    Args:
-        residuals: e (n, k).
-        alone: the same with examples left out one by one, for its leverages.
-        roots: R (n, k, q) with L = R R^T, or `None` for the identity.
-        policy: what to do with the leverages.
-        blocks: gives (members (groups, size), Q_gg (groups, size k, size k)).
+    Blocks are pairs of members (groups, size) and Q_gg (groups, size k, size k). Leverages that are reported are those
+    of examples left out one by one, `alone`.
     """
     hec2, hec3 = torch.empty_like(residuals), torch.empty_like(residuals)
     guarded = 0

@@ -31,9 +31,7 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
 def largest_first(scores: Tensor, ties: Tensor | None = None) -> Tensor:
     """Places of the scores (n,) from the largest to the smallest, NaN last; equal ones in the order they come in.
 
-    Args:
-        scores: what to sort by.
-        ties: (n,) what orders equal scores, the largest first.
+    Unless `ties` (n,) order equal scores, the largest first.
 
     Examples:
         >>> largest_first(torch.tensor([0.5, float("nan"), 2.0, 1.0])).tolist()
@@ -59,18 +57,13 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores.gather(-1, index), index
 
 
-def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+def eigenvectors(matrix: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Tensor]:
     """Eigenvalues (ascending, clamped at zero) and eigenvectors of symmetric positive matrices (..., m, m), in float64.
 
     `torch.linalg.eigh` fails to converge, or gives NaN without a word, on matrices with many rows of zeros (pixels that
     are always zero, units that never fire): in float32 often, in float64 now and then. Such rows are eigenvectors
-    already and are set aside. Where it fails all the same, other drivers are tried, and `facts` gets a line; nothing is
-    ever added to the matrix.
-
-    Args:
-        matrix: sums of outer products.
-        where: names the matrix in messages.
-        facts: what was done out of the ordinary is added here.
+    already and are set aside. Where it fails all the same, other drivers are tried, and the notes get a line; nothing
+    is ever added to the matrix. `where` names the matrix in messages.
 
     Examples:
         >>> values, vectors = eigenvectors(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), "here", [])
@@ -81,35 +74,35 @@ def eigenvectors(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, 
     check_finite_sums(exact, where)
     live = torch.diagonal(exact, dim1=-2, dim2=-1) > 0
     if bool(live.all()):
-        return _decompose(exact, where, facts)
+        return _decompose(exact, where, notes)
     size = exact.shape[-1]
     pairs = [
-        _set_aside(one, alive, where, facts)
+        _set_aside(one, alive, where, notes)
         for one, alive in zip(exact.reshape(-1, size, size), live.reshape(-1, size), strict=True)
     ]
     values, vectors = (torch.stack(parts) for parts in zip(*pairs, strict=True))
     return values.reshape(exact.shape[:-1]), vectors.reshape(exact.shape)
 
 
-def _set_aside(matrix: Tensor, live: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+def _set_aside(matrix: Tensor, live: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Tensor]:
     """Decompose what is not zero; a row of zeros is an eigenvector by itself."""
     alive, dead = live.nonzero().squeeze(1), (~live).nonzero().squeeze(1)
     values, vectors = torch.zeros_like(matrix[0]), torch.zeros_like(matrix)
     vectors[dead, torch.arange(len(dead), device=matrix.device)] = 1.0
     if len(alive):
-        inner = _decompose(matrix[alive][:, alive], where, facts)
+        inner = _decompose(matrix[alive][:, alive], where, notes)
         values[len(dead) :], vectors[alive, len(dead) :] = inner
     return values, vectors
 
 
-def _decompose(matrix: Tensor, where: str, facts: list[str]) -> tuple[Tensor, Tensor]:
+def _decompose(matrix: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Tensor]:
     try:
         values, vectors = eigh(matrix)
         if bool(torch.isfinite(vectors).all()):
             return values.clamp_min(0.0), vectors
     except RuntimeError:  # torch.linalg.LinAlgError is one
         pass
-    facts.append(f"the eigenvectors of {where} needed a second driver")
+    notes.append(f"the eigenvectors of {where} needed a second driver")
     values, vectors = second_driver(matrix)
     return values.clamp_min(0.0), vectors
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from whence.data.targets import diagonal_blocks
 from whence.errors import InputError
 from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, OutputVariances, cat_by_name
+from whence.results import MAX_OUTPUTS, ChosenOutputs, OutputVariances, combine
 
 MAX_SKETCH_BYTES = 64 * 2**20
 """Random signs of one chunk are kept under this size."""
@@ -110,7 +111,7 @@ def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, 
         flat = places[:, low:high].reshape(m, -1)
         step = flat.shape[1] if full else MAX_OUTPUTS
         views = [SelectedOutputs(inputs, flat[:, a:b]) for a, b in _ranges(flat.shape[1], step)]
-        found = cat_by_name([variances_of(view, full) for view in views], 1)
+        found = combine([variances_of(view, full) for view in views], partial(torch.cat, dim=1))
         some = high - low
         parts.append(
             {
@@ -118,7 +119,7 @@ def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, 
                 for name, values in found.items()
             }
         )
-    return cat_by_name(parts, 1)
+    return combine(parts, partial(torch.cat, dim=1))
 
 
 def _sketched(
@@ -137,8 +138,8 @@ def _sketched(
             )
             found = variances_of(OutputMixtures(some, (2 * signs - 1).to(outputs), at * k), False)
             pieces.append({name: values.unsqueeze(1) for name, values in found.items()})
-        parts.append(cat_by_name(pieces, 1))
-    return cat_by_name(parts, 0)
+        parts.append(combine(pieces, partial(torch.cat, dim=1)))
+    return combine(parts, torch.cat)
 
 
 def _is_integer(value: Any) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -111,44 +111,36 @@ class OutputVariances:
             where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
             return values.masked_fill(where, _missing(values))
 
-        return OutputVariances.of({name: masked(values) for name, values in self.tensors().items()}, self.sketches)
+        return combine([self], lambda values: masked(values[0]))
 
     @staticmethod
     def join(parts: Sequence[OutputVariances]) -> OutputVariances:
         """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
         most = tuple(max(sizes) for sizes in zip(*(part.mean.shape[1:-1] for part in parts), strict=True))
-        padded = [{name: _padded(values, most) for name, values in part.tensors().items()} for part in parts]
-        return OutputVariances.of(cat_by_name(padded, 0), parts[0].sketches)
-
-    @property
-    def sketches(self) -> bool | None:
-        """Whether these are variances of random sketches; `None` for all outputs."""
-        return None if self.chosen is None else self.chosen.sketches
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors, by names from which `of` puts them together again."""
-        chosen = self.chosen or ChosenOutputs(None, None, False)
-        listed = {"mean": self.mean, "index": chosen.index, "probabilities": chosen.probabilities}
-        listed |= {f"covariance {name}": one for name, one in self.covariances.items()}
-        listed |= {f"variance {name}": one for name, one in self.variances.items()}
-        return {name: one for name, one in listed.items() if one is not None}
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], sketches: bool | None) -> OutputVariances:
-        """From what `tensors` gave, and whether they are of sketches."""
-        covariances, variances = (
-            {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
-            for kind in ("covariance ", "variance ")
-        )
-        chosen = None
-        if sketches is not None:
-            chosen = ChosenOutputs(tensors.get("index"), tensors.get("probabilities"), sketches)
-        return cls(tensors["mean"], chosen, covariances, variances)
+        padded = [combine([part], lambda values: _padded(values[0], most)) for part in parts]
+        return combine(padded, torch.cat)
 
 
-def cat_by_name(parts: Sequence[Mapping[str, Tensor]], dim: int) -> dict[str, Tensor]:
-    """Tensors of the same names joined along an axis."""
-    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
+R = TypeVar("R")
+
+
+def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
+    """One result of several: `how` combines each tensor that has a row for each prediction.
+
+    Fields that a class names in `of_training` belong to the training set: they are those of the first result.
+    """
+    parts: Sequence[Any] = results
+    found: Any = parts[0]
+    if isinstance(found, Tensor):
+        found = how(list(parts))
+    elif isinstance(found, dict):
+        found = {name: combine([one[name] for one in parts], how) for name in found}
+    elif is_dataclass(found) and not isinstance(found, type):
+        kept = getattr(type(found), "of_training", ())
+        names = [field.name for field in fields(found) if field.name not in kept]
+        found = replace(found, **{name: combine([getattr(one, name) for one in parts], how) for name in names})
+    together: R = found
+    return together
 
 
 def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:

@@ -226,11 +226,8 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
 class ScaledNetwork(nn.Module):
     """A network between inputs and outputs in their own units: f(x) = shift + scale * net((x - middle) / spread).
 
-    Args:
-        net: takes and gives numbers of the size of one.
-        x: (n, i) training inputs, whose means and standard deviations are kept.
-        y: (n, k) training targets; `None` for outputs that are logits. All outputs share one scale, so that squared
-            errors in their own units are those of the network but for a factor.
+    Units are those of training inputs (n, i) and targets (n, k); `None` for outputs that are logits. All outputs share
+    one scale, so that squared errors in their own units are those of the network but for a factor.
     """
 
     middle: Tensor

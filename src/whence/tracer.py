@@ -169,9 +169,7 @@ class Tracer(Fitted):
     def _all_estimators(self, found: dict[str, Tensor], shift: Tensor | None) -> dict[str, Tensor]:
         """Add the estimators that follow from others, to covariances or variances alike.
 
-        Args:
-            found: (m, k, k) or (m, k) by name.
-            shift: (m, k) sum_i a_i u_i, to centre the jackknife; `None` where it is there already.
+        The shift (m, k) is sum_i a_i u_i, to centre the jackknife; `None` where it is there already.
         """
         n = self.meats.deletions
         finished = {**found, "hec1": found["hec0"] * self.hc1_factor, "laplace": found["laplace"] * self.noise_scale}

@@ -220,21 +220,15 @@ class GradientCache:
 class LayerGradients:
     """Gradients of all layers over the training data, as often as they are needed, and over any other inputs.
 
-    Args:
-        problem: the linearized training problem.
-        sizes: what an earlier capture of the same model found; this one is then verified on the first inputs that come,
-            and must find the same blocks.
-
-    Attributes:
-        in_use: bytes that are in use beside the chunks, as far as they are known; chunks take what is left.
-        notes: what was found out of the ordinary about the model, in words.
+    Sizes are what an earlier capture of the same model found; this one is then verified on the first inputs that come,
+    and must find the same blocks.
     """
 
     def __init__(self, problem: Linearization, sizes: LayerSizes | None = None) -> None:
         self.problem = problem
         self._chunks = Chunks(problem.batches.notes, "gradients of all layers")
-        self.in_use = 0.0
-        self.notes: list[str] = []
+        self.in_use = 0.0  # bytes beside the chunks, as far as they are known; chunks take what is left
+        self.notes: list[str] = []  # what was found out of the ordinary about the model, in words
         self._batch = 0
         if sizes is None:
             first = problem.batches.first()

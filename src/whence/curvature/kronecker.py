@@ -452,13 +452,9 @@ class MomentSums:
         return self._total if self.basis.outside else self.basis.to(torch.float64).out_of(self._total)
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor, mixing: Tensor | None = None) -> None:
-        """Add a chunk.
+        """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c).
 
-        Args:
-            view: the gradients.
-            squared: (count, c) weights of the squares of the cotangents.
-            summed: (n, c) weights of the gradients in the total.
-            mixing: (n, k, c) combinations of the k cotangents in the view, where these are the c cotangents.
+        The c cotangents are those of the view, or mixtures (n, k, c) of the k cotangents in it.
         """
         if mixing is not None and mixing.shape[1] == 1:
             self._add_multiples(view, mixing[:, 0].double().square() @ squared.T, (mixing[:, 0] * summed).sum(1, True))

@@ -223,10 +223,7 @@ class Linear:
     def _moved(self, white: Tensor, inner: Tensor, residuals: Tensor) -> Tensor:
         """(n, k) Q u with u = (I - L Q)^-1 r, by how much outputs lie below the network's once they are left out.
 
-        Args:
-            white: (n, k, r) rows y with Q = y y^T.
-            inner: (n, k, k) L.
-            residuals: (n, k) r.
+        From whitened rows y (n, k, r) with Q = y y^T, L (n, k, k) and residuals r (n, k).
         """
         folds = self.problem.folds
         if folds.groups is None:

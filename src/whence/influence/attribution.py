@@ -20,7 +20,6 @@ from whence.errors import InputError, ShapeError
 from whence.influence.fitted import (
     Fitted,
     Terms,
-    combine,
     divide,
     effective_number,
     for_each_batch,
@@ -31,6 +30,7 @@ from whence.influence.fitted import (
 )
 from whence.jacobian.network import SelectedOutputs
 from whence.linalg import largest, largest_first
+from whence.results import combine
 
 if TYPE_CHECKING:
     import pandas
@@ -139,11 +139,7 @@ class GroupShares:
 
 
 def sum_by_group(shares: Tensor | None, groups: Sequence[Any] | Tensor) -> GroupShares:
-    """Sum shares over groups.
-
-    Args:
-        shares: (m, n) shares of all training examples.
-        groups: n names, in the order of the training set.
+    """Sum shares (m, n) of all training examples over groups, given by n names in their order.
 
     Examples:
         >>> found = sum_by_group(torch.tensor([[0.5, 0.2, 0.3]]), ["cat", "dog", "cat"])
@@ -288,14 +284,9 @@ def _listing(shares: Shares, rows: int, most: int = 4) -> tuple[str, ...]:
 
 
 def attribute(fitted: Fitted, inputs: Inputs, top: int, matrix: bool, apart: bool = False) -> Attribution:
-    """Attribute the variances of one batch; see `Tracer.attribute`.
+    """Attribute the variances of one batch, or of a view of its outputs; see `Tracer.attribute`.
 
-    Args:
-        fitted: what was fitted.
-        inputs: the batch, or a view of its outputs.
-        top: how many examples to list.
-        matrix: keep all shares and alignments.
-        apart: each output that is seen is a prediction of its own, one input's after the other's.
+    With `apart`, each output that is seen is a prediction of its own, one input's after the other's.
     """
     covariances = fitted.sandwich.predict(inputs).covariances
     diagonals = {name: torch.diagonal(covariances[name], dim1=1, dim2=2) for name in ESTIMATORS}

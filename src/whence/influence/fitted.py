@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,14 +37,13 @@ from whence.errors import InputError, LoaderError, StaleModelError
 from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_roots, out_of_range
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network, SelectedOutputs
-from whence.results import Diagnostics, Uncertainty
+from whence.results import Diagnostics, Uncertainty, combine
 from whence.runtime.execution import Chunks
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import check_evaluation_mode, checksum, fingerprint, locked, preserved, rounded_products
 
 if TYPE_CHECKING:
     import pandas
-    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,12 +169,8 @@ def check_variances(
 ) -> None:
     """Raise where variances of predictions overflow; HeC1 may be infinite by its definition.
 
-    Args:
-        problem: the linearized training problem.
-        found: (m, ...) variances by name.
-        where: the predictions are, for messages.
-        inputs: of the predictions. One whose own gradient is not finite, as that of a square root at zero, may have
-            variances that are not numbers: that is no fault of the scale.
+    An input whose own gradient is not finite, as that of a square root at zero, may have variances (m, ...) that are
+    not numbers: that is no fault of the scale.
     """
     for name, values in found.items():
         if name == "hec1" or bool(torch.isfinite(values).all()):
@@ -237,12 +232,9 @@ def for_each_batch(
 ) -> list[T]:
     """Do something with every batch, checked and on the model's device; in halves, where the device cannot hold it.
 
-    Args:
-        fitted: whose model is asked.
-        x: a batch as in training, or a loader or list of batches; or a cache, for the inputs of another call.
-        work: gets a batch and words that name it.
-        plain: give the batch as it is. Else it is a view of the predicted classes where all outputs would be too many.
-        cache: takes down the inputs.
+    Inputs are a batch as in training, a loader or list of batches, or a cache with those of another call; a new cache
+    takes them down. `work` gets a batch and words that name it: the batch as it is if `plain`, else a view of the
+    predicted classes where all outputs would be too many.
     """
     notes: list[str] = []
     chunks = Chunks(notes, "predictions")
@@ -355,11 +347,8 @@ class Terms:
 def variance_terms(fitted: Fitted, inputs: Inputs, apart: bool = False) -> Iterator[tuple[slice, Terms]]:
     """Yield (which predictions, their terms) for as many inputs of a batch as memory allows at once.
 
-    Args:
-        fitted: what was fitted.
-        inputs: a batch, or a view of its outputs.
-        apart: each output that is seen is a prediction of its own, one input's after the other's; else those of an
-            input are one prediction.
+    With `apart`, each output that is seen is a prediction of its own, one input's after the other's; else those of an
+    input are one prediction.
     """
     problem = fitted.problem
     k = problem.output_count(inputs)
@@ -439,13 +428,7 @@ def _times_roots(aligned: Tensor, roots: Tensor) -> Tensor:
 def training_examples(
     fitted: Fitted, index: Tensor, label: str | None = None
 ) -> Iterator[tuple[Tensor, Inputs, Tensor]]:
-    """Yield (which of some training examples, their inputs, their targets), batch by batch.
-
-    Args:
-        fitted: the fit.
-        index: (s,) the examples.
-        label: of the progress bar; without one nothing is shown.
-    """
+    """Yield (which of some training examples, their inputs, their targets), batch by batch; progress has a label."""
     problem = fitted.problem
     for batch in problem.batches.read(None) if label is None else problem.read(label):
         here = index[(index >= batch.start) & (index < batch.start + batch.size)]
@@ -478,24 +461,7 @@ def effective_number(shares: Tensor, otherwise: float) -> Tensor:
     return divide(torch.ones_like(squares), squares, otherwise)
 
 
-R = TypeVar("R", bound="DataclassInstance")
-
-
-def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
-    """One result of several: `how` combines each tensor that has a row for each prediction.
-
-    Fields that a class names in `of_training` belong to the training set: they are those of the first result.
-    """
-    first = results[0]
-    kept = getattr(type(first), "of_training", ())
-    found: dict[str, Any] = {}
-    for name in (field.name for field in fields(first) if field.name not in kept):
-        values = [getattr(one, name) for one in results]
-        if isinstance(values[0], Tensor):
-            found[name] = how(values)
-        elif is_dataclass(values[0]):
-            found[name] = combine(values, how)
-    return replace(first, **found)
+R = TypeVar("R")
 
 
 def join_batches(results: Sequence[R]) -> R:
@@ -512,12 +478,7 @@ Fingerprint = tuple[tuple[tuple[int, ...], torch.dtype, int], ...]
 
 
 class InputCache:
-    """Copies of the inputs of one call, as long as they are small; of more, a fingerprint of each batch.
-
-    Args:
-        x: what the user asked about.
-        budget: of the fit, of whose memory a share may be taken.
-    """
+    """Copies of the inputs of one call, as long as they are small; of more, a fingerprint of each batch."""
 
     def __init__(self, x: Any, budget: Budget) -> None:
         self.x = x
@@ -541,11 +502,7 @@ class InputCache:
         self._prints.append(inputs_fingerprint(inputs))
 
     def read(self, batches: Callable[[Any], Iterator[Inputs]]) -> Iterator[Inputs]:
-        """The same batches again; an error where what the user gave is no longer what it was.
-
-        Args:
-            batches: reads batches, without targets, from what a user asks about.
-        """
+        """The same batches again, without targets; an error where what the user gave is no longer what it was."""
         if self._kept is not None:
             yield from self._kept
             return

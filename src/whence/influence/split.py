@@ -262,7 +262,7 @@ class NeighbourWeights:
 
 
 def nearest_neighbour_weights(distances: Tensor, anchors: Tensor, values: Tensor, count: int) -> NeighbourWeights:
-    """Plain means over the nearest anchors; see `gaussian_process_weights` for the arguments."""
+    """Plain means over the nearest anchors, from the same."""
     nearest = _nearest(distances, anchors, count)
     weights = torch.zeros_like(distances.T).scatter_(1, nearest, 1.0 / count)
     k = values.shape[1]
@@ -280,10 +280,7 @@ def _nearest(distances: Tensor, anchors: Tensor, count: int) -> Tensor:
 def gaussian_process_weights(distances: Tensor, anchors: Tensor, values: Tensor) -> NeighbourWeights:
     """Weights of Gaussian processes with kernel exp(-distance / length) and heteroscedastic noise.
 
-    Args:
-        distances: (r, n) squared distances of the anchors to all examples.
-        anchors: (r,) which examples the anchors are.
-        values: (n, k) leave-one-out residuals.
+    From squared distances (r, n) of the anchors (r,) to all examples, whose leave-one-out residuals are (n, k).
     """
     within = distances[:, anchors]
     unit = float(within[within > 0].median()) if bool((within > 0).any()) else 1.0

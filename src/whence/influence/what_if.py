@@ -312,20 +312,14 @@ def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tenso
 
 
 def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
-    """(s k, p) M_i^-1 W_i for some changed examples i.
+    """(s k, p) M_i^-1 W_i for some changed examples i, given by their places in S.
 
-    With M = I + B Q the matrix of the change, and M_i = M - L'_i Q that of the change without one more copy of i,
+    W (s, k, q) are residuals with one column for each unit that is left out, and L' the Hessians after the change. With
+    M = I + B Q the matrix of the change, and M_i = M - L'_i Q that of the change without one more copy of i,
 
         J F'^-1 J_i^T (I - L'_i Q'_ii)^-1 = J F^-1 J_S^T M_i^-1 E_i
 
     with E_i the columns of i in the identity: no leverage near one occurs on the right.
-
-    Args:
-        deciding: (p,) their places in S.
-        weights: (s, k, q) W, residuals with one column for each unit that is left out.
-        roots: (s, k, q') of the Hessians L' after the change.
-        matrix: (s k, s k) M.
-        own: (s k, s k) Q.
     """
     k, found = weights.shape[1], [matrix.new_zeros(len(matrix), 0)]
     for at in deciding.tolist():

@@ -415,10 +415,7 @@ class Layout:
     def canonical(self, tensor: Tensor, n: int, lead: int = 0) -> Tensor:
         """Move the batch axis to the front: (..., n or n*m, ...) to (n, ..., ...) or (n, ..., m, ...).
 
-        Args:
-            tensor: The tensor, with `lead` axes more in front than the layout knows of.
-            n: Number of examples.
-            lead: Number of axes in front; they follow the examples in the result.
+        The tensor has `lead` axes more in front than the layout knows of; they follow the examples in the result.
         """
         axis = self.axis + lead
         if self.place == "whole":

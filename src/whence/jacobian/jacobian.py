@@ -29,12 +29,7 @@ CHUNK_BYTES = 256 * 2**20
 class Jacobian:
     """The Jacobian phi(x) = d f(x) / d w of the outputs in the selected parameters, as rows of size d.
 
-    Args:
-        network: the model.
-        selection: the parameters w.
-        chunk_size: examples whose rows are held at once; chosen from the sizes when `None`.
-        dtype: of the rows handed out.
-        chunk_bytes: size of a chunk where `chunk_size` is `None`.
+    Rows of `chunk_size` examples are held at once, or as many as `chunk_bytes` hold when that is `None`.
     """
 
     orthonormal = True
@@ -91,12 +86,7 @@ class Jacobian:
         return self.chunk_size or max(1, self.chunk_bytes // row)
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples, J (n, k, d)) for chunks of the batch.
-
-        Args:
-            inputs: a batch.
-            outputs: the number k of outputs, for the size of the chunks.
-        """
+        """Yield (which examples, J (n, k, d)) for chunks of the batch, whose sizes go by the number k of outputs."""
         size = batch_size(inputs, "this batch")
         return self._chunks.of(size, self.chunk(outputs), lambda where: self._rows(take(inputs, where)))
 

@@ -145,13 +145,7 @@ class Linearization:
         return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, chunk_bytes)
 
     def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
-        """One pass over the training data.
-
-        Args:
-            label: what the pass is for.
-            state: tensors, zeros at first, that the reader adds to in place; see `Passes.over`.
-            given: what the sums depend on beside model, data and options.
-        """
+        """One pass over the training data, whose reader adds to the tensors of a state; see `Passes.over`."""
         if state is None:
             return self.batches.read(label)
         return self.passes.over(
@@ -278,17 +272,7 @@ def linearize(
 ) -> Linearization:
     """Run the network once over its training data, and check everything on the way.
 
-    Args:
-        network: the model.
-        selection: its selected parameters.
-        batches: the training data.
-        likelihood: the loss.
-        dtype: of the algebra.
-        budget: memory that may be used.
-        progress: shows how far the passes are.
-        chunk_size: examples whose Jacobians are held at once.
-        columns: of a sketch of the Hessians; `None` for no sketch, 0 to decide by the number of outputs.
-        seed: of the random signs of the sketch.
+    A sketch of the Hessians has so many columns: `None` for no sketch, 0 to decide by the number of outputs.
     """
     if columns == 0:
         columns = _default_columns(network, batches)
@@ -426,12 +410,8 @@ LEAST_MEMORY = 2**20
 def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMORY) -> Linearization:
     """The same problem with half the memory, and chunks of half the size where that was given, with a note.
 
-    Raises `TooLargeError` where there is nothing left to halve.
-
-    Args:
-        problem: what did not fit.
-        full: the device's message.
-        least: memory is not reduced below this; from there on, only chunks become smaller.
+    Memory is not reduced below `least`; from there on, only chunks become smaller. Raises `TooLargeError`, with the
+    device's own message, where there is nothing left to halve.
     """
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

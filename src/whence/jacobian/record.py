@@ -325,14 +325,7 @@ def gradients(
     """Gradients in the leaves, dense; zeros for those that the outputs do not depend on.
 
     Torch can fill these in itself, but zeros of torch 2.4 require gradients, and no version has them for each of a
-    batch of cotangents.
-
-    Args:
-        outputs: of the model.
-        leaves: tensors that they are differentiated by.
-        cotangents: shaped as the outputs; with one more axis in front where they are a batch.
-        keep: whether there will be more backward passes.
-        batched: pull several cotangents back at once.
+    batch of cotangents, which have one more axis in front.
     """
     found: Sequence[Tensor | None] = [None] * len(leaves)
     if outputs.requires_grad:

@@ -227,12 +227,8 @@ class SketchedBatches:
 def mixtures(largest: Tensor, size: int, columns: int, seed: int, start: int) -> Tensor:
     """M (n, q, c) with E[M M^T] = I: some columns as they are, random signs times all the others.
 
-    Args:
-        largest: (n, c // 2) which columns are used as they are.
-        size: q.
-        columns: c; with q or more of them, M is the identity, and zeros.
-        seed: of the signs, together with the positions of the examples.
-        start: position of the first example.
+    The `largest` (n, c // 2) of q = `size` columns are used as they are; with c = `columns` at least q, M is the
+    identity, and zeros. Signs are drawn by the seed and the positions of the examples, from `start` on.
 
     Examples:
         >>> mixtures(torch.tensor([[1]]), 2, 2, 0, 0)
@@ -268,12 +264,7 @@ def joint_basis(roots: Tensor, residuals: Tensor, rounding: Tensor) -> tuple[Ten
     still gives C. An eigenbasis does not: its vectors change signs, and turn where eigenvalues are nearly equal.
 
     The direction of r counts whatever its size, except where it is of the order of rounding errors: there d reduces its
-    weight, so that noise does not rotate S as well.
-
-    Args:
-        roots: S.
-        residuals: r.
-        rounding: (n,) that of the outputs.
+    weight, so that noise does not rotate S as well. Rounding errors (n,) are those of the outputs.
     """
     size, length = roots.flatten(1).norm(dim=1), residuals.norm(dim=1)  # (n,)
     floor = RESIDUAL_FLOOR * rounding * size.square() / roots.shape[2]

@@ -12,11 +12,11 @@ from torch import Tensor
 from whence.errors import LoaderError
 from whence.influence import Calibration, Explanation
 from whence.influence.explanation import explain
-from whence.influence.fitted import Fitted, Terms, combine, divide, for_each_batch, using_model, variance_terms
+from whence.influence.fitted import Fitted, Terms, divide, for_each_batch, using_model, variance_terms
 from whence.influence.suggest import label_first
 from whence.linalg import largest, largest_first
 from whence.report.task import DataSource
-from whence.results import Uncertainty
+from whence.results import Uncertainty, combine
 
 MOST_OUTPUTS = 50
 """Covariances between more outputs are not computed only for the ranges of probabilities."""

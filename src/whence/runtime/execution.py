@@ -104,16 +104,11 @@ def check_memory(max_memory: Any) -> None:
 
 
 class Chunks:
-    """Cuts batches into pieces; when one is too large for the device, it and all later ones are cut in half.
-
-    Args:
-        notes: gets a line when that happens.
-        what: the name, in the plural, of what is held for a piece, for messages.
-    """
+    """Cuts batches into pieces; when one is too large for the device, it and all later ones are cut in half."""
 
     def __init__(self, notes: list[str], what: str) -> None:
-        self.notes = notes
-        self.what = what
+        self.notes = notes  # get a line when that happens
+        self.what = what  # is held for a piece, in the plural, for messages
         self.most: int | None = None
 
     def of(self, size: int, step: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:

@@ -87,11 +87,7 @@ def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]
     """Small matrices (n, k, k) in pieces that may be decomposed at once; all of them on a CPU.
 
     For the eigenvectors of a matrix of 10 x 10 numbers cuSOLVER takes a workspace of about 300 kB, and for many of them
-    at once so many times that: 15 GB for 50,000 examples of ten classes.
-
-    Args:
-        matrices: to be decomposed one by one.
-        most: numbers in a piece; `MANY` on a GPU.
+    at once so many times that: 15 GB for 50,000 examples of ten classes. A piece has `MANY` numbers at most.
 
     Examples:
         >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3), most=18)]
@@ -132,12 +128,7 @@ def is_full(error: BaseException) -> bool:
 
 
 class Budget:
-    """The memory a fit may take.
-
-    Args:
-        device: where the large matrices will live.
-        limit: bytes; 80 % of what is free now when `None`.
-    """
+    """The memory a fit may take on a device, in bytes: a limit, or 80 % of what is free now when `None`."""
 
     def __init__(self, device: torch.device, limit: float | None = None) -> None:
         self.limit = int(limit if limit is not None else RESERVE * free_memory(device))

@@ -117,9 +117,6 @@ def after_fork(reset: Callable[[], None]) -> None:
 class SharedSetting:
     """A change of settings that is made for the first thread in, and undone after the last one out.
 
-    Args:
-        change: makes it, and undoes it on the way out.
-
     Examples:
         >>> @contextmanager
         ... def door():
@@ -223,8 +220,7 @@ class _TF32:
     def rounded(self, allowed: bool | None) -> Iterator[None]:
         """Let a GPU round single-precision products to TF32 meanwhile, which is several times faster, or forbid it.
 
-        Args:
-            allowed: `None` leaves it to what the caller has set. While any thread forbids it, nothing is rounded.
+        `None` leaves it to what the caller has set. While any thread forbids it, nothing is rounded.
 
         Examples:
             >>> with rounded_products(True), rounded_products(False):

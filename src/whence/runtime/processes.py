@@ -39,31 +39,20 @@ class Processes:
 
     Messages go through a group of gloo's own, which notices at once when a process has died and at the latest after the
     timeout when one hangs. Tensors follow only after all processes said that they are well, through gloo from the CPU
-    and through the default group (NCCL) from a GPU.
-
-    Args:
-        ranks: in the whole job.
-        group: of gloo; `None` for a process alone.
-        timeout: seconds to wait for one another.
-        neighbours: how many processes of the job are on this machine.
+    and through the default group (NCCL) from a GPU. A process alone has no group.
     """
 
     def __init__(
         self, ranks: Sequence[int] = (0,), group: Any = None, timeout: float = PATIENCE, neighbours: int = 1
     ) -> None:
         self._ranks, self._group, self._timeout = list(ranks), group, timeout
-        self.neighbours = neighbours
+        self.neighbours = neighbours  # how many processes of the job are on this machine
         self.rank: int = 0 if group is None else self._ranks.index(dist.get_rank())
         self.size: int = len(self._ranks)
         self.alone: bool = self.size == 1  # whether there is no other process
 
     def tell(self, what: str, value: Any = None) -> list[Any]:
-        """What every process says, in the order of ranks; an error if one of them failed.
-
-        Args:
-            what: the processes are about to do, for messages.
-            value: something small.
-        """
+        """What every process says, something to be pickled, in the order of ranks; an error if one of them failed."""
         if self.alone:
             return [value]
         heard: list[Any] = [None] * self.size

@@ -72,12 +72,8 @@ def read_table(
 ) -> Table:
     """Read a CSV file (.gz, .bz2 and .xz are decompressed on the way) or a parquet file.
 
-    Args:
-        path: of the file.
-        rows: how many rows to keep, drawn at random; all of them when zero.
-        delimiter: between the cells of a CSV file; guessed when not given.
-        seed: of the draw.
-        progress: shows how far a long reading has come.
+    So many rows are kept, drawn at random by the seed; all of them when zero. The delimiter of a CSV file is guessed
+    when not given.
     """
     if path.is_dir():
         raise InputError(f"expected a CSV or parquet file, got the folder {path}.")

@@ -188,13 +188,8 @@ class BatchAxes:
 class Recorder(TorchFunctionMode):
     """Records the calls of one forward pass. Nothing is attached to the model; leaving the mode ends it.
 
-    A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too.
-
-    Args:
-        readers: The reader of each function that has a rule.
-        parameters: The parameters to track.
-        examples: n.
-        batch_axes: The verified answers of an earlier run, or where to put those of this one.
+    A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too. Batch
+    axes are those verified in an earlier run, or take down the answers of this one.
     """
 
     def __init__(

@@ -55,10 +55,7 @@ class Windows:
     def unfold(self, images: Tensor, counts: Sequence[int] | None = None, ones: bool = False) -> Tensor:
         """Take out all windows: (b, channels, *sizes) to (b, e, i, t), one strided copy.
 
-        Args:
-            images: The images.
-            counts: Number of windows to take along each axis, if not all.
-            ones: Whether a row of ones is appended to i.
+        So many windows are taken along each axis as `counts` says, if not all; `ones` appends a row of ones to i.
         """
         b, channels = images.shape[:2]
         counts = counts or self.count(images.shape[2:])
