@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.results import OutputVariances, Uncertainty, combine
+from whence.results import Uncertainty, combine, join
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
@@ -231,13 +232,9 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
 
 
 def _gather(found: Uncertainty | None, processes: Processes) -> Uncertainty:
-    mine = None
-    if found is not None:
-        own = OutputVariances(found.mean, found.chosen, found.covariances, dict(found.variances))
-        mine = combine([own], lambda values: values[0].cpu()), found.likelihood
-    said = [one for one in processes.tell("the predictions", mine) if one is not None]
-    if not said:
+    mine = None if found is None else combine([replace(found, later=None)], lambda values: values[0].cpu())
+    parts = [one for one in processes.tell("the predictions", mine) if one is not None]
+    if not parts:
         raise InputError("expected predictions of at least one process, got none.")
     device = torch.device("cpu") if found is None else found.mean.device
-    whole = combine([OutputVariances.join([part for part, _ in said])], lambda values: values[0].to(device))
-    return Uncertainty(whole.mean, whole.covariances, whole.variances, None, said[0][1], whole.chosen)
+    return combine([join(parts)], lambda values: values[0].to(device))

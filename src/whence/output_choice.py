@@ -16,7 +16,7 @@ from whence.data.targets import diagonal_blocks
 from whence.errors import InputError
 from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, OutputVariances, combine
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, combine
 
 MAX_SKETCH_BYTES = 64 * 2**20
 """Random signs of one chunk are kept under this size."""
@@ -79,14 +79,15 @@ class OutputChoice:
         variances_of: ViewVariances,
         covariance: bool,
         generator: torch.Generator,
-    ) -> OutputVariances:
+    ) -> Uncertainty:
         """Variances of the chosen ones of outputs (m, ..., k) for a batch, in as many views as memory wants."""
         k, shape = outputs.shape[-1], outputs.shape[:-1]
         flat = outputs.reshape(-1, k)
         if self.kind == "sketches":
             found = _sketched(self.sketches, inputs, outputs, variances_of, generator)
             variances = {name: value.reshape(*shape, self.sketches) for name, value in found.items()}
-            return OutputVariances(outputs, ChosenOutputs(None, None, True), {}, variances)
+            all_mixed = ChosenOutputs(None, None, True)
+            return Uncertainty(outputs, {}, variances, likelihood=likelihood, chosen=all_mixed)
         index = self.positions(likelihood, flat)
         c = index.shape[1]
         full = covariance and c <= MAX_OUTPUTS
@@ -99,7 +100,7 @@ class OutputChoice:
                 chances = likelihood.probabilities(flat).gather(1, index).reshape(*shape, c)
             chosen = ChosenOutputs(index.reshape(*shape, c), chances, False)
         mean = flat.gather(1, index).reshape(*shape, c)
-        return OutputVariances(mean, chosen, shaped if full else {}, {} if full else shaped)
+        return Uncertainty(mean, shaped if full else {}, {} if full else shaped, likelihood=likelihood, chosen=chosen)
 
 
 def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, full: bool) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -90,44 +90,13 @@ class ChosenOutputs:
     sketches: bool  # whether the variances are of random sketches, each with the trace of the covariance as its mean
 
 
-@dataclass(frozen=True)
-class OutputVariances:
-    """What was found for one batch, with m predictions at positions of any shape."""
-
-    mean: Tensor  # (m, ..., c) outputs that were chosen; all k of them for sketches
-    chosen: ChosenOutputs | None  # which they are; `None` if all
-    covariances: dict[str, Tensor]  # (m, ..., c, c) by name; empty where variances alone were computed
-    variances: dict[str, Tensor]  # (m, ..., c) by name, or of sketches (m, ..., s)
-
-    def without_padding(self, inputs: Inputs) -> OutputVariances:
-        """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
-        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-        shape = self.mean.shape[:-1]
-        if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
-            return self
-        padding = mask == 0
-
-        def masked(values: Tensor) -> Tensor:
-            where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
-            return values.masked_fill(where, _missing(values))
-
-        return combine([self], lambda values: masked(values[0]))
-
-    @staticmethod
-    def join(parts: Sequence[OutputVariances]) -> OutputVariances:
-        """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
-        most = tuple(max(sizes) for sizes in zip(*(part.mean.shape[1:-1] for part in parts), strict=True))
-        padded = [combine([part], lambda values: _padded(values[0], most)) for part in parts]
-        return combine(padded, torch.cat)
-
-
 R = TypeVar("R")
 
 
 def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
     """One result of several: `how` combines each tensor that has a row for each prediction.
 
-    Fields that a class names in `of_training` belong to the training set: they are those of the first result.
+    Fields that a class names in `shared` are the same for all predictions: they are those of the first result.
     """
     parts: Sequence[Any] = results
     found: Any = parts[0]
@@ -136,8 +105,8 @@ def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
     elif isinstance(found, dict):
         found = {name: combine([one[name] for one in parts], how) for name in found}
     elif is_dataclass(found) and not isinstance(found, type):
-        kept = getattr(type(found), "of_training", ())
-        names = [field.name for field in fields(found) if field.name not in kept]
+        shared = getattr(type(found), "shared", ())
+        names = [field.name for field in fields(found) if field.name not in shared]
         found = replace(found, **{name: combine([getattr(one, name) for one in parts], how) for name in names})
     together: R = found
     return together
@@ -187,9 +156,11 @@ class Uncertainty(Shown):
         ['mean', 'hec0', 'hec1']
     """
 
+    shared: ClassVar = ("later", "likelihood")
+
     mean: Tensor
     covariances: dict[str, Tensor]
-    variances: Mapping[str, Tensor] = field(default_factory=dict)
+    variances: dict[str, Tensor] = field(default_factory=dict)
     later: Callable[[], Mapping[str, Tensor]] | None = None
     likelihood: Likelihood | None = None
     chosen: ChosenOutputs | None = None
@@ -397,6 +368,27 @@ class Uncertainty(Shown):
         )
         note = f"Variances of the prediction itself{', summed over outputs' if k > 1 else ''}."
         return Table(title, columns, f"{note}\n{more}".strip())
+
+
+def without_padding(u: Uncertainty, inputs: Inputs) -> Uncertainty:
+    """NaN, or -1 for positions of outputs, where the inputs' "attention_mask" says that there is only padding."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    shape = u.mean.shape[:-1]
+    if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
+        return u
+    padding = mask == 0
+
+    def masked(values: Tensor) -> Tensor:
+        where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
+        return values.masked_fill(where, _missing(values))
+
+    return combine([u], lambda values: masked(values[0]))
+
+
+def join(parts: Sequence[Uncertainty]) -> Uncertainty:
+    """Several batches as one; where sequences are shorter in one batch than in another, what is missing is NaN."""
+    most = tuple(max(sizes) for sizes in zip(*(part.mean.shape[1:-1] for part in parts), strict=True))
+    return combine([combine([part], lambda values: _padded(values[0], most)) for part in parts], torch.cat)
 
 
 def _columns(u: Uncertainty) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,7 +38,7 @@ from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.network import OutputView
 from whence.output_choice import OutputChoice
-from whence.results import MAX_OUTPUTS, OutputVariances, Uncertainty, findings_table
+from whence.results import MAX_OUTPUTS, Uncertainty, findings_table, join, without_padding
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:
@@ -90,25 +90,23 @@ class Tracer(Fitted):
         sketches = choice is not None and choice.kind == "sketches"
         cache = None if at_once or sketches else InputCache(x, self.problem.budget)
 
-        def predict_batch(inputs: Inputs, where: str) -> OutputVariances:
+        def predict_batch(inputs: Inputs, where: str) -> Uncertainty:
             if choice is None:
                 return self._all_outputs(inputs, where, at_once)
             shaped = self._shaped_outputs(inputs, where)
             found = choice.predict(self.problem.likelihood, inputs, shaped, self._view_variances, at_once, draw)
             check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
-            return found.without_padding(inputs)
+            return without_padding(found, inputs)
 
         parts = for_each_batch(self, x, predict_batch, plain=choice is not None, cache=cache)
-        found = parts[0] if len(parts) == 1 else OutputVariances.join(parts)
+        found = parts[0] if len(parts) == 1 else join(parts)
 
         def covariances() -> Mapping[str, Tensor]:
             return self.predict(cache, covariance=True, outputs=outputs).covariances
 
         few = choice is None or found.mean.shape[-1] <= MAX_OUTPUTS
         later = covariances if cache is not None and cache.readable and few else None
-        return Uncertainty(
-            found.mean, found.covariances, found.variances, later, self.problem.likelihood, chosen=found.chosen
-        )
+        return replace(found, later=later)
 
     def _output_choice(self, outputs: Any) -> OutputChoice | None:
         """Which outputs to predict; `None` for all of them, where no views of the outputs are needed."""
@@ -120,7 +118,7 @@ class Tracer(Fitted):
             return None
         return choice or OutputChoice("all")
 
-    def _all_outputs(self, inputs: Inputs, where: str, full: bool) -> OutputVariances:
+    def _all_outputs(self, inputs: Inputs, where: str, full: bool) -> Uncertainty:
         """Covariances of all outputs of a batch, or their variances alone."""
         shift = None
         if full:
@@ -133,7 +131,8 @@ class Tracer(Fitted):
             outputs, found = self.sandwich.variances(inputs)
         mean, found = self._mean(outputs, inputs, where), self._all_estimators(found, shift)
         check_variances(self.problem, found, where, inputs)
-        return OutputVariances(mean, None, found if full else {}, {} if full else found)
+        likelihood = self.problem.likelihood
+        return Uncertainty(mean, found if full else {}, {} if full else found, likelihood=likelihood)
 
     def _shaped_outputs(self, inputs: Inputs, where: str) -> Tensor:
         """(m, ..., k) outputs with their positions."""

@@ -190,7 +190,7 @@ class Attribution(Shown):
         ([0, 39], 1)
     """
 
-    of_training: ClassVar = ("residuals", "loo_residuals", "leverage")
+    shared: ClassVar = ("residuals", "loo_residuals", "leverage")
 
     hec3: Shares
     ho: Shares

@@ -97,7 +97,7 @@ class Split(Shown):
     """
 
     experimental: ClassVar[bool] = True
-    of_training: ClassVar = ("sources",)
+    shared: ClassVar = ("sources",)
 
     hec3: Tensor
     noise: Tensor
