@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import whence
 from whence.estimators import observation_noise
 from whence.runtime.progress import Progress
-from whence.tabular.files import Table
+from whence.tabular.files import TextTable
 from whence.tabular.fitted import Prepared, fit_table, prepare, ridge
 from whence.tabular.network import build_network, choose_width, count_weights, initialize, mean_loss, train
 from whence.tabular.predictions import affordable_rows, predict_rows, score_classes, score_numbers
@@ -157,7 +157,7 @@ def prepared(rows: int, width: int, names: tuple[str, str, str] = ("a", "b", "y"
         name: np.array([f"{value:.4f}" for value in values.tolist()], dtype=object)
         for name, values in zip(names, columns, strict=True)
     }
-    return prepare(Table(cells, np.arange(1, rows + 1), rows), names[2], width=width)
+    return prepare(TextTable(cells, np.arange(1, rows + 1), rows), names[2], width=width)
 
 
 def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True)
-class Check:
+class ComparedNumber:
     """One number, computed and worked out by hand."""
 
     name: str
@@ -117,7 +117,7 @@ BY_HAND = {
 """Variances at x = 1 and the largest leverage, by lambda."""
 
 
-def self_check(device: torch.device) -> list[Check]:
+def self_check(device: torch.device) -> list[ComparedNumber]:
     """Fit the three examples in several ways, and compare."""
     ways: list[tuple[str, int, str | whence.Structure]] = [
         ("exact, primal", 0, whence.Exact(road="primal")),
@@ -138,5 +138,5 @@ def self_check(device: torch.device) -> list[Check]:
         u = tracer.predict(inputs[:1])
         found = {key: float(getattr(u, key)) for key in ("ho", "hec0", "hec3")}
         found["leverage"] = float(tracer.leverage.max())
-        checks += [Check(f"{key}, {name}", found[key], expected[key]) for key in expected]
+        checks += [ComparedNumber(f"{key}, {name}", found[key], expected[key]) for key in expected]
     return checks

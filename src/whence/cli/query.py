@@ -19,9 +19,9 @@ from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
 from whence.display import number, percent
 from whence.errors import InputError
 from whence.runtime.progress import Progress
-from whence.tabular.files import Table, read_table
+from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, load_table, read_description
-from whence.tabular.predictions import Predictions, Score, predict_rows
+from whence.tabular.predictions import RowPredictions, Score, predict_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -199,14 +199,14 @@ class SavedTable:
     unit = "row"
     label = "label"
 
-    def __init__(self, fitted: FittedTable, table: Table, data: Path) -> None:
+    def __init__(self, fitted: FittedTable, table: TextTable, data: Path) -> None:
         self.fitted, self.table, self.name = fitted, table, data.name
         self.stem = data.name.split(".")[0] or "table"
         self.inputs = fitted.model.encode(table)
         self.notes = [*table.notes, *fitted.model.unrecognized(table)]
 
     @cached_property
-    def _predictions(self) -> Predictions:
+    def _predictions(self) -> RowPredictions:
         """Without verdicts."""
         return predict_rows(self.fitted, self.table)
 

@@ -15,9 +15,9 @@ from whence.cli.console import Output, figure, stop
 from whence.display import percent
 from whence.io.files import replacing
 from whence.runtime.progress import Progress
-from whence.tabular.files import Table, read_table
+from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
-from whence.tabular.predictions import Predictions, affordable_rows, predict_rows
+from whence.tabular.predictions import RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
 
 ADVICE = {
@@ -149,7 +149,7 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
 
 
 def report_rows(
-    path: Path, fitted: FittedTable, table: Table, about: str, train: Table | None = None, traced: int = TRACED
+    path: Path, fitted: FittedTable, table: TextTable, about: str, train: TextTable | None = None, traced: int = TRACED
 ) -> None:
     """Write the report on the rows of a table; with targets where all of them have one."""
     model, inputs = fitted.model, fitted.model.encode(table)
@@ -183,7 +183,9 @@ def _data_summary(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _fit_summary(prepared: Prepared, fitted: FittedTable, predictions: Predictions, suspicion: Any) -> dict[str, Any]:
+def _fit_summary(
+    prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, suspicion: Any
+) -> dict[str, Any]:
     """What is known after it."""
     model, split, tracer = prepared.model, prepared.split, fitted.tracer
     verdicts = predictions.frame["verdict"]
@@ -219,7 +221,7 @@ def _largest(suspicion: Any) -> list[int]:
     return [int(at) for at in known[numpy.argsort(-suspicion[known], kind="stable")][:SUSPECTS]]
 
 
-def _suspect(predictions: Predictions, at: int, suspicion: float) -> dict[str, Any]:
+def _suspect(predictions: RowPredictions, at: int, suspicion: float) -> dict[str, Any]:
     """A training row whose label is doubtful."""
     target, predicted = predictions.fitted.model.target, predictions.frame["prediction"].iloc[at]
     return {

@@ -32,7 +32,7 @@ GALLERY = 24
 """Predictions that are shown of each verdict."""
 
 
-class Check(NamedTuple):
+class ReportCheck(NamedTuple):
     """Something that was checked: whether it is fine, what it is, and what that means."""
 
     status: str  # "fine", "careful", "do not trust" or "note"
@@ -57,7 +57,7 @@ class Report:
     test_ids: tuple[str, ...] | None  # names of the predictions, where given
     train_ids: tuple[str, ...] | None  # names of the training examples, where given
     charts: list[Chart]
-    checks: list[Check]
+    checks: list[ReportCheck]
 
     @classmethod
     def of(
@@ -233,32 +233,32 @@ def value_text(finding: Finding) -> str:
     return finding.value if isinstance(finding.value, str) else number(finding.value, 4)
 
 
-def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) -> Iterator[Check]:
+def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) -> Iterator[ReportCheck]:
     """What `Tracer.trust` or other diagnostics found, or what the fit itself shows, and how the tracing went."""
     if trust is None:
-        yield Check(
+        yield ReportCheck(
             "note",
             "Not checked",
             "How far the fit is from the exact curvature was not checked on a sample of predictions. To check it, pass "
             "trust=tracer.trust(inputs).",
         )
     elif isinstance(trust, Diagnostics):
-        yield from (Check("note", f"{one.name}: {value_text(one)}", one.words) for one in trust)
+        yield from (ReportCheck("note", f"{one.name}: {value_text(one)}", one.words) for one in trust)
     if not isinstance(trust, Trust):
         with using_model(fitted):
             trust = trust_of_fit(fitted)
     for one in trust:
-        yield Check("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.text)
+        yield ReportCheck("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.text)
     yield _sums(traced)
-    yield from (Check("note", "Note", str(one.value)) for one in fitted.diagnostics if one.name == "note")
-    yield from (Check("note", "Verdicts", note) for note in traced.explanation.notes)
+    yield from (ReportCheck("note", "Note", str(one.value)) for one in fitted.diagnostics if one.name == "note")
+    yield from (ReportCheck("note", "Verdicts", note) for note in traced.explanation.notes)
 
 
-def _sums(traced: Traced) -> Check:
+def _sums(traced: Traced) -> ReportCheck:
     text = (
         f"The sum of the shares of all training examples differs from the variance by {percent(traced.gap)} (median)."
     )
     if traced.gap > 0.2:
         advice = "The structure of the curvature is an approximation: trust the order more than the size."
-        return Check("careful", "Shares and variances disagree", f"{text} {advice}")
-    return Check("fine", "Shares add up", text)
+        return ReportCheck("careful", "Shares and variances disagree", f"{text} {advice}")
+    return ReportCheck("fine", "Shares add up", text)

@@ -40,7 +40,7 @@ CHUNK = 20_000
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Cells as text."""
 
     columns: dict[str, Any]  # name of each column and its cells, numpy arrays of `str`
@@ -52,9 +52,9 @@ class Table:
         """Number of rows."""
         return len(self.rows)
 
-    def take(self, which: Any) -> Table:
+    def take(self, which: Any) -> TextTable:
         """Some rows."""
-        return Table({name: cells[which] for name, cells in self.columns.items()}, self.rows[which], self.total)
+        return TextTable({name: cells[which] for name, cells in self.columns.items()}, self.rows[which], self.total)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Source:
 
 def read_table(
     path: Path, rows: int, *, delimiter: str | None = None, seed: int = 0, progress: Progress | None = None
-) -> Table:
+) -> TextTable:
     """Read a CSV file (.gz, .bz2 and .xz are decompressed on the way) or a parquet file.
 
     So many rows are kept, drawn at random by the seed; all of them when zero. The delimiter of a CSV file is guessed
@@ -96,7 +96,7 @@ def read_table(
     if len(kept) < total:
         notes.append(f"{len(kept):,} of {total:,} rows were drawn at random (--rows 0 takes all)")
     columns = {name: numpy.array([str(cell) for cell in kept[name]], dtype=object) for name in kept.columns}
-    return Table(columns, kept.index.to_numpy() + 1, total, tuple(notes))
+    return TextTable(columns, kept.index.to_numpy() + 1, total, tuple(notes))
 
 
 def _draw_rows(source: _Source, rows: int, seed: int, free: float, progress: Progress) -> tuple[pandas.DataFrame, int]:

@@ -32,9 +32,9 @@ from whence.tabular.columns import (
     detect_column,
     is_missing,
 )
-from whence.tabular.files import Table
+from whence.tabular.files import TextTable
 from whence.tabular.network import build_network, choose_width, count_weights, initialize, train
-from whence.tabular.target import Split, Target, Task, check_row_count, detect_target, find_column, split_rows
+from whence.tabular.target import RowSplit, Target, Task, check_row_count, detect_target, find_column, split_rows
 
 FORMAT = "whence table"
 VERSION = 3
@@ -70,7 +70,7 @@ class TableModel:
         """The network, without its weights."""
         return build_network(len(self.inputs), self.width, self.target)
 
-    def encode(self, table: Table) -> Tensor:
+    def encode(self, table: TextTable) -> Tensor:
         """(m, inputs) the rows of a table."""
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
@@ -81,7 +81,7 @@ class TableModel:
         encoded = [column.encode(table.columns[column.name]) for column in self.columns]
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))
 
-    def unrecognized(self, table: Table) -> list[str]:
+    def unrecognized(self, table: TextTable) -> list[str]:
         """Values that training never saw in a column, in words."""
         notes = []
         for column in self.columns:
@@ -93,7 +93,7 @@ class TableModel:
                 notes.append(f"{column.name!r} holds {what} in {int(odd.sum())} of {len(odd)} rows, such as {shown}")
         return notes + self.clipped(table)
 
-    def clipped(self, table: Table) -> list[str]:
+    def clipped(self, table: TextTable) -> list[str]:
         """Extreme numbers that are clipped, in words."""
         notes = []
         for column in self.columns:
@@ -106,7 +106,7 @@ class TableModel:
                 )
         return notes
 
-    def targets(self, table: Table) -> Any:
+    def targets(self, table: TextTable) -> Any:
         """(m,) as numbers, NaN where there is none; all NaN where the table has no such column."""
         if self.target.name not in table.columns:
             return numpy.full(len(table), numpy.nan)
@@ -134,9 +134,9 @@ class TableModel:
 class Prepared:
     """A table before the training."""
 
-    table: Table  # all rows
+    table: TextTable  # all rows
     model: TableModel  # how rows become inputs
-    split: Split  # which rows train
+    split: RowSplit  # which rows train
     values: Any  # (m,) all targets, NaN where there is none
     notes: tuple[str, ...]  # what was guessed, excluded or repaired
 
@@ -154,7 +154,7 @@ class FittedTable:
 
 
 def prepare(
-    table: Table,
+    table: TextTable,
     target: str,
     *,
     task: Task | None = None,

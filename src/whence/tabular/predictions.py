@@ -12,7 +12,7 @@ import torch
 from whence import Explanation, Uncertainty
 from whence.display import number
 from whence.estimators import observation_noise
-from whence.tabular.files import Table
+from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
 from whence.tabular.target import Target
 
@@ -36,7 +36,7 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Predictions:
+class RowPredictions:
     """Predictions of the rows of a table.
 
     The frame has one row each: `prediction`, with a 95 % interval of a new observation (`lower`, `upper`) and the
@@ -45,7 +45,7 @@ class Predictions:
     `scarcity_p`, and `check` and `near`, which name rows of the file that was trained on.
     """
 
-    table: Table
+    table: TextTable
     fitted: FittedTable  # what predicted the rows
     values: Any  # (m,) what was observed, NaN where nothing was
     frame: pandas.DataFrame
@@ -82,7 +82,7 @@ class Predictions:
         return frame
 
 
-def predict_rows(fitted: FittedTable, table: Table, explain: Any = ()) -> Predictions:
+def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> RowPredictions:
     """Predict all rows of a table; those at the positions `explain` get a verdict."""
     import pandas  # an extra: only tables need it
 
@@ -114,7 +114,7 @@ def predict_rows(fitted: FittedTable, table: Table, explain: Any = ()) -> Predic
         for name, cells in verdicts.items():
             frame[name] = "" if isinstance(cells[0], str) else numpy.nan
             frame.iloc[explained, frame.columns.get_loc(name)] = cells
-    return Predictions(table, fitted, model.targets(table), frame, probabilities)
+    return RowPredictions(table, fitted, model.targets(table), frame, probabilities)
 
 
 def _class_probabilities(target: Target, uncertainty: Uncertainty) -> tuple[Any, Any]:

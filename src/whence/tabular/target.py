@@ -173,7 +173,7 @@ def _numbers_first(name: str) -> tuple[int, float, str]:
 
 
 @dataclass(frozen=True)
-class Split:
+class RowSplit:
     """Positions of rows in the table."""
 
     train: Any  # what the final network is trained on; the validation rows are among them
@@ -190,7 +190,7 @@ class Split:
         return [str(name) for name in names]
 
 
-def split_rows(values: Any, target: Target, test: float, seed: int) -> Split:
+def split_rows(values: Any, target: Target, test: float, seed: int) -> RowSplit:
     """Draw the parts at random, stratified by class, by targets (m,) as numbers, NaN where there is none.
 
     Examples:
@@ -208,7 +208,7 @@ def split_rows(values: Any, target: Target, test: float, seed: int) -> Split:
     for _ in range(3 if len(train) <= SMALL else 1):
         rows, strata = _draw(strata, VALIDATION * len(train) / sum(map(len, strata)), generator)
         validation.append(rows)
-    return Split(train, tuple(validation), held_out, numpy.flatnonzero(~numpy.isfinite(values)))
+    return RowSplit(train, tuple(validation), held_out, numpy.flatnonzero(~numpy.isfinite(values)))
 
 
 def check_row_count(known: int, name: str) -> None:
