@@ -99,10 +99,9 @@ def leave_one_out(
     for k = 1).
     """
     rule = POLICIES[policy]
-    if roots is None:
-        leverage = torch.diagonal(leverage_blocks, dim1=1, dim2=2)
-    elif roots.shape == leverage_blocks.shape:
-        leverage = (roots * (leverage_blocks @ roots)).sum(1)
+    hats = hat_blocks(leverage_blocks, roots)
+    if roots is None or roots.shape == leverage_blocks.shape:
+        leverage = torch.diagonal(hats, dim1=1, dim2=2)
     else:  # a root without a column for each output: the diagonal of L Q, which sums to the same
         leverage = (roots * (leverage_blocks @ roots)).sum(2)
     if by_output or (roots is None and residuals.shape[1] == 1):
@@ -113,7 +112,7 @@ def leave_one_out(
             rule.leverage(leverage),
             rule.guarded(leverage.reshape(-1, 1)),
         )
-    roots, values = hat_roots(leverage_blocks, roots)
+    roots, values = hat_roots(hats, roots)
     coordinates = _times(roots.mT, _times(leverage_blocks, residuals))
 
     def adjusted(inflation: Tensor, slope: float) -> Tensor:
@@ -126,9 +125,13 @@ def leave_one_out(
     )
 
 
-def hat_roots(leverage_blocks: Tensor, roots: Tensor | None) -> tuple[Tensor, Tensor]:
+def hat_blocks(leverage_blocks: Tensor, roots: Tensor | None) -> Tensor:
+    """R_i^T Q_i R_i (n, q, q)."""
+    return leverage_blocks if roots is None else roots.mT @ leverage_blocks @ roots
+
+
+def hat_roots(hats: Tensor, roots: Tensor | None) -> tuple[Tensor, Tensor]:
     """Roots R_i (n, k, q) of the same Hessians L_i with R_i^T Q_i R_i diagonal, and these diagonals h (n, q)."""
-    hats = leverage_blocks if roots is None else roots.mT @ leverage_blocks @ roots
     pairs = [eigh(some) for some in few_at_once((hats + hats.mT) / 2)]
     values, vectors = (torch.cat(some) for some in zip(*pairs, strict=True))
     return vectors if roots is None else roots @ vectors, values.clamp_min(0.0)

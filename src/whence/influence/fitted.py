@@ -34,7 +34,7 @@ from whence.data.batches import (
 )
 from whence.display import Shown
 from whence.errors import InputError, LoaderError, StaleModelError
-from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_roots, out_of_range
+from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_blocks, hat_roots, out_of_range
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network, SelectedOutputs
 from whence.results import Diagnostics, Uncertainty, combine
@@ -138,7 +138,7 @@ def leave_one_out_leverage(fitted: Fitted) -> Tensor:
     blocks = fitted.bread.leverage_blocks
     if fitted.loo.policy != "exact":
         return blocks
-    roots, hats = hat_roots(blocks, fitted.problem.hessian_roots)
+    roots, hats = hat_roots(hat_blocks(blocks, fitted.problem.hessian_roots), fitted.problem.hessian_roots)
     pulled = blocks @ roots
     return blocks + pulled * POLICIES["exact"].inflation(hats).unsqueeze(1) @ pulled.mT
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
 from whence.errors import InputError
-from whence.estimators import POLICIES, hat_roots
+from whence.estimators import POLICIES, hat_blocks, hat_roots
 from whence.influence.fitted import (
     Fitted,
     alignments,
@@ -412,7 +412,8 @@ def _noise_shrinkage(fitted: Fitted, repeat: Tensor) -> Tensor:
 def _function_of_hat(fitted: Fitted, function: Callable[[Tensor], Tensor]) -> Tensor:
     """(n, k, k) function of L_i Q_i, or of its blocks where positions or outputs are left out singly."""
     blocks = fitted.loo.within_units(fitted.bread.leverage_blocks)
-    roots, values = hat_roots(blocks, fitted.problem.hessian_roots)
+    roots = fitted.problem.hessian_roots
+    roots, values = hat_roots(hat_blocks(blocks, roots), roots)
     values = values.clamp_min(1e-12)
     eye = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
     found: Tensor = eye + roots * ((function(values) - 1.0) / values).unsqueeze(1) @ roots.mT @ blocks
