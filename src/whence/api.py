@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
+from whence.data.batches import combine
 from whence.errors import InputError
 from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.results import Uncertainty, combine, join
+from whence.results import Uncertainty, join
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer

@@ -128,8 +128,12 @@ def second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def check_finite_sums(sums: Tensor, where: str) -> None:
     """Raise when sums over the gradients of the training set are not finite."""
     if not bool(torch.isfinite(sums).all()):
-        raise SingularCurvatureError(
-            f"expected finite gradients of the outputs in the weights, got NaN or infinity in {where}. Look for a "
-            "square root, a logarithm or a norm at zero in the model; gradients of a float16 model may overflow: use "
-            "float32."
-        )
+        raise gradients_not_finite(f"in {where}")
+
+
+def gradients_not_finite(where: str) -> SingularCurvatureError:
+    """The error for gradients that are NaN or infinite somewhere."""
+    return SingularCurvatureError(
+        f"expected finite gradients of the outputs in the weights, got NaN or infinity {where}. Look for a square "
+        "root, a logarithm or a norm at zero in the model; gradients of a float16 model may overflow: use float32."
+    )

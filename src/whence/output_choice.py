@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs, take
+from whence.data.batches import Inputs, combine, take
 from whence.data.targets import diagonal_blocks
 from whence.errors import InputError
 from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
-from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty, combine
+from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty
 
 MAX_SKETCH_BYTES = 64 * 2**20
 """Random signs of one chunk are kept under this size."""

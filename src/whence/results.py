@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs
+from whence.data.batches import Inputs, combine
 from whence.display import Column, Shown, Table, count, listing, number, numbers, places, rows_shown
 from whence.errors import InputError
 from whence.likelihoods import Likelihood
@@ -88,28 +88,6 @@ class ChosenOutputs:
     index: Tensor | None  # (m, ..., c) positions of the outputs among all k; `None` for sketches
     probabilities: Tensor | None  # (m, ..., c) of these classes, where the likelihood has classes
     sketches: bool  # whether the variances are of random sketches, each with the trace of the covariance as its mean
-
-
-R = TypeVar("R")
-
-
-def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
-    """One result of several: `how` combines each tensor that has a row for each prediction.
-
-    Fields that a class names in `shared` are the same for all predictions: they are those of the first result.
-    """
-    parts: Sequence[Any] = results
-    found: Any = parts[0]
-    if isinstance(found, Tensor):
-        found = how(list(parts))
-    elif isinstance(found, dict):
-        found = {name: combine([one[name] for one in parts], how) for name in found}
-    elif is_dataclass(found) and not isinstance(found, type):
-        shared = getattr(type(found), "shared", ())
-        names = [field.name for field in fields(found) if field.name not in shared]
-        found = replace(found, **{name: combine([getattr(one, name) for one in parts], how) for name in names})
-    together: R = found
-    return together
 
 
 def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
@@ -322,14 +300,7 @@ class Uncertainty(Shown):
         With positions, one row for each of them, and its place in front. Where only some outputs were looked at,
         columns "output" say which; of random sketches there are traces and their standard errors.
         """
-        try:
-            import pandas  # an extra: only tables need it
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "expected pandas for a table. Install it: pip install 'whence[report]'."
-            ) from error
-
-        return pandas.DataFrame({name: column.reshape(-1).cpu().numpy() for name, column in _columns(self).items()})
+        return frame({name: [column.reshape(-1)] for name, column in _columns(self).items()})
 
     def __repr__(self) -> str:
         """Sizes and medians."""
@@ -447,6 +418,26 @@ def _answers(u: Uncertainty, rows: int) -> list[Column]:
         bounds = zip(numbers(low), numbers(high), strict=True)
         columns.append(Column("95% interval", tuple(f"{a} to {b}" for a, b in bounds)))
     return columns
+
+
+def frame(columns: Mapping[str, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:
+    """A data frame from columns that come in pieces.
+
+    Examples:
+        >>> frame({"index": [torch.tensor([3]), torch.tensor([5])], "word": [["a"], ["b"]]})["index"].tolist()
+        [3, 5]
+    """
+    try:
+        import pandas  # an extra: only tables need it
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("expected pandas for a table. Install it: pip install 'whence[report]'.") from error
+
+    joined = {}
+    for name, pieces in columns.items():
+        tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
+        words = [word for piece in pieces if not isinstance(piece, Tensor) for word in piece]
+        joined[name] = torch.cat(tensors).cpu().numpy() if tensors else words
+    return pandas.DataFrame(joined)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from whence.curvature.rotation import Basis, BasisView, basis_views, formed_bytes
+from whence.curvature.rotation import Basis, BasisView, formed_bytes, products_are_rounded
 from whence.data.batches import Inputs, batch_size, take
-from whence.errors import SingularCurvatureError, UncapturedParameterError
+from whence.errors import UncapturedParameterError
 from whence.jacobian.capture import Capture, examples_using
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
+from whence.linalg import gradients_not_finite
 from whence.runtime.execution import Chunks, State, partial_data_error
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import one_thread, rounded_products
@@ -184,7 +185,9 @@ class LayerChunk:
                 self.tangents.clear()
             return found
         if self.in_bases is None:
-            self.in_bases = bases, basis_views(self.tangents, bases, device)
+            rounded = products_are_rounded(device)
+            pairs = zip(self.tangents, bases, strict=True)
+            self.in_bases = bases, [BasisView(tangent, basis, rounded) for tangent, basis in pairs]
             self.tangents.clear()
         of, found = self.in_bases
         assert of is bases, "gradients that are cached in other bases"
@@ -285,11 +288,6 @@ class LayerGradients:
         for _, chunk in self._chunks.of(size, self.chunk_size(count, size), pull):
             yield chunk
             del chunk  # the next one needs the memory
-
-    def views_of(self, inputs: Inputs, bases: Sequence[Basis], k: int) -> Iterator[tuple[list[BasisView], Tensor]]:
-        """Gradients of k outputs of one batch in bases, and the outputs (n, k), chunk by chunk."""
-        for chunk in self.of(inputs, self.identity(k), k):
-            yield chunk.views(bases, self.problem.device), chunk.outputs
 
     @contextmanager
     def cached(self) -> Iterator[None]:
@@ -539,11 +537,7 @@ def check_gradients(rows: Tensor, start: int) -> None:
     """Raise when the features of an example, counted from `start`, are not finite."""
     wrong = ~torch.isfinite(rows).flatten(1).all(1)
     if bool(wrong.any()):
-        raise SingularCurvatureError(
-            "expected finite gradients of the outputs in the weights, got NaN or infinity for training example "
-            f"{start + int(wrong.int().argmax())}. Look for a square root, a logarithm or a norm at zero in the model; "
-            "gradients of a float16 model may overflow: use float32."
-        )
+        raise gradients_not_finite(f"for training example {start + int(wrong.int().argmax())}")
 
 
 LARGEST_SIDE = 8192  # a layer with more inputs, or outputs, has no eigenbasis on that side: a factor has their square

@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.curvature.cost import Cost, ProblemSizes
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count
-from whence.errors import InputError, ShapeError
+from whence.errors import InputError, ShapeError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 
 
@@ -303,6 +303,14 @@ def trace_of_hat(leverage_blocks: Tensor, roots: Tensor | None) -> float:
     if roots is None:
         return float(leverage_blocks.diagonal(dim1=1, dim2=2).sum())
     return float((roots * (leverage_blocks @ roots)).sum())
+
+
+def singular(ridge: float, null: int, size: int, more: str = "") -> SingularCurvatureError:
+    """The error for a curvature that has no inverse."""
+    return SingularCurvatureError(
+        f"expected an invertible curvature, got at least {null} of {size} directions without information at "
+        f"ridge={ridge:g}. Raise `ridge` (for example to n times the weight decay), or select fewer parameters.{more}"
+    )
 
 
 class AlignedCurvature(FittedCurvature):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import LayerGradients
-from whence.curvature.base import FeatureStructure, MeatRoots
+from whence.curvature.base import FeatureStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import factor_cost
 from whence.curvature.kronecker import KroneckerFactors, SpectrumSums
@@ -23,7 +23,6 @@ from whence.curvature.primal import (
     leaving,
     primal_bytes,
     rows_in_cache,
-    singular,
     sketch_features,
 )
 from whence.curvature.rotation import Basis

@@ -17,10 +17,11 @@ from whence.curvature.base import (
     NewtonStep,
     RidgePath,
     groups_within_memory,
+    singular,
     times_hessian,
     trace_of_hat,
 )
-from whence.curvature.primal import path_from_kernel, singular
+from whence.curvature.primal import path_from_kernel
 from whence.data.batches import Inputs
 from whence.jacobian.linearization import Linearization
 

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from whence.curvature.base import FittedCurvature, MeatRoots, Structure
+from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative, IterativeSolver
-from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache, singular
+from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
 from whence.runtime.memory import Budget, readable

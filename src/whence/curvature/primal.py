@@ -33,12 +33,12 @@ from whence.curvature.base import (
     RidgePath,
     Sandwich,
     groups_within_memory,
+    singular,
     trace_of_hat,
 )
 from whence.curvature.cost import ProblemSizes
 from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
-from whence.errors import SingularCurvatureError
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
 from whence.linalg import eigenvectors
@@ -603,14 +603,6 @@ def add_gram(matrix: Tensor, rows: Tensor) -> None:
         matrix.addmm_(rows.T, rows)
     else:
         matrix.add_(rows.T @ rows)
-
-
-def singular(ridge: float, null: int, size: int, more: str = "") -> SingularCurvatureError:
-    """The error for a curvature that has no inverse."""
-    return SingularCurvatureError(
-        f"expected an invertible curvature, got at least {null} of {size} directions without information at "
-        f"ridge={ridge:g}. Raise `ridge` (for example to n times the weight decay), or select fewer parameters.{more}"
-    )
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

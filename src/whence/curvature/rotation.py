@@ -646,12 +646,6 @@ class BasisView:
             yield where, Full(matrices.reshape(len(matrices), c, -1), self.basis.shape, padding)
 
 
-def basis_views(tangents: Sequence[Tangent], bases: Sequence[Basis], device: torch.device) -> list[BasisView]:
-    """Every block of a chunk on a device, in its basis."""
-    rounded = products_are_rounded(device)
-    return [BasisView(tangent, basis, rounded) for tangent, basis in zip(tangents, bases, strict=True)]
-
-
 @dataclass(frozen=True)
 class Weights:
     """Weights of a block's directions in sums of squares, for each of w estimators.

@@ -12,13 +12,21 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import Accumulator, ChunkGradients, LayerGradients, working_precision
-from whence.curvature.base import Alignments, FittedCurvature, MeatRoots, Meats, NewtonStep, Predicted, Sandwich
+from whence.curvature.base import (
+    Alignments,
+    FittedCurvature,
+    MeatRoots,
+    Meats,
+    NewtonStep,
+    Predicted,
+    Sandwich,
+    singular,
+)
 from whence.curvature.kronecker import DiagonalMoments, MomentSums, Spectrum, states
 from whence.curvature.preconditioned import Directions, is_outer_product
 from whence.curvature.rotation import Basis, BasisView, Weights
 from whence.curvature.two_bases import MeatRotation, RotatedMomentSums, TwoBasisWeights
 from whence.data.batches import Inputs, batch_size, take
-from whence.errors import SingularCurvatureError
 from whence.jacobian.gradients import Tangent
 from whence.jacobian.linearization import Linearization
 
@@ -159,10 +167,7 @@ def check_invertible(bases: Sequence[Basis], curvature: Sequence[DiagonalMoments
         for s, basis in zip(curvature, bases, strict=True)
     )
     if empty:
-        raise SingularCurvatureError(
-            f"expected an invertible curvature, got {empty} directions without information at ridge={ridge:g}. "
-            "Raise `ridge` (for example to n times the weight decay)."
-        )
+        raise singular(ridge, empty, sum(basis.block.numel for basis in bases))
 
 
 def newton_steps(problem: Linearization, bases: Sequence[Basis], spectrum: Spectrum, ridge: float) -> list[Tensor]:
@@ -418,10 +423,11 @@ class SpectralSandwich(Sandwich):
         stream, k = self.fitted.stream, self.fitted.problem.output_count(inputs)
         outputs, sums = [], []
         with stream.few_threads(batch_size(inputs, "this batch"), k):
-            for views, out in stream.views_of(inputs, self.fitted.bases, k):
-                sums.append(sum_of([of(weights, one) for weights, one in zip(self.weights, views, strict=True)]))
-                outputs.append(out)
-                del views  # the next chunk needs the memory
+            for chunk in stream.of(inputs, stream.identity(k), k):
+                views = zip(self.weights, chunk.views(self.fitted.bases, self.fitted.problem.device), strict=True)
+                sums.append(sum_of([of(weights, view) for weights, view in views]))
+                outputs.append(chunk.outputs)
+                del chunk, views  # the next chunk needs the memory
         return torch.cat(outputs), torch.cat(sums, dim=1)
 
 

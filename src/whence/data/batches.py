@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -382,6 +382,28 @@ def can_concatenate(one: Inputs, other: Inputs) -> bool:
 def concatenate(batches: Sequence[Inputs]) -> Inputs:
     """Several batches as one; what is no tensor is that of the first."""
     return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
+
+
+R = TypeVar("R")
+
+
+def combine(results: Sequence[R], how: Callable[[list[Tensor]], Tensor]) -> R:
+    """One result of several: `how` combines each tensor that has a row for each prediction.
+
+    Fields that a class names in `shared` are the same for all predictions: they are those of the first result.
+    """
+    parts: Sequence[Any] = results
+    found: Any = parts[0]
+    if isinstance(found, Tensor):
+        found = how(list(parts))
+    elif isinstance(found, dict):
+        found = {name: combine([one[name] for one in parts], how) for name in found}
+    elif is_dataclass(found) and not isinstance(found, type):
+        shared = getattr(type(found), "shared", ())
+        names = [field.name for field in fields(found) if field.name not in shared]
+        found = replace(found, **{name: combine([getattr(one, name) for one in parts], how) for name in names})
+    together: R = found
+    return together
 
 
 def examples_differ(inputs: Inputs) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs, batch_size
+from whence.data.batches import Inputs, batch_size, combine
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import (
@@ -23,14 +23,13 @@ from whence.influence.fitted import (
     divide,
     effective_number,
     for_each_batch,
-    frame,
     join_batches,
     predicted_outputs,
     variance_terms,
 )
 from whence.jacobian.network import SelectedOutputs
 from whence.linalg import largest, largest_first
-from whence.results import combine
+from whence.results import frame
 
 if TYPE_CHECKING:
     import pandas

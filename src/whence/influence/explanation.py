@@ -17,9 +17,10 @@ from torch import Tensor
 
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
-from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, frame, join_batches
+from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
 from whence.influence.neighbours import Neighbours, has_several_labels
 from whence.linalg import largest
+from whence.results import frame
 
 if TYPE_CHECKING:
     import pandas

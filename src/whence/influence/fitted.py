@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -26,6 +26,7 @@ from whence.data.batches import (
     Inputs,
     batch_size,
     check_finite,
+    combine,
     length,
     split_targets,
     take,
@@ -37,13 +38,10 @@ from whence.errors import InputError, LoaderError, StaleModelError
 from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_blocks, hat_roots, out_of_range
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network, SelectedOutputs
-from whence.results import Diagnostics, Uncertainty, combine
+from whence.results import Diagnostics, Uncertainty
 from whence.runtime.execution import Chunks
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import check_evaluation_mode, checksum, fingerprint, locked, preserved, rounded_products
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, repr=False)
@@ -542,23 +540,3 @@ def inputs_fingerprint(inputs: Inputs) -> Fingerprint:
 def _copied(leaf: Any) -> Any:
     """A copy in the memory of the CPU, which devices have less of."""
     return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
-
-
-def frame(columns: Mapping[str, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:
-    """A data frame from columns that come in pieces.
-
-    Examples:
-        >>> frame({"index": [torch.tensor([3]), torch.tensor([5])], "word": [["a"], ["b"]]})["index"].tolist()
-        [3, 5]
-    """
-    try:
-        import pandas  # an extra: only tables need it
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("expected pandas for a table. Install it: pip install 'whence[report]'.") from error
-
-    joined = {}
-    for name, pieces in columns.items():
-        tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
-        words = [word for piece in pieces if not isinstance(piece, Tensor) for word in piece]
-        joined[name] = torch.cat(tensors).cpu().numpy() if tensors else words
-    return pandas.DataFrame(joined)

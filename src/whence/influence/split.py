@@ -26,11 +26,11 @@ from whence.influence.fitted import (
     alignments,
     divide,
     evenly_spaced,
-    frame,
     training_examples,
     whole_alignments,
     within_memory,
 )
+from whence.results import frame
 
 if TYPE_CHECKING:
     import pandas

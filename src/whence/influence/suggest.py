@@ -11,7 +11,8 @@ from torch import Tensor
 
 from whence.data.batches import Inputs, batch_size
 from whence.display import Column, Shown, Table, listing, numbers, rows_shown
-from whence.influence.fitted import Fitted, check_variances, frame
+from whence.influence.fitted import Fitted, check_variances
+from whence.results import frame
 
 if TYPE_CHECKING:
     import pandas

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Inputs
-from whence.influence.fitted import Fitted, frame, leave_one_out_leverage, variance_terms
+from whence.influence.fitted import Fitted, leave_one_out_leverage, variance_terms
 from whence.linalg import largest_first
+from whence.results import frame
 from whence.runtime.memory import few_at_once
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from whence.data.batches import combine
 from whence.errors import LoaderError
 from whence.influence import Calibration, Explanation
 from whence.influence.explanation import explain
@@ -16,7 +17,7 @@ from whence.influence.fitted import Fitted, Terms, divide, for_each_batch, using
 from whence.influence.suggest import label_first
 from whence.linalg import largest, largest_first
 from whence.report.task import DataSource
-from whence.results import Uncertainty, combine
+from whence.results import Uncertainty
 
 MOST_OUTPUTS = 50
 """Covariances between more outputs are not computed only for the ranges of probabilities."""

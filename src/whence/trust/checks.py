@@ -19,7 +19,8 @@ from whence.curvature.primal import FittedPrimal, Projected
 from whence.curvature.spectral import FittedSpectral, SpectralSandwich
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table
-from whence.influence.fitted import Fitted, evenly_spaced, frame, training_examples
+from whence.influence.fitted import Fitted, evenly_spaced, training_examples
+from whence.results import frame
 from whence.runtime.memory import is_full
 
 if TYPE_CHECKING:
