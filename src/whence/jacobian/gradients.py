@@ -256,9 +256,6 @@ Tangent: TypeAlias = Kronecker | Rows | Dense
 
 # --- The factors of a Kronecker tangent -------------------------------------------------------------------------------
 
-MANY_ROWS = 500
-"""From so many rows on, a product with columns padded to a multiple of eight is worth the padding."""
-
 
 class Factor(Protocol):
     """One side of a `Kronecker` tangent, perhaps not yet computed: a tensor (..., e, t, i)."""
@@ -305,21 +302,12 @@ class Whole:
         if one and is_transposed_in_memory(values):
             projected = (linear[0].T @ values.squeeze(-3).transpose(-1, -2)).transpose(-1, -2).unsqueeze(-3)
         elif one and values[0].numel() == values.shape[-1]:  # rows, whatever the strides of axes of length 1 say
-            return _times(values.reshape(len(values), -1), linear[0], constant).reshape(*values.shape[:-1], -1)
+            rows = values.reshape(len(values), -1)
+            found = rows @ linear[0] if constant is None else torch.addmm(constant[0], rows, linear[0])
+            return found.reshape(*values.shape[:-1], -1)
         else:
             projected = (values.squeeze(-3) @ linear[0]).unsqueeze(-3) if one else values @ linear
         return projected if constant is None else projected + constant
-
-
-def _times(rows: Tensor, linear: Tensor, constant: Tensor | None) -> Tensor:
-    """Rows (n, i) times (i, r), plus (1, 1, r); a CPU is a third faster where the columns are a multiple of eight."""
-    size = linear.shape[1]
-    missing = 0 if rows.is_cuda or len(rows) < MANY_ROWS else -size % 8
-    if missing:
-        linear = pad(linear, (0, missing))
-        constant = None if constant is None else pad(constant, (0, missing))
-    found = rows @ linear if constant is None else torch.addmm(constant[0], rows, linear)
-    return found[:, :size]
 
 
 @dataclass(frozen=True)
