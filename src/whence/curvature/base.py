@@ -256,16 +256,9 @@ class Structure(ABC):
     # how leave-one-out residuals follow from this structure's leverages by default
     policy: ClassVar[Literal["exact", "one_plus_q"]] = "exact"
     tf32: ClassVar[bool] = False  # whether rounding single-precision products to TF32 leaves its answers as they are
-
-    @property
-    def takes_groups(self) -> bool:
-        """Whether whole groups of examples can be left out."""
-        return False
-
-    @property
-    def additive(self) -> bool:
-        """Whether all its passes are sums over examples, which processes can share and checkpoints resume."""
-        return False
+    takes_groups: ClassVar[bool] = False  # whether whole groups of examples can be left out
+    # whether all its passes are sums over examples, which processes can share and checkpoints resume
+    additive: ClassVar[bool] = False
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """The structure to fit, and why where it was chosen: this one, unless it stands for a choice among others."""
@@ -379,11 +372,7 @@ class AdditiveStructure(Structure):
     """A structure whose passes over the data are sums, and whose answers stay the same with rounded products."""
 
     tf32: ClassVar[bool] = True
-
-    @property
-    def additive(self) -> bool:
-        """Yes: all passes are sums."""
-        return True
+    additive: ClassVar[bool] = True
 
 
 class LayerStructure(AdditiveStructure):
@@ -393,9 +382,6 @@ class LayerStructure(AdditiveStructure):
 
 
 class FeatureStructure(AdditiveStructure):
-    """A few features of every example stand for its gradient."""
+    """A few features of every example stand for its gradient, and are at hand for all."""
 
-    @property
-    def takes_groups(self) -> bool:
-        """Yes: features of all examples are at hand."""
-        return True
+    takes_groups: ClassVar[bool] = True

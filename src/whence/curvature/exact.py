@@ -54,12 +54,12 @@ class Exact(Structure):
             )
 
     @property
-    def takes_groups(self) -> bool:
+    def takes_groups(self) -> bool:  # type: ignore[override]  # it depends on the road
         """All but the matrix-free road, which would solve for every pair of members."""
         return self.road != "matrix_free"
 
     @property
-    def additive(self) -> bool:
+    def additive(self) -> bool:  # type: ignore[override]  # it depends on the road
         """All but the matrix-free road, which solves for one example after the other, each time over all data."""
         return self.road != "matrix_free"
 
@@ -158,16 +158,8 @@ class Auto(Structure):
     """
 
     name: ClassVar[str] = "auto"
-
-    @property
-    def takes_groups(self) -> bool:
-        """Both the exact structure and the core do."""
-        return True
-
-    @property
-    def additive(self) -> bool:
-        """Both the primal road and the core are made of sums over examples."""
-        return True
+    takes_groups: ClassVar[bool] = True  # both the exact structure and the core do
+    additive: ClassVar[bool] = True  # both the primal road and the core are made of sums over examples
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """Exact by the road that takes fewer operations, if it fits; else the core."""

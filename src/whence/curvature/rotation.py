@@ -104,11 +104,7 @@ class Factored:
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """sum_n weights[n, q] phi^2 of a single cotangent: (q, e, o, i)."""
-        outer, inner = self.g.square().squeeze(1), self.a.square()
-        scale = weights[:, :, None, None]
-        if inner.shape[2] < outer.shape[2]:  # the shorter vector is weighted
-            return self._crossed(scale * inner.unsqueeze(1), outer).transpose(2, 3)
-        return self._crossed(scale * outer.unsqueeze(1), inner)
+        return self._crossed(weights[:, :, None, None] * self.g.square(), self.a.square())
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, e, o, i): (w, n, c, c)."""
