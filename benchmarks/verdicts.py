@@ -5,9 +5,11 @@
 Ten classes, cross-entropy or squared error on their labels; and the paper's protocol, two groups of classes and squared
 error. Recorded for each draw: how often each verdict fell on points of the noisy class, of the missing class, and on
 other points that were predicted rightly and wrongly; how often confident and other predictions are right; and how well
-each question is answered by `noise`, `scarcity` and `source` and by what can be had without whence (AUROC): entropy and
-margin of the network's answer, distance to the 50 nearest training examples in its last features and the entropy of
-their labels, and the density of a Gaussian of each class there (DDU).
+each question is answered by `noise`, `scarcity` and `source` and by what can be had without whence (AUROC): entropy,
+margin and energy of the network's answer; distance to the 50 nearest training examples in its last features, the
+entropy of their labels and their mean squared residual; the density of a Gaussian of each class there (DDU), and the
+Mahalanobis distance to the nearest class. `uncertain_by_class` says which classes the uncertain ones among the rightly
+predicted other points belong to.
 """
 
 from __future__ import annotations
@@ -145,23 +147,29 @@ def answers_and_features(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Te
 def baselines(case: Case, network: nn.Module, task: Task) -> dict[str, Tensor]:
     """Scores that need the network alone, or its features; the larger, the more doubtful."""
     outputs, features = answers_and_features(network, task.test_inputs)
-    _, known = answers_and_features(network, task.inputs)
+    answers, known = answers_and_features(network, task.inputs)
     coded = (outputs - float(task.targets.min())).clamp_min(1e-6)
     p = outputs.softmax(1) if case.loss == "cross-entropy" else F.normalize(coded, p=1.0, dim=1)
     two = p.topk(2, dim=1).values
-    near, distance = [], []
+    near, distance, residual = [], [], []
+    answers = answers.softmax(1) if case.loss == "cross-entropy" else answers
+    squares = (task.targets - answers).square().sum(1)
     unit = F.normalize(known, dim=1)
     for some in F.normalize(features, dim=1).split(1000):
         closest = (some @ unit.T).topk(min(NEIGHBOURS, len(unit)), dim=1)
         distance.append(1 - closest.values.mean(1))
         near.append((task.targets > 0).float()[closest.indices].mean(1))
+        residual.append(squares[closest.indices].mean(1))
     labels = torch.cat(near)
     return {
         "entropy": -torch.xlogy(p, p).sum(1),
         "margin": two[:, 1] - two[:, 0],
+        "energy": -outputs.logsumexp(1) if case.loss == "cross-entropy" else -outputs.amax(1),
         "kNN label entropy": -torch.xlogy(labels, labels).sum(1),
+        "kNN residual": torch.cat(residual),
         "kNN distance": torch.cat(distance),
         "DDU": -class_density(known, task.targets.argmax(1), features),
+        "Mahalanobis": class_distance(known, task.targets.argmax(1), features),
     }
 
 
@@ -174,6 +182,20 @@ def class_density(known: Tensor, labels: Tensor, features: Tensor) -> Tensor:
         gaussian = torch.distributions.MultivariateNormal(own.mean(0), spread)
         found.append(gaussian.log_prob(features.double()) + torch.tensor(len(own) / len(known)).log())
     return torch.stack(found).logsumexp(0).float()
+
+
+def class_distance(known: Tensor, labels: Tensor, features: Tensor) -> Tensor:
+    """Squared distance to the nearest class mean, in the covariance that all classes share (Mahalanobis)."""
+    known, features = known.double(), features.double()
+    classes = labels.unique()
+    means = torch.stack([known[labels == label].mean(0) for label in classes])
+    within = known - means[torch.searchsorted(classes, labels)]
+    spread = within.T @ within / len(known)
+    spread.diagonal().add_(1e-3 * within.var())
+    root = torch.linalg.cholesky(spread)
+    away = (features.unsqueeze(1) - means).reshape(-1, features.shape[1])
+    squares = torch.linalg.solve_triangular(root, away.T, upper=False).square().sum(0)
+    return squares.reshape(len(features), -1).amin(1).float()
 
 
 def run_draw(name: str, case: Case, split: Split, seed: int, device: str) -> dict[str, Any]:
@@ -218,6 +240,10 @@ def run_draw(name: str, case: Case, split: Split, seed: int, device: str) -> dic
         for key, score in scores.items()
     }
     confident = said == 0
+    of_class = {
+        str(label): round(float((~confident)[truth["right"] & (task.test_labels == label)].double().mean()), 4)
+        for label in task.test_labels[truth["right"]].unique().tolist()
+    }
     return {
         "case": name,
         "seed": seed,
@@ -233,6 +259,7 @@ def run_draw(name: str, case: Case, split: Split, seed: int, device: str) -> dic
         "right_of_confident": float(right[confident].double().mean()) if bool(confident.any()) else None,
         "right_of_uncertain": float(right[~confident].double().mean()) if bool((~confident).any()) else None,
         "verdicts": {key: torch.bincount(said[truth[key]], minlength=4).tolist() for key in GROUPS},
+        "uncertain_by_class": of_class,
         "noise_limit": found.noise_limit,
         "scarcity_limit": found.scarcity_limit,
         "auroc": areas,

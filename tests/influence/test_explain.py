@@ -47,7 +47,7 @@ def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0
     """Of which only the leverages and the moments of the squares matter."""
     empty: Any = None
     ordered = torch.tensor(leverages, dtype=torch.float64)
-    return Calibration(empty, empty, ordered, 1.0, mean, variance, ordered[:0], ordered[:0], 1.0, None)
+    return Calibration(empty, empty, ordered, 1.0, mean, variance, len(ordered), ordered[:0], ordered[:0], 1.0, None)
 
 
 def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
@@ -148,7 +148,7 @@ def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
     found = tracer.explain(task.test_inputs)
     assert roc_auc_score(noisy[either], found.noise[either]) >= 0.95
     exact = fit(network, [(task.train_inputs, task.train_targets)], ridge=ridge).explain(task.test_inputs)
-    for name in ("scarcity", "scarcity_p", "predicted_noise"):
+    for name in ("leverage", "probability"):
         torch.testing.assert_close(getattr(found, name), getattr(exact, name), equal_nan=True)
     same = [one == other for one, other in zip(found.verdicts, exact.verdicts, strict=True)]
     assert sum(same) >= 0.9 * len(same)
@@ -180,11 +180,15 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str
     weights[np.arange(n), np.arange(n)] = 0.0
     average = weights @ squares / weights.sum(1)
     curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n], squares)
+    limit = min(max(2 * squares.mean(), 0.1), 0.5) if classes else 1.5 * squares.mean()
+    agreeing = curve.predict(average[:n]) <= limit
+    compared = np.sort(np.array(left_out)[agreeing if agreeing.any() else slice(None)])
     return {
         "leverage": np.array([np.trace(g @ inverse @ g.T) / c for g in asked]),
-        "ordinary": np.median(left_out) if n % 2 else np.sort(left_out)[n // 2 - 1],
+        "ordinary": compared[(len(compared) - 1) // 2],
+        "compared": compared,
         "square": curve.predict(average[n:]),
-        "mean": squares.mean(),
+        "limit": limit,
     }
 
 
@@ -198,9 +202,9 @@ def test_regression_by_hand() -> None:
     np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.sqrt(wanted["square"]), rtol=1e-6)
-    assert found.noise_limit == pytest.approx((1.5 * wanted["mean"]) ** 0.5)
+    assert found.noise_limit == pytest.approx(wanted["limit"] ** 0.5)
     assert not found.classes
-    assert bool(found.predicted_noise.isnan().all())
+    assert bool(found.probability.isnan().all())
 
 
 def nearest(values: torch.Tensor) -> torch.Tensor:
@@ -234,10 +238,9 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
-    assert found.noise_limit == pytest.approx(min(max(2 * wanted["mean"], 0.1), 0.5))
+    assert found.noise_limit == pytest.approx(wanted["limit"])
     shares = p[21:] if loss == "categorical" else nearest(p[21:] / (1 - low))
-    differ = 1 - shares.square().sum(1)
-    torch.testing.assert_close(found.predicted_noise, differ)
+    torch.testing.assert_close(found.probability, shares.amax(1))
 
 
 @pytest.mark.parametrize("outputs", [3, 6])
@@ -256,9 +259,9 @@ def test_several_labels_by_hand(outputs: int, generator: torch.Generator) -> Non
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
-    assert found.noise_limit == pytest.approx(min(max(2 * wanted["mean"], 0.1), 0.5))
+    assert found.noise_limit == pytest.approx(wanted["limit"])
     p = model(asked).sigmoid().detach()
-    torch.testing.assert_close(found.predicted_noise, (2 * p * (1 - p)).mean(1))
+    torch.testing.assert_close(found.probability, torch.maximum(p, 1 - p).mean(1))
     assert "two labels of examples like this one differ" in found.sentence(0)
     assert len(found.notes) == (outputs == 6)
 
@@ -307,7 +310,7 @@ def test_one_output_with_two_targets_is_about_two_classes(generator: torch.Gener
     found = fit(networks.linear(weights), [(x, 2 * y - 1)], ridge=RIDGE).explain(asked)
     assert found.classes
     p = ((asked @ weights.T).squeeze(1) / 2 + 0.5).clamp(0, 1)
-    torch.testing.assert_close(found.predicted_noise, 2 * p * (1 - p))
+    torch.testing.assert_close(found.probability, torch.maximum(p, 1 - p))
     regression = fit(networks.linear(weights), [(x, y + 0.01 * x[:, :1])], ridge=RIDGE).explain(asked)
     assert not regression.classes
 

@@ -40,11 +40,15 @@ LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 0.5
 """For classes that limit is at least the one and at most the other: where two labels differ in less than a tenth of
 all pairs they are not called noisy, and where they differ more often than not they are."""
 
-UNDECIDED = 0.48
-"""A network that expects two labels to differ this often, as with probabilities of .6 and .4, is not confident."""
+UNDECIDED = 0.55
+"""A network that gives its own answer less than this probability is not confident."""
 
 LEAST_EXCESS = 1.2
 """A leverage below this many times the ordinary one is not called scarce."""
+
+BESIDE_NOISE = 2.0
+"""Where labels are noisy data are called scarce only from this many times the limit on: contradicting labels scatter
+the gradients of the examples, and raise leverages there."""
 
 MOST_SQUARE = 2.0
 """The largest possible squared distance between a label and probabilities of classes."""
@@ -61,12 +65,12 @@ class Explanation(Shown):
             a label of its own. For regression, the standard deviation of the targets around the prediction, in their
             unit.
         scarcity: (m,) leverage, in a metric without labels, over that of an ordinary training example that was left
-            out: 1 is ordinary, 3 means that a third as many training examples support the prediction.
+            out: 1 is ordinary, 3 means that a third as many training examples support the prediction. Ordinary are the
+            training examples around which labels agree.
         noise_p: (m,) how often residuals as large would gather around the input by chance, if noise were the same
             everywhere.
-        scarcity_p: (m,) share of training examples whose leverage, each left out, is at least as large.
-        predicted_noise: (m,) how often two labels would differ according to the network's own probabilities; `nan` for
-            regression.
+        scarcity_p: (m,) share of ordinary training examples whose leverage, each left out, is at least as large.
+        probability: (m,) that the network gives its own answer, the predicted class; `nan` for regression.
         leverage: (m,) the leverage itself.
         ratio: (m,) HeC3 / Ho.
         ho: (m,) trace of Ho.
@@ -95,7 +99,7 @@ class Explanation(Shown):
     scarcity: Tensor
     noise_p: Tensor
     scarcity_p: Tensor
-    predicted_noise: Tensor
+    probability: Tensor
     leverage: Tensor
     ratio: Tensor
     ho: Tensor
@@ -115,21 +119,34 @@ class Explanation(Shown):
 
     @property
     def noisy(self) -> Tensor:
-        """(m,) whether labels nearby contradict each other, more than elsewhere and by more than chance."""
-        return (self.noise > self.noise_limit) & (self.noise_p <= 1.0 - self.level)
+        """(m,) whether labels nearby contradict each other, more than elsewhere and by more than chance.
+
+        Labels of examples that are unlike the input say little about it: not where scarcity stands out more.
+        """
+        return self._noise_found & ~(self._scarcity_found & (self.source < 0))
 
     @property
     def undecided(self) -> Tensor:
         """(m,) whether the network itself is undecided, and labels nearby do not explain why."""
-        return (self.predicted_noise >= UNDECIDED) & ~self.noisy
+        return (self.probability < UNDECIDED) & ~self.noisy
 
     @property
     def scarce(self) -> Tensor:
-        """(m,) whether fewer training examples support the prediction than training examples support each other.
+        """(m,) whether fewer training examples support the prediction than ordinary ones support each other.
 
-        So is a prediction that the network itself is undecided about, where the labels nearby agree.
+        Beside noisy labels only from twice the limit on. So is a prediction that the network itself is undecided about,
+        where the labels nearby agree.
         """
-        return (self.scarcity > self.scarcity_limit) & (self.scarcity_p <= 1.0 - self.level) | self.undecided
+        beside = ~self.noisy | (self.scarcity >= BESIDE_NOISE * self.scarcity_limit)
+        return self._scarcity_found & beside | self.undecided
+
+    @property
+    def _noise_found(self) -> Tensor:
+        return (self.noise > self.noise_limit) & (self.noise_p <= 1.0 - self.level)
+
+    @property
+    def _scarcity_found(self) -> Tensor:
+        return (self.scarcity > self.scarcity_limit) & (self.scarcity_p <= 1.0 - self.level)
 
     @property
     def verdicts(self) -> tuple[str, ...]:
@@ -149,12 +166,12 @@ class Explanation(Shown):
             limit = f"noisy from {self.noise_limit:.3g} on"
         words = (
             f"{around} ({limit}; by chance in {percent(chance)} of cases); its leverage is {scarcity:.2g} times the "
-            f"ordinary one, which {percent(share)} of the training examples reach"
+            f"ordinary one, which {percent(share)} of ordinary training examples reach"
         )
         if bool(self.undecided[number]):
             words += (
-                "; the network itself is undecided: it expects two labels to differ in "
-                f"{percent(float(self.predicted_noise[number]))} of all pairs, and labels nearby do not explain it"
+                "; the network itself is undecided: it gives its answer a probability of "
+                f"{percent(float(self.probability[number]))}, and labels nearby do not explain it"
             )
         return words
 
@@ -170,7 +187,7 @@ class Explanation(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a prediction."""
-        names = ("noise", "scarcity", "noise_p", "scarcity_p", "predicted_noise", "leverage", "ratio", "ho", "hec3")
+        names = ("noise", "scarcity", "noise_p", "scarcity_p", "probability", "leverage", "ratio", "ho", "hec3")
         columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
         columns.update({name: [getattr(self, name)] for name in (*names, "effective", "source")})
         columns["check"] = [[_listing(row) for row in self.check]]
@@ -223,7 +240,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
     ho, hec3 = _traces(fitted, inputs)
     whitened, outputs = calibration.neighbours.whitened(fitted, inputs)
     leverage = whitened.square().sum((1, 2)) / whitened.shape[1]
-    own = predicted_noise(fitted, outputs, calibration.codes)
+    probability = predicted_probability(fitted, outputs, calibration.codes)
     scarcity_limit = max(calibration.scarcity_limit(level), LEAST_EXCESS)
     few = min(top, fitted.problem.n)
     found = []
@@ -240,7 +257,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
                 scarcity=scarcity,
                 noise_p=calibration.noise_p(local, effective),
                 scarcity_p=calibration.scarcity_p(leverage[which]),
-                predicted_noise=own[which],
+                probability=probability[which],
                 leverage=leverage[which],
                 ratio=divide(hec3[which], ho[which], 1.0),
                 ho=ho[which],
@@ -275,19 +292,24 @@ def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return found["ho"].squeeze(1), found["hec3"].squeeze(1)
 
 
-def predicted_noise(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None) -> Tensor:
-    """(m,) how often two labels would differ according to the network, whose outputs are (m, ..., k)."""
-    likelihood = fitted.problem.likelihood
-    if likelihood.has_classes:
-        p = likelihood.probabilities(outputs.reshape(-1, outputs.shape[-1]).double())
-        differ = 1 - p.square().sum(1) if likelihood.couples_outputs else (2 * p * (1 - p)).mean(1)
-    elif codes is not None:  # squared error on a code of classes
-        p = (outputs.reshape(-1, outputs.shape[-1]).double() - codes[0]) / (codes[1] - codes[0])
-        p = nearest_probabilities(torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p)
-        differ = 1 - p.square().sum(1)
-    else:
+def predicted_probability(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None) -> Tensor:
+    """(m,) probability of the predicted class, by the network whose outputs are (m, ..., k); `nan` without classes.
+
+    The mean over positions, and over outputs that have labels of their own.
+    """
+    if codes is None:
         return torch.full((len(outputs),), float("nan"), dtype=fitted.problem.dtype, device=outputs.device)
-    return differ.reshape(len(outputs), -1).mean(1).to(fitted.problem.dtype)
+    likelihood = fitted.problem.likelihood
+    flat = outputs.reshape(-1, outputs.shape[-1]).double()
+    if not likelihood.has_classes:  # squared error on a code of classes
+        p = (flat - codes[0]) / (codes[1] - codes[0])
+        best = nearest_probabilities(torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p).amax(1)
+    elif likelihood.couples_outputs:
+        best = likelihood.probabilities(flat).amax(1)
+    else:
+        p = likelihood.probabilities(flat)
+        best = torch.maximum(p, 1 - p).mean(1)
+    return best.reshape(len(outputs), -1).mean(1).to(fitted.problem.dtype)
 
 
 def nearest_probabilities(values: Tensor) -> Tensor:
@@ -312,7 +334,8 @@ class Calibration(Shown):
 
     Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is set against those that training examples
     have in fits without themselves, h / (1 - h). An input like the training inputs is as likely to rank anywhere among
-    them.
+    them. Training examples around which labels contradict each other are left aside, where there are others: their
+    gradients scatter, and their leverages would hide scarce data.
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
     whether or not the network has learned their labels by heart. Around an input they are averaged with weights a_i^2.
@@ -325,10 +348,11 @@ class Calibration(Shown):
     Attributes:
         neighbours: gradients of the training examples' predictions.
         squares: (n,) squared leave-one-out residuals; zero for examples that do not count.
-        leverages: leave-one-out leverages of those that count, ascending.
-        ordinary: the median leverage.
+        leverages: leave-one-out leverages of some training examples around which labels agree, ascending.
+        ordinary: the median of these.
         mean: of the squares.
         variance: of the squares.
+        examples: number of squares that count.
         averages: (s,) averages around some training examples, ascending.
         expected: (s,) squares expected there, ascending.
         limit: squared noise above which labels are called noisy: 1.5 times the mean; for classes twice the mean, at
@@ -344,6 +368,7 @@ class Calibration(Shown):
     ordinary: float
     mean: float
     variance: float
+    examples: int
     averages: Tensor
     expected: Tensor
     limit: float
@@ -370,7 +395,6 @@ class Calibration(Shown):
         largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
         unit = 1.0 if classes or largest_residual == 0 else largest_residual
         squares = torch.where(counted, squared_residuals(fitted, neighbours.leverages(), codes, unit), 0.0)
-        leverages = neighbours.leverages_without()[counted].sort().values
         some = squares[counted].double()
         mean = float(some.mean()) if len(some) else 0.0
         index = evenly_spaced(counted.nonzero().squeeze(1), sample)
@@ -380,7 +404,12 @@ class Calibration(Shown):
             averages.append(divide(weights @ squares, weights.sum(1), mean))
         around = torch.cat(averages) if averages else squares[:0]
         order = around.argsort(stable=True)
+        expected = isotonic(squares[index][order])
         limit = (NOISIER if classes else NOISIER_TARGETS) * mean
+        limit = min(max(limit, LEAST_DISAGREEMENT), MOST_DISAGREEMENT) if classes else limit
+        agreeing = expected <= limit
+        compared = index[order][agreeing if bool(agreeing.any()) else slice(None)]
+        leverages = neighbours.leverages_without()[compared].sort().values
         return cls(
             neighbours=neighbours,
             squares=squares,
@@ -388,9 +417,10 @@ class Calibration(Shown):
             ordinary=max(float(leverages.median()), torch.finfo(leverages.dtype).tiny) if len(leverages) else 1.0,
             mean=mean,
             variance=float(some.var()) if len(some) > 1 else 0.0,
+            examples=len(some),
             averages=around[order],
-            expected=isotonic(squares[index][order]),
-            limit=min(max(limit, LEAST_DISAGREEMENT), MOST_DISAGREEMENT) if classes else limit,
+            expected=expected,
+            limit=limit,
             codes=codes,
             unit=unit,
         )
@@ -418,7 +448,7 @@ class Calibration(Shown):
         return float(self.leverages.quantile(level)) / self.ordinary if len(self.leverages) else float("inf")
 
     def scarcity_p(self, leverage: Tensor) -> Tensor:
-        """(m,) share of training examples, the input counted among them, whose leverage is at least as large."""
+        """(m,) share of ordinary training examples, the input counted among them, with at least this leverage."""
         below = torch.searchsorted(self.leverages, leverage.contiguous())
         return (1.0 + len(self.leverages) - below) / (1.0 + len(self.leverages))
 
@@ -431,7 +461,7 @@ class Calibration(Shown):
         """
         if self.mean <= 0:
             return torch.ones_like(average)
-        concentration = (1.0 / effective.clamp_min(1.0) - 1.0 / max(len(self.leverages), 1)).clamp_min(0.0)
+        concentration = (1.0 / effective.clamp_min(1.0) - 1.0 / max(self.examples, 1)).clamp_min(0.0)
         variation = (self.variance**0.5 / self.mean) ** 2  # squares of these numbers may be too large
         spread = (variation * concentration).clamp_min(1e-8)
         chance: Tensor = torch.special.gammaincc(1.0 / spread, average / self.mean / spread)

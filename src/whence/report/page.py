@@ -124,7 +124,7 @@ def _arrays(report: Report) -> dict[str, str]:
         "hec3": _pack(explanation.hec3),
         "noise": _pack(explanation.noise),
         "scarcity": _pack(explanation.scarcity),
-        "predictedNoise": _pack(explanation.predicted_noise),
+        "probability": _pack(explanation.probability),
         "scarcityP": _pack(explanation.scarcity_p),
         "verdict": _pack(report.verdicts, "u1"),
     }

@@ -15,7 +15,7 @@ const octets = (name) => (has(name) ? unpack(data.arrays[name], Uint8Array) : nu
 const numbers = data.kind === "regression";
 const answers = data.kind === "multilabel";
 const points = {
-  ho: floats("ho"), hec3: floats("hec3"), noise: floats("noise"), scarcity: floats("scarcity"), predictedNoise: floats("predictedNoise"),
+  ho: floats("ho"), hec3: floats("hec3"), noise: floats("noise"), scarcity: floats("scarcity"), probability: floats("probability"),
   scarcityP: floats("scarcityP"), verdict: octets("verdict"), right: octets("right"),
   mean: floats("mean"), half: floats("half"), wide: floats("wide"), confidence: floats("confidence"),
   answer: answers ? octets("answer") : ints("answer"),

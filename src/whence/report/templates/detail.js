@@ -4,8 +4,8 @@ const reasons = (i) => {
   const around = data.classes ? `Two labels of training examples like this one differ in ${percent(found)} of all pairs` : `Targets of training examples like this one vary by ${short(found, 2)}`;
   const limit = data.classes ? percent(data.noiseLimit) : short(data.noiseLimit, 2);
   const noise = `${around}; noisy from ${limit} on.`;
-  const scarcity = `Its leverage is ${short(points.scarcity[i], 2)} times the ordinary one; ${percent(points.scarcityP[i])} of the training examples reach that.`;
-  const undecided = points.predictedNoise[i] >= data.undecided && points.noise[i] <= data.noiseLimit ? [`The network itself is undecided: it expects two labels to differ in ${percent(points.predictedNoise[i])} of all pairs.`] : [];
+  const scarcity = `Its leverage is ${short(points.scarcity[i], 2)} times the ordinary one; ${percent(points.scarcityP[i])} of ordinary training examples reach that.`;
+  const undecided = points.probability[i] < data.undecided && !(points.verdict[i] & 1) ? [`The network itself is undecided: it gives its answer a probability of ${percent(points.probability[i])}.`] : [];
   return [noise, scarcity, ...undecided];
 };
 
