@@ -86,9 +86,25 @@ def conjugate_gradients(
     return Solved(solution, (size.clamp_min(0.0) / first.clamp_min(tiny)).sqrt(), steps, lowest)
 
 
+def curvature_times(
+    vectors: Tensor, problem: Linearization, jacobian: Jacobian, ridge: float, gone: Tensor | None = None
+) -> Tensor:
+    """F_lam v = sum_i J_i^T L_i (J_i v) + lambda v for vectors (q, d), in one pass over the data.
+
+    Terms of F_lam that are `gone` (q, n, k) are left out.
+    """
+    image = ridge * vectors
+    for batch in problem.batches.read(None):
+        curved = times_hessian(jacobian.jvp(batch.inputs, vectors), problem.hessian_roots, batch.rows)
+        if gone is not None:
+            curved = curved.masked_fill(gone[:, batch.rows], 0.0)
+        image += jacobian.vjp(batch.inputs, curved)
+    return image
+
+
 @dataclass(frozen=True)
 class IterativeSolver:
-    """F_lam^-1 v by conjugate gradients, with F v = sum_i J_i^T L_i (J_i v) streamed over the data."""
+    """F_lam^-1 v by conjugate gradients."""
 
     problem: Linearization  # the linearized training problem
     jacobian: Jacobian  # its Jacobian
@@ -96,19 +112,10 @@ class IterativeSolver:
     tolerance: float  # relative residual at which a solve stops
     iterations: int  # most steps of a solve
 
-    def multiply(self, vectors: Tensor) -> Tensor:
-        """F v for vectors (q, d)."""
-        problem = self.problem
-        result = torch.zeros_like(vectors)
-        for batch in problem.batches:
-            along = self.jacobian.jvp(batch.inputs, vectors)  # (q, n, k)
-            result += self.jacobian.vjp(batch.inputs, times_hessian(along, problem.hessian_roots, batch.rows))
-        return result
-
     def solve(self, vectors: Tensor) -> tuple[Tensor, float]:
         """F_lam^-1 v for vectors (q, d), all at once, and the largest relative residual."""
         found = conjugate_gradients(
-            lambda some, _: self.multiply(some) + self.ridge * some,
+            lambda some, _: curvature_times(some, self.problem, self.jacobian, self.ridge),
             vectors,
             tolerance=self.tolerance,
             iterations=self.iterations,

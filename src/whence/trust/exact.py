@@ -17,6 +17,7 @@ from torch import Tensor
 
 from whence.curvature import conjugate_gradients
 from whence.curvature.base import times_hessian
+from whence.curvature.iterative import curvature_times
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, alignments, inputs_of, training_examples
@@ -204,16 +205,10 @@ class ExactSolver:
 
     def solve(self, right: Tensor, gone: Tensor | None = None) -> Tensor:
         """F_lam^-1 v for right-hand sides (q, d), without the terms of F_lam that are gone (q, n, k)."""
-        ridge = self.fitted.bread.ridge
 
         def multiply(vectors: Tensor, at: Tensor) -> Tensor:
-            image = ridge * vectors
-            for batch in self.problem.batches.read(None):
-                curved = times_hessian(self.jacobian.jvp(batch.inputs, vectors), self.problem.hessian_roots, batch.rows)
-                if gone is not None:
-                    curved = curved.masked_fill(gone[at][:, batch.rows], 0.0)
-                image += self.jacobian.vjp(batch.inputs, curved)
-            return image
+            left_out = None if gone is None else gone[at]
+            return curvature_times(vectors, self.problem, self.jacobian, self.fitted.bread.ridge, left_out)
 
         found = conjugate_gradients(
             multiply,
