@@ -16,7 +16,7 @@ from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
 from whence.curvature.base import NO_GROUPS
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
-from whence.data.targets import all_fingerprints, example_fingerprints
+from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
@@ -264,7 +264,8 @@ def _check_alike(processes: Processes, options: Mapping[str, Any], weights: Mapp
 def _finish_passes(batches: Batches) -> None:
     """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
     if batches.passes.shared:
-        batches.fingerprints[:] = all_fingerprints(batches)
+        gathered = batches.passes.process_group.tell("the fingerprints of the data", batches.fingerprints)
+        batches.fingerprints[:] = [one for each in gathered for one in each]
     batches.end_fit()
     batches.passes.close()
 

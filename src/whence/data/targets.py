@@ -181,9 +181,3 @@ def example_fingerprints(batches: Batches) -> Tensor:
     rank = passes.process_group.rank
     passes.offset, passes.local_examples, passes.most_examples = sum(sizes[:rank]), sizes[rank], max(sizes)
     return passes.process_group.gather(found, "the data", torch.device("cpu"))
-
-
-def all_fingerprints(batches: Batches) -> list[tuple[int, ...]]:
-    """Fingerprints of the batches of all processes, one after the other."""
-    gathered = batches.passes.process_group.tell("the marks of the data", batches.fingerprints)
-    return [one for each in gathered for one in each]

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
-import torch
-
 from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep, Sandwich
 from whence.curvature.accumulate import Features, LayerGradients, LayerSizes, TrainingRows
 from whence.curvature.base import AlignmentSandwich, RidgePath
@@ -282,7 +280,9 @@ def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[F
         "rotations": rotations,
         "spectrum": Spectrum(curvature, noise, score),
         "step": step,
-        "tf32": saved.flag("tf32") and all(_bears_tf32(one, problem.device) for one in weights),
+        # weights made for exact products do not bear rounded ones
+        "tf32": saved.flag("tf32")
+        and (problem.device.type != "cuda" or all(one.rounded or not one.basis.outside for one in weights)),
     }
     bread = read(saved, FittedSpectral, **known)
     return bread, SpectralSandwich(bread, tuple(names), weights)
@@ -311,11 +311,6 @@ def _read_weights(saved: Saved, basis: Basis, rotation: MeatRotation | None) -> 
         raise saved.wrong("which", "estimators")
     saved.sizes["chosen"] = (len(which),)
     return read(saved, TwoBasisWeights, basis=basis, rotation=rotation, which=which)
-
-
-def _bears_tf32(weights: Weights, device: torch.device) -> bool:
-    """Whether products may be rounded on this device: weights made for exact products do not bear it."""
-    return device.type != "cuda" or weights.rounded or not weights.basis.outside
 
 
 Writer = Callable[[Draft, Any, Any], None]

@@ -217,7 +217,11 @@ class Passes:
             if where.stop <= done:
                 continue
             if where.start < done:
-                raise _batch_size_error(where, done)
+                raise LoaderError(
+                    f"expected batches of the same size as when the checkpoint was written, where one ended after "
+                    f"{done} examples, got one of examples {where.start} to {where.stop}. Use the batch_size of that "
+                    "time, or another folder."
+                )
             yield item
             if resumable and self.checkpoint is not None and not self.shared:
                 self.checkpoint.save_if_due(where.stop)
@@ -267,12 +271,4 @@ def partial_data_error() -> LoaderError:
         "expected all training data for this question, got a fit of several processes, each of which has a part of "
         "them. Save the fit, and whence.load(path, model, train_loader=...) with the batches of all processes, one "
         "after the other."
-    )
-
-
-def _batch_size_error(where: slice, done: int) -> LoaderError:
-    """The error for a batch of which only some examples are in the sums."""
-    return LoaderError(
-        f"expected batches of the same size as when the checkpoint was written, where one ended after {done} examples, "
-        f"got one of examples {where.start} to {where.stop}. Use the batch_size of that time, or another folder."
     )

@@ -467,7 +467,11 @@ def check_evaluation_mode(model: nn.Module) -> None:
             "expected a model in evaluation mode, got training mode with dropout or batch normalisation in: "
             f"{listing(restless, 8)}. Call model.eval() first."
         )
-    mixing = [name or type(module).__name__ for name, module in model.named_modules() if _mixing(module)]
+    mixing = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is None
+    ]
     if mixing:
         raise NotDeterministicError(
             "expected outputs that do not depend on the other examples of a batch, got batch normalisation without "
@@ -483,7 +487,3 @@ def _restless(module: nn.Module) -> bool:
     if isinstance(module, _NormBase):
         return isinstance(module, _BatchNorm) or module.track_running_stats
     return isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
-
-
-def _mixing(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and module.running_mean is None
