@@ -113,15 +113,10 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
     return Walk(used, unrecorded, may_reorder)
 
 
-_CHECKS: dict[type, Callable[[Any, int, bool], bool] | None] = {}
-"""The check whether a node of a type may reorder rows; `None` for types that never do."""
-
-
 def _may_reorder(node: Any, n: int, last: bool) -> bool:
-    kind = type(node)
-    if kind not in _CHECKS:
-        _CHECKS[kind] = _always if issubclass(kind, BackwardCFunction) else REORDERING.get(kind.__name__)
-    check = _CHECKS[kind]
+    if isinstance(node, BackwardCFunction):  # of a user's own autograd function
+        return True
+    check = REORDERING.get(type(node).__name__)
     return check is not None and check(node, n, last)
 
 
