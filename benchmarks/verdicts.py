@@ -27,6 +27,13 @@ from torch.nn import functional as F
 
 import whence
 from whence.influence.explanation import VERDICTS
+from whence_paper.feature_scores import (
+    answers_and_features,
+    class_density,
+    class_distance,
+    neighbour_scores,
+    probability_scores,
+)
 from whence_paper.networks import ViT
 
 from . import networks
@@ -37,7 +44,6 @@ from .studied import arguments, open_record, options, put, read
 from .training import augment
 
 LEVEL = 0.95
-NEIGHBOURS = 50
 WEIGHT_DECAY = {"cifar-10": 5e-2}
 GROUPS = ("noisy", "missing", "right", "wrong")
 CONTRASTS = {"noisy, rest": ("noisy", "other"), "missing, rest": ("missing", "other"), "noisy, missing": GROUPS[:2]}
@@ -131,71 +137,24 @@ def trained(case: Case, task: Task, seed: int, device: str) -> nn.Module:
 
 
 @torch.no_grad()
-def answers_and_features(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs, and what the last linear layer is given."""
-    last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
-    features: list[Tensor] = []
-    hook = last.register_forward_pre_hook(lambda _, given: features.append(given[0].flatten(1)))
-    try:
-        outputs = torch.cat([network(some) for some in inputs.split(1000)])
-    finally:
-        hook.remove()
-    return outputs, torch.cat(features)
-
-
-@torch.no_grad()
 def baselines(case: Case, network: nn.Module, task: Task) -> dict[str, Tensor]:
     """Scores that need the network alone, or its features; the larger, the more doubtful."""
     outputs, features = answers_and_features(network, task.test_inputs)
     answers, known = answers_and_features(network, task.inputs)
-    coded = (outputs - float(task.targets.min())).clamp_min(1e-6)
-    p = outputs.softmax(1) if case.loss == "cross-entropy" else F.normalize(coded, p=1.0, dim=1)
-    two = p.topk(2, dim=1).values
-    near, distance, residual = [], [], []
-    answers = answers.softmax(1) if case.loss == "cross-entropy" else answers
+    labels = task.targets.argmax(1)
+    if case.loss == "cross-entropy":
+        p, energy, answers = outputs.softmax(1), -outputs.logsumexp(1), answers.softmax(1)
+    else:
+        coded = (outputs - float(task.targets.min())).clamp_min(1e-6)
+        p, energy = F.normalize(coded, p=1.0, dim=1), -outputs.amax(1)
     squares = (task.targets - answers).square().sum(1)
-    unit = F.normalize(known, dim=1)
-    for some in F.normalize(features, dim=1).split(1000):
-        closest = (some @ unit.T).topk(min(NEIGHBOURS, len(unit)), dim=1)
-        distance.append(1 - closest.values.mean(1))
-        near.append((task.targets > 0).float()[closest.indices].mean(1))
-        residual.append(squares[closest.indices].mean(1))
-    labels = torch.cat(near)
     return {
-        "entropy": -torch.xlogy(p, p).sum(1),
-        "margin": two[:, 1] - two[:, 0],
-        "energy": -outputs.logsumexp(1) if case.loss == "cross-entropy" else -outputs.amax(1),
-        "kNN label entropy": -torch.xlogy(labels, labels).sum(1),
-        "kNN residual": torch.cat(residual),
-        "kNN distance": torch.cat(distance),
-        "DDU": -class_density(known, task.targets.argmax(1), features),
-        "Mahalanobis": class_distance(known, task.targets.argmax(1), features),
+        **probability_scores(p),
+        "energy": energy,
+        **neighbour_scores(known, (task.targets > 0).float(), squares, features),
+        "DDU": -class_density(known, labels, features),
+        "Mahalanobis": class_distance(known, labels, features),
     }
-
-
-def class_density(known: Tensor, labels: Tensor, features: Tensor) -> Tensor:
-    """Log density of features under a mixture of one Gaussian a class (DDU)."""
-    found = []
-    for label in labels.unique():
-        own = known[labels == label].double()
-        spread = torch.cov(own.T) + 1e-3 * own.var() * torch.eye(own.shape[1], dtype=own.dtype, device=own.device)
-        gaussian = torch.distributions.MultivariateNormal(own.mean(0), spread)
-        found.append(gaussian.log_prob(features.double()) + torch.tensor(len(own) / len(known)).log())
-    return torch.stack(found).logsumexp(0).float()
-
-
-def class_distance(known: Tensor, labels: Tensor, features: Tensor) -> Tensor:
-    """Squared distance to the nearest class mean, in the covariance that all classes share (Mahalanobis)."""
-    known, features = known.double(), features.double()
-    classes = labels.unique()
-    means = torch.stack([known[labels == label].mean(0) for label in classes])
-    within = known - means[torch.searchsorted(classes, labels)]
-    spread = within.T @ within / len(known)
-    spread.diagonal().add_(1e-3 * within.var())
-    root = torch.linalg.cholesky(spread)
-    away = (features.unsqueeze(1) - means).reshape(-1, features.shape[1])
-    squares = torch.linalg.solve_triangular(root, away.T, upper=False).square().sum(0)
-    return squares.reshape(len(features), -1).amin(1).float()
 
 
 def run_draw(name: str, case: Case, split: Split, seed: int, device: str) -> dict[str, Any]:

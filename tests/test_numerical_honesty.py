@@ -209,7 +209,9 @@ def test_a_ridge_below_rounding_is_refused_by_the_dual_road_alone() -> None:
     x = 1e6 * torch.tensor([[-2.0], [2.2], [0.9], [1.1], [-2.9], [0.6], [0.8]], dtype=torch.float64)
     problem = Problem(nn.Linear(1, 1).double().eval(), x, torch.randn(7, 1).double(), x[:3], "gaussian", 1e-3)
     assert_lost_in_rounding(problem)
-    with pytest.raises(whence.SingularCurvatureError, match=r"5 of 7 directions.*Exact\(road='primal'\) separates more"):
+    with pytest.raises(
+        whence.SingularCurvatureError, match=r"5 of 7 directions.*Exact\(road='primal'\) separates more"
+    ):
         problem.fit(STRUCTURES["dual"])
     assert_sound(problem.fit(STRUCTURES["primal"]), problem.test)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from whence.report import Facts, Group, Row, Section, Table, Words
 
+from .demo_classes import GROUPS, OURS, THEIRS, Classes, mean_classes
 from .demo_task import SIDE, Task
 from .demo_trial import HIDDEN, LEARNING_RATE, QUESTIONS, SCORES, WEIGHT_DECAY, Size, Trial, mean_auroc, scores
 
@@ -35,9 +36,9 @@ def about(trials: list[Trial]) -> tuple[str, ...]:
     )
 
 
-def sections(trials: list[Trial], size: Size) -> tuple[Section, ...]:
+def sections(trials: list[Trial], classes: list[Classes], size: Size) -> tuple[Section, ...]:
     """What comes on top of what every report has."""
-    return table_section(trials), how(trials[0], size)
+    return table_section(trials), classes_section(classes), how(trials[0], size)
 
 
 def findings(trials: list[Trial]) -> tuple[str, ...]:
@@ -116,6 +117,51 @@ def table_section(trials: list[Trial]) -> Section:
         "near 0 to scarcity, near 0.5 it cannot tell.",
     )
     return Section("Found, or not?", findings(trials), (table, Words(WORDS)))
+
+
+def classes_section(classes: list[Classes]) -> Section:
+    """An ordinary classifier of all ten digits: areas beside scores that need no whence, and verdicts."""
+    mean = mean_classes(classes)
+    rows = []
+    for number, draw in enumerate(classes, 1):
+        asked = (f"{draw.noisy}, random labels", f"{draw.missing}, never shown", f"{draw.noisy} against {draw.missing}")
+        rows += [
+            Row(question, class_cells(draw, name), f"Draw {number}, {draw.accuracy:.1%} right on all other digits")
+            for name, question in zip(QUESTIONS, asked, strict=True)
+        ]
+    if len(classes) > 1:
+        spoken = ("digit with random labels", "digit never shown", "the first against the second")
+        rows += [
+            Row(question, class_cells(mean, name), f"Mean of {len(classes)} draws", strong=True)
+            for name, question in zip(QUESTIONS, spoken, strict=True)
+        ]
+    areas = Table(
+        caption="AUROC. Noise, scarcity and source are those of `explain`; the others need no whence.",
+        columns=("test digits", *OURS, *THEIRS),
+        rows=tuple(rows),
+        note="Entropy and margin of the network's probabilities; label entropy of the 50 nearest training digits in "
+        "its last features, and their distance; DDU: the density of a Gaussian for each class there.",
+    )
+    verdicts = Table(
+        caption=f"Verdicts, the mean of {len(classes)} {'draw' if len(classes) == 1 else 'draws'}.",
+        columns=("test digits", *mean.verdicts[GROUPS[0]]),
+        rows=tuple(
+            Row(words, tuple(f"{share:.0%}" for share in mean.verdicts[group].values()))
+            for group, words in zip(GROUPS, ("random labels", "never shown", "all others"), strict=True)
+        ),
+    )
+    words = (
+        "The same faults in an ordinary classifier: ten classes, cross-entropy, other draws of the two digits. Of the "
+        f"digits with random labels {mean.verdicts['noisy']['noisy labels nearby']:.0%} are called noisy, of those "
+        f"never shown {mean.verdicts['missing']['scarce data']:.0%} scarce, and of all others "
+        f"{mean.verdicts['others']['confident']:.0%} confident.",
+    )
+    return Section("Ten digits, cross-entropy", words, (areas, verdicts))
+
+
+def class_cells(draw: Classes, question: str) -> tuple[str, ...]:
+    """Areas with two digits, in the order of the columns."""
+    return tuple(f"{draw.auroc[question][name]:.2f}" for name in (*OURS, *THEIRS))
 
 
 def questions(task: Task) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from .demo_classes import GROUPS, OURS, THEIRS, Classes, mean_classes, run_classes
 from .demo_page import TITLE, about, cells, ids, names, questions, sections
 from .demo_task import SIDE
 from .demo_trial import FULL, QUESTIONS, QUICK, SCORES, Size, Trial, mean_auroc, run_trial
@@ -24,8 +25,8 @@ def run(
     quick: bool = False,
     figures: str | Path | None = None,
     console: Console | None = None,
-) -> list[Trial]:
-    """Run some trials, print the table, and write the report.
+) -> tuple[list[Trial], list[Classes]]:
+    """Run some trials with two groups of digits and with ten classes, print the tables, and write the report.
 
     Args:
         draws: how many trials; the first has `seed`, each next one adds one.
@@ -39,10 +40,14 @@ def run(
     start = time.perf_counter()
     size, draws = (QUICK, min(draws, 2)) if quick else (FULL, draws)
     with one_thread():
-        steps = track(range(seed, seed + draws), "train, fit, predict", console=console, transient=True)
+        steps = track(range(seed, seed + draws), "two groups: train, fit, predict", console=console, transient=True)
         trials = [run_trial(each, size) for each in steps]
+        steps = track(range(seed, seed + draws), "ten classes: train, fit, explain", console=console, transient=True)
+        classes = [run_classes(each, size) for each in steps]
     console.print(make_table(trials))
-    path = write_report(trials, size, out)
+    console.print(classes_table(classes))
+    console.print(verdicts_table(classes))
+    path = write_report(trials, classes, size, out)
     if figures is not None:
         from .demo_figures import draw_figures  # needs matplotlib, which nothing else here does
 
@@ -51,10 +56,10 @@ def run(
         f"{draws} {'draw' if draws == 1 else 'draws'} in {time.perf_counter() - start:.0f} s.", highlight=False
     )
     console.print(f"The digits behind the numbers: {path.resolve()}", highlight=False, soft_wrap=True)
-    return trials
+    return trials, classes
 
 
-def write_report(trials: list[Trial], size: Size, out: str | Path) -> Path:
+def write_report(trials: list[Trial], classes: list[Classes], size: Size, out: str | Path) -> Path:
     """The report of the first trial, with the numbers of all."""
     first = trials[0]
     task = first.task
@@ -66,14 +71,14 @@ def write_report(trials: list[Trial], size: Size, out: str | Path) -> Path:
         ids=ids(task),
         title=TITLE,
         about=about(trials),
-        sections=sections(trials, size),
+        sections=sections(trials, classes, size),
     )
 
 
 def make_table(trials: list[Trial]) -> Table:
     """AUROC of each score for the noisy and the missing digit, draw by draw, as in the paper's Table 1."""
     table = Table(
-        title="Which test digits are uncertain, and why? AUROC of four scores",
+        title="Two groups of digits, squared error: which are uncertain, and why? AUROC of four scores",
         caption="One digit against all others: 1 is perfect, 0.5 is chance.\n"
         "Noisy against missing: 1 says noise, 0 scarcity, 0.5 neither.",
     )
@@ -92,6 +97,35 @@ def make_table(trials: list[Trial]) -> Table:
         for name, question in zip(QUESTIONS, spoken, strict=True):
             head = "mean" if name == QUESTIONS[0] else ""
             table.add_row(head, question, *cells(mean[name]), style="bold")
+    return table
+
+
+def classes_table(classes: list[Classes]) -> Table:
+    """AUROC of noise, scarcity and source beside what needs no whence, the mean over draws."""
+    table = Table(
+        title="Ten digits, cross-entropy: the same questions, and scores that need no whence",
+        caption=f"Mean AUROC of {len(classes)} draws. kNN and DDU work with the network's last features.",
+    )
+    table.add_column("test digits")
+    for name in (*OURS, *THEIRS):
+        table.add_column(name, justify="right")
+    mean = mean_classes(classes)
+    for name, question in zip(QUESTIONS, ("noisy", "missing", "noisy against missing"), strict=True):
+        table.add_row(question, *(f"{mean.auroc[name][score]:.2f}" for score in (*OURS, *THEIRS)))
+    return table
+
+
+def verdicts_table(classes: list[Classes]) -> Table:
+    """The share of each verdict, the mean over draws."""
+    mean = mean_classes(classes)
+    table = Table(
+        title="Ten digits: verdicts", caption=f"{mean.accuracy:.0%} of the other digits are predicted rightly."
+    )
+    table.add_column("test digits")
+    for name in mean.verdicts[GROUPS[0]]:
+        table.add_column(name, justify="right")
+    for group in GROUPS:
+        table.add_row(group, *(f"{share:.0%}" for share in mean.verdicts[group].values()))
     return table
 
 

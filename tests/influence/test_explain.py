@@ -182,7 +182,7 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str
     curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n], squares)
     limit = min(max(2 * squares.mean(), 0.1), 0.5) if classes else 1.5 * squares.mean()
     agreeing = curve.predict(average[:n]) <= limit
-    compared = np.sort(np.array(left_out)[agreeing if agreeing.any() else slice(None)])
+    compared = np.sort(np.array(left_out)[agreeing if 2 * agreeing.sum() >= n else slice(None)])
     return {
         "leverage": np.array([np.trace(g @ inverse @ g.T) / c for g in asked]),
         "ordinary": compared[(len(compared) - 1) // 2],

@@ -11,6 +11,7 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 import whence
+from whence_paper.demo_classes import OURS, THEIRS, Classes
 from whence_paper.demo_figures import draw_figures
 from whence_paper.demo_page import grade
 from whence_paper.demo_run import run
@@ -19,12 +20,19 @@ from whence_paper.demo_trial import QUESTIONS, SCORES, Trial, areas
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Trial], str, str]:
+def demonstration(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Trial], list[Classes], str, str]:
     """Trials, printed text and report of the quick mode."""
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=140)
     path = tmp_path_factory.mktemp("demo") / "report.html"
-    trials = run(out=path, quick=True, console=console)
-    return trials, console.file.getvalue(), path.read_text(encoding="utf-8")
+    trials, classes = run(out=path, quick=True, console=console)
+    return trials, classes, console.file.getvalue(), path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def outcome(demonstration: tuple[list[Trial], list[Classes], str, str]) -> tuple[list[Trial], str, str]:
+    """Trials with two groups of digits, printed text and report."""
+    trials, _, printed, html = demonstration
+    return trials, printed, html
 
 
 def digits_of(inputs: torch.Tensor) -> torch.Tensor:
@@ -70,6 +78,26 @@ def test_table_and_report_hold_every_draw(outcome: tuple[list[Trial], str, str])
     first = trials[0].task
     assert f"each {first.noisy} got its label from a coin, and no {first.missing} was shown" in html
     assert html.count("data:image/png;base64,") > 500
+
+
+def test_an_ordinary_classifier_beside_what_needs_no_whence(
+    demonstration: tuple[list[Trial], list[Classes], str, str],
+) -> None:
+    _, classes, printed, html = demonstration
+    assert "Ten digits, cross-entropy" in printed
+    assert "Ten digits, cross-entropy" in html
+    for draw in classes:
+        assert draw.accuracy > 0.9
+        assert draw.verdicts["noisy"]["noisy labels nearby"] > 0.8
+        assert draw.verdicts["others"]["confident"] > 0.8
+        assert draw.verdicts["missing"]["confident"] < 0.5
+        assert draw.auroc["noisy or missing"]["source"] > 0.65
+        for areas_of in draw.auroc.values():
+            assert set(areas_of) == {*OURS, *THEIRS}
+            assert all(f"<td>{area:.2f}</td>" in html for area in areas_of.values())
+    for question in classes[0].auroc:
+        for name in (*OURS, *THEIRS):
+            assert f"{sum(draw.auroc[question][name] for draw in classes) / len(classes):.2f}" in printed
 
 
 def test_same_seed_same_report(tmp_path: Path, outcome: tuple[list[Trial], str, str]) -> None:

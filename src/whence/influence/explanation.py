@@ -334,8 +334,8 @@ class Calibration(Shown):
 
     Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is set against those that training examples
     have in fits without themselves, h / (1 - h). An input like the training inputs is as likely to rank anywhere among
-    them. Training examples around which labels contradict each other are left aside, where there are others: their
-    gradients scatter, and their leverages would hide scarce data.
+    them. Training examples around which labels contradict each other are left aside, unless most do: their gradients
+    scatter, and their leverages would hide scarce data.
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
     whether or not the network has learned their labels by heart. Around an input they are averaged with weights a_i^2.
@@ -408,7 +408,8 @@ class Calibration(Shown):
         limit = (NOISIER if classes else NOISIER_TARGETS) * mean
         limit = min(max(limit, LEAST_DISAGREEMENT), MOST_DISAGREEMENT) if classes else limit
         agreeing = expected <= limit
-        compared = index[order][agreeing if bool(agreeing.any()) else slice(None)]
+        most_agree = 2 * int(agreeing.sum()) >= len(agreeing)
+        compared = index[order][agreeing if most_agree else slice(None)]
         leverages = neighbours.leverages_without()[compared].sort().values
         return cls(
             neighbours=neighbours,
