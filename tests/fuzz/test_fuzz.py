@@ -47,6 +47,11 @@ FOUND = {
     10190: "suspicion, classes that share gradients: a diagonal below zero was taken for rounding",
     32232: "what_if(remove) of a label of large logits changed nothing",
     32189: "the same, of leverages chosen by leave-one-out",
+    403622: "a model that mixes its batch, shown by other examples than the first and the last",
+    300786: "single precision: errors at small ridges were compared beyond rounding",
+    400038: "no ridge: a variance without the example that had kept it finite was compared beyond rounding",
+    405491: "EKFAC of large logits: the margin of a covariance that rounding chooses was compared",
+    405972: "single precision: shares after loading were compared beyond rounding",
 }
 """Seeds that found something, and what."""
 

@@ -14,7 +14,7 @@ from whence.data.targets import LossDerivatives, Positions, check_weights_given,
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
-from whence.jacobian.network import Network, OutputView, Selection
+from whence.jacobian.network import Network, OutputView, Selection, SeparateExamples
 from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, OutputSketch, SketchedBatches
 from whence.likelihoods import Likelihood, Noise
 from whence.runtime.execution import Passes, State
@@ -295,6 +295,7 @@ def _loss_derivatives(
     found: list[LossDerivatives] = []
     given: list[bool] = []
     shape = torch.Size()
+    separate = SeparateExamples(network)
     for number, batch in enumerate(batches.read("outputs")):
         where = f"batch {number}"
         with torch.no_grad():
@@ -307,6 +308,7 @@ def _loss_derivatives(
                 "padded to one, or reduced to so many mixtures of their outputs: fit(..., hessian_columns=16)."
             )
         check_finite(out, "outputs of the model", where)
+        separate.check(batch.inputs, out, where)
         found.append(LossDerivatives.of(likelihood, out.detach().to(dtype), batch, where))
         given.append(batch.weights is not None)
         size = sum(one.roots.numel() for one in found if one.roots is not None) * found[0].outputs.element_size()

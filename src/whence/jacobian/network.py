@@ -43,6 +43,9 @@ TOLERANCES = {  # largest differences of outputs, relative to the largest one
 CHECKED_EXAMPLES = 256
 """Examples of the first batch whose outputs are checked before anything else."""
 
+CHECKED_BATCHES = 32
+"""First batches in which an example is checked to have the same outputs alone; after them, every power of two."""
+
 
 class Network:
     """A user's model, called in one way whatever it takes and returns."""
@@ -141,15 +144,7 @@ class Network:
                 return [f"the model takes one example at a time, not {n} at once ({first_line(error)})"]
         scale = float(outputs.abs().max())
         for at, name in ends.items():
-            same_size = alone[at].shape[1] == outputs.shape[1]
-            gap = float((alone[at][0] - outputs[at]).abs().max()) if same_size else float("inf")
-            if not gap <= TOLERANCES["alone"].get(outputs.dtype, 1e-2) * scale:
-                raise NotDeterministicError(
-                    f"expected each example's outputs to be its own, got other outputs for {name} "
-                    f"when it comes alone (a difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes "
-                    "the examples of a batch: look for statistics over the batch, or for batch_first=False in "
-                    "attention and recurrent layers."
-                )
+            _check_own(alone[at][0], outputs[at], name, scale)
         return []
 
     def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
@@ -191,6 +186,43 @@ class Network:
                 "Name the parameters instead, or call requires_grad_(True) on them."
             )
         return ran[-1]
+
+
+class SeparateExamples:
+    """Checks, batch by batch, that outputs of an example do not depend on the others.
+
+    In the first batch a gate may be shut, or units dead, where examples mix. In each of the first batches, and in ever
+    fewer later ones, the example whose outputs stand out most is run alone.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.batches = 0
+        self.scale = 0.0
+
+    def check(self, inputs: Inputs, outputs: Tensor, where: str) -> None:
+        """Raise if an example of this batch has other outputs when it comes alone."""
+        self.batches += 1
+        number = self.batches
+        if len(outputs) < 2 or (number > CHECKED_BATCHES and number & (number - 1)):
+            return
+        flat = outputs.detach().flatten(1)
+        self.scale = max(self.scale, float(flat.abs().max()))
+        at = int((flat - flat.mean(0)).abs().amax(1).argmax())
+        with torch.no_grad():
+            alone = self.network(take(inputs, slice(at, at + 1)), f"one example of {where} alone")
+        _check_own(alone[0], flat[at], f"example {at} of {where}", self.scale)
+
+
+def _check_own(alone: Tensor, together: Tensor, name: str, scale: float) -> None:
+    """Raise unless an example has the same outputs alone and in its batch."""
+    gap = float((alone - together).abs().max()) if alone.shape == together.shape else float("inf")
+    if not gap <= TOLERANCES["alone"].get(together.dtype, 1e-2) * scale:
+        raise NotDeterministicError(
+            f"expected each example's outputs to be its own, got other outputs for {name} when it comes alone (a "
+            f"difference of {gap:.3g} where outputs reach {scale:.3g}). The model mixes the examples of a batch: look "
+            "for statistics over the batch, or for batch_first=False in attention and recurrent layers."
+        )
 
 
 class _NoRescaling(TorchFunctionMode):

@@ -25,7 +25,7 @@ from torch import Tensor
 from whence.data.batches import Batch, Batches, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import CorruptArtifactError, InputError, StaleModelError
-from whence.jacobian.network import Network, OutputMixtures
+from whence.jacobian.network import Network, OutputMixtures, SeparateExamples
 from whence.likelihoods import Likelihood
 from whence.linalg import eigh
 
@@ -87,10 +87,12 @@ class SketchedBatches:
     saved: tuple[Tensor, Tensor] | None = None
     notes: list[str] = field(init=False)
     fingerprints: list[tuple[int, ...]] = field(init=False)
+    separate: SeparateExamples = field(init=False)
 
     def __post_init__(self) -> None:
         """Notes and fingerprints are those of the plain batches."""
         self.notes, self.fingerprints = self.plain.notes, self.plain.fingerprints
+        self.separate = SeparateExamples(self.network)
 
     @property
     def loader(self) -> Iterable[Any]:
@@ -134,6 +136,7 @@ class SketchedBatches:
         with torch.no_grad():
             outputs = self.network.shaped(batch.inputs, where).detach()
         check_finite(outputs, "outputs of the model", where)
+        self.separate.check(batch.inputs, outputs, where)
         each = outputs[0].numel() * (self.columns + 1) * torch.float64.itemsize
         step = max(1, BASIS_BYTES // each)
         for low in range(0, batch.size, step):
