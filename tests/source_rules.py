@@ -17,6 +17,7 @@ LAYERS = (
     ("whence",),
     ("estimation",),
     ("api", "fitting", "tracer"),
+    ("trees",),
     ("io", "report"),  # these below the tracer, which offers them as methods
     ("trust",),
     ("influence",),

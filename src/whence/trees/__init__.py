@@ -1,0 +1,5 @@
+"""Fitted ensembles of trees: linear in their leaf values, so that all that whence computes applies to them."""
+
+from whence.trees.ensemble import TreeEnsemble
+
+__all__ = ["TreeEnsemble"]
