@@ -10,7 +10,6 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import whence
-from whence.influence.explanation import VERDICTS
 
 from .demo_task import DIGITS, SIDE
 from .demo_trial import HIDDEN, LEARNING_RATE, QUESTIONS, Size
@@ -20,6 +19,7 @@ WEIGHT_DECAY = 1e-4
 OURS = ("noise", "scarcity", "source")
 THEIRS = ("entropy", "margin", "kNN label entropy", "kNN distance", "DDU")
 GROUPS = ("noisy", "missing", "others")
+VERDICTS = ("confident", "noisy labels nearby", "scarce data", "both")
 
 
 @dataclass(frozen=True)

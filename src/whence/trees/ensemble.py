@@ -49,7 +49,8 @@ class TreeEnsemble:
         """(n, k) the outputs as the sum of leaf values: what the model itself must say."""
         leaves = self.leaves(x)
         if self.outputs is None:
-            return self.base + self.values[leaves].sum(1)
+            found: numpy.ndarray[Any, numpy.dtype[numpy.float64]] = self.base + self.values[leaves].sum(1)
+            return found
         found = numpy.tile(self.base, (len(leaves), 1))
         for output in range(len(self.base)):
             found[:, output] += self.values[leaves[:, self.outputs == output], 0].sum(1)
