@@ -61,7 +61,7 @@ def test_intervals_hold_the_share_that_labels_were_drawn_with() -> None:
     q = (np.arange(2000) + 0.5) / 2000
     covered, off = 0, []
     for _ in range(40):
-        hard = generator.random(2000) < 1 / (1 + np.exp(-(-6 + 2.5 * np.log(q / (1 - q)))))
+        hard = generator.random(2000) < 1 / (1 + np.exp(-(-6 + 2 * np.log(q / (1 - q)))))
         wrong = generator.random(2000) < 0.05
         found = wrong_labels(hard ^ wrong, np.zeros(2000), 1 - q / 2, 2)
         assert found is not None

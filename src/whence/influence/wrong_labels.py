@@ -49,8 +49,8 @@ def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) ->
 
     Where classes overlap, the other rows contradict right labels too, but the more rarely the surer they are; a wrong
     label is contradicted wherever it is. So the share r of wrong labels is what is left among the surest rows. With q
-    the rank of a row by the probability of its suggested label, from 0 for the surest to 1, a label is contradicted with
-    probability
+    the rank of a row by the probability of its suggested label, from 0 for the surest to 1, a label is contradicted
+    with probability
 
         r + (1 - r c / (c - 1)) e(q),  logit e(q) = a + b logit(q),  b >= 1
 

@@ -1,0 +1,62 @@
+"""What `whence table --export` and `--import` say and write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from whence.cli.console import Output, figure, stop
+from whence.display import count
+from whence.tabular.target import Target
+from whence.tabular.worklist import WorkItem, write_items_csv, write_label_studio
+
+FORMATS = {"label-studio": ".json", "csv": ".csv"}
+
+
+def export_path(given: str, stem: str) -> Path:
+    """Where to write: a file whose ending says the format, or a format, with a name after the data's.
+
+    Examples:
+        >>> str(export_path("label-studio", "bank")), str(export_path("todo.csv", "bank"))
+        ('bank-tasks.json', 'todo.csv')
+    """
+    path = Path(f"{stem}-tasks{FORMATS[given]}") if given in FORMATS else Path(given)
+    if path.suffix.lower() not in FORMATS.values():
+        stop(
+            f"expected --export label-studio, --export csv, or a file that ends in .json (for Label Studio) or .csv, "
+            f"got {given}."
+        )
+    return path
+
+
+def write_worklist(path: Path, items: list[WorkItem], target: Target) -> dict[str, Path]:
+    """Write the worklist in the format that its ending says; the files by what they are."""
+    if path.suffix.lower() == ".csv":
+        write_items_csv(path, items, target)
+        return {"worklist": path}
+    return {"worklist": path, "labelling": write_label_studio(path, items, target)}
+
+
+def print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
+    """What answers changed, for people; so many rows are held out."""
+    amounts = [
+        f"{count(len(changes['changed']), 'label')} changed",
+        f"{len(changes['confirmed']):,} confirmed",
+        f"{count(len(changes['labelled']), 'row')} labelled",
+        f"{count(changes['unanswered'], 'row')} without an answer",
+    ]
+    output.fact("Answers", ", ".join(amounts))
+    output.head(f"What the answers changed, on {count(rows, 'held-out row')} with the labels as they are now")
+    numbers = {**changes["scores"], "mean HeC3": changes["hec3"]}
+    lines = [[name, *(figure(one[when]) for when in ("before", "expected", "after"))] for name, one in numbers.items()]
+    output.rows(lines, ["", "before", "expected", "after"], right=(1, 2, 3))
+    doubtful = changes["contradicted"]
+    output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
+    output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")
+    if changes["moved"]:
+        cells = [[str(one["row"]), *(_shown(one[when]) for when in ("before", "after"))] for one in changes["moved"]]
+        output.rows(cells, ["row", "before", "after"], right=(0,))
+
+
+def _shown(prediction: Any) -> str:
+    return prediction if isinstance(prediction, str) else figure(float(prediction))
