@@ -182,7 +182,7 @@ def test_what_a_person_sees(exported: Exported, tmp_path: Path) -> None:
     result = call("table", exported.data, "-t", "colour", *options)
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
-    for wanted in ("the other rows say", "before expected after", "labels changed", "without an answer", "% of labels"):
+    for wanted in ("the other rows say", "before expected after", "labels changed", "5 rows labelled", "% of labels"):
         assert wanted in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
 
@@ -272,7 +272,8 @@ def test_numbers_go_out_and_come_back(tmp_path: Path) -> None:
     error = found["scores"]["RMSE"]
     assert error["after"] < error["before"]
     assert error["expected"] < error["before"]
-    assert found["hec3"]["after"] < found["hec3"]["before"]
+    assert found["std"]["after"] < found["std"]["before"]
+    assert found["std"]["expected"] < found["std"]["before"]
     assert found["contradicted"]["before"] >= len(wrong)
     rows = read(tmp_path / "rows.csv")
     assert float(rows[wrong[0]]["y"].replace(",", ".")) == pytest.approx(truth[wrong[0]], abs=0.01)

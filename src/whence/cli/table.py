@@ -32,7 +32,7 @@ ADVICE = {
 }
 DOUBT = {
     "regression": "  doubt: standard deviations between the label and what the other rows say",
-    "classification": "  doubt: grows as the other rows leave the label less of a chance",
+    "classification": "  doubt: one minus the probability that the other rows give the label",
 }
 FILES = {
     "csv": "All rows",
@@ -108,7 +108,8 @@ def table(
     csv_path = csv or Path(f"{stem}-rows.csv")
     export_file = None if export is None else export_path(export, stem)
     console.check_writable(report_path, csv_path, export_file)
-    console.check_not_data(csv_path, data)
+    for written in (csv_path, export_file):
+        console.check_not_data(written, data, answers)
     if save is not None:
         check_folder(save)
     output = Output(as_json)

@@ -39,15 +39,15 @@ def write_worklist(path: Path, items: list[WorkItem], target: Target) -> dict[st
 
 def print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
     """What answers changed, for people; so many rows are held out."""
-    amounts = [
-        f"{count(len(changes['changed']), 'label')} changed",
-        f"{len(changes['confirmed']):,} confirmed",
-        f"{count(len(changes['labelled']), 'row')} labelled",
-        f"{count(changes['unanswered'], 'row')} without an answer",
-    ]
-    output.fact("Answers", ", ".join(amounts))
-    output.head(f"What the answers changed, on {count(rows, 'held-out row')} with the labels as they are now")
-    numbers = {**changes["scores"], "mean HeC3": changes["hec3"]}
+    amounts = {
+        "changed": count(len(changes["changed"]), "label") + " changed",
+        "confirmed": f"{len(changes['confirmed']):,} confirmed",
+        "labelled": count(len(changes["labelled"]), "row") + " labelled",
+        "unanswered": count(changes["unanswered"], "row") + " without an answer",
+    }
+    output.head("What the answers changed: " + ", ".join(words for name, words in amounts.items() if changes[name]))
+    output.say(f"  On {count(rows, 'held-out row')}, by the labels as they are now:")
+    numbers = {**changes["scores"], "mean std": changes["std"]}
     lines = [[name, *(figure(one[when]) for when in ("before", "expected", "after"))] for name, one in numbers.items()]
     output.rows(lines, ["", "before", "expected", "after"], right=(1, 2, 3))
     doubtful = changes["contradicted"]

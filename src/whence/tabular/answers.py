@@ -188,7 +188,7 @@ def _cell(answer: Answer, target: Target, source: str) -> str:
 def compare(
     answered: Answered, before: tuple[RowPredictions, RowLabels], after: tuple[RowPredictions, RowLabels]
 ) -> dict[str, Any]:
-    """What the answers changed: scores of the held-out rows, their variance, doubtful labels, and predictions.
+    """What the answers changed: scores of the held-out rows, their deviations, doubtful labels, and predictions.
 
     Scores before and after are by the labels as they are now. What was expected is the answer of `what_if` for changed
     labels, and of `suggest` for new ones, before the training; NaN where that would take long or cannot be computed.
@@ -196,13 +196,14 @@ def compare(
     (old, old_labels), (new, new_labels) = before, after
     test = answered.prepared.split.test
     old = replace(old, values=new.values)
-    expected, variance = _expected(answered, old)
+    expected, expected_std = _expected(answered, old)
     rows = {"before": old, "expected": expected, "after": new}
     scores: dict[str, dict[str, float]] = {}
     for when, predictions in rows.items():
         for score in [] if predictions is None else predictions.scores(test):
             scores.setdefault(score.name, dict.fromkeys(rows, float("nan")))[when] = score.value
-    hec3 = {when: float(one.frame["hec3"].iloc[test].mean()) for when, one in (("before", old), ("after", new))}
+    deviation = "probability_std" if old.fitted.model.target.classes else "std"
+    std = {when: float(one.frame[deviation].iloc[test].mean()) for when, one in (("before", old), ("after", new))}
     moved = _moves(old, new)
     order = numpy.argsort(-moved, kind="stable")[: min(MOVED, int((moved > 0).sum()))]
     return {
@@ -210,7 +211,7 @@ def compare(
         "confirmed": [int(row) for row in new.table.rows[answered.confirmed]],
         "labelled": [int(row) for row in new.table.rows[answered.labelled]],
         "scores": scores,
-        "hec3": {"before": hec3["before"], "expected": variance, "after": hec3["after"]},
+        "std": {"before": std["before"], "expected": expected_std, "after": std["after"]},
         "contradicted": {
             "before": int(old_labels.contradicted.sum()),
             "after": int(new_labels.contradicted.sum()),
@@ -234,7 +235,11 @@ def _moves(old: RowPredictions, new: RowPredictions) -> Any:
 
 
 def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions | None, float]:
-    """Predictions that the first fit expects of one with the answers, and the mean HeC3 of the held-out rows."""
+    """Predictions that the first fit expects of one with the answers, and the mean deviation of the held-out rows.
+
+    The deviation of probabilities is expected where no label was changed: labels change the logits, and with them what
+    a deviation of logits means.
+    """
     prepared, fitted = answered.prepared, old.fitted
     model, test, tracer = prepared.model, prepared.split.test, fitted.tracer
     if len(affordable_rows(test, test, len(fitted.rows), model.target.outputs, model.weights)) < len(test):
@@ -250,14 +255,17 @@ def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions |
         outputs = tracer.predict(inputs).mean + found.change
     except WhenceError:
         return None, float("nan")
-    frame, probabilities = old.frame.copy(), old.probabilities.copy()
+    frame, probabilities, std = old.frame.copy(), old.probabilities.copy(), float("nan")
     if model.target.classes:
         p = tracer.problem.likelihood.probabilities(outputs).cpu().numpy()
         probabilities[test] = p if p.shape[1] > 1 else numpy.concatenate([1 - p, p], axis=1)
+        if not len(answered.changed):
+            std = left**0.5 * float(frame["probability_std"].iloc[test].mean())
     else:
         for name in ("prediction", "lower", "upper"):
             frame.iloc[test, frame.columns.get_loc(name)] += found.change[:, 0].cpu().numpy()
-    return replace(old, frame=frame, probabilities=probabilities), left * float(found.new_hec3.sum(1).mean())
+        std = left**0.5 * float(found.new_hec3.clamp_min(0.0).sqrt().mean())
+    return replace(old, frame=frame, probabilities=probabilities), std
 
 
 def _relabelled(answered: Answered, fitted: FittedTable) -> dict[int, Any]:

@@ -84,7 +84,7 @@ def row_key(table: TextTable, target: str, at: int) -> str:
     Examples:
         >>> table = TextTable({"a": ["1", "2"], "y": ["no", "yes"]}, [1, 2], 2)
         >>> row_key(table, "y", 0), row_key(table, "y", 0) == row_key(table, "y", 1)
-        ('k6bb9cd46', False)
+        ('k057c4949', False)
     """
     cells = [f"{name}\x1f{values[at]}" for name, values in table.columns.items() if name != target]
     return "k" + hashlib.blake2b("\x1e".join(cells).encode(), digest_size=4).hexdigest()
