@@ -241,6 +241,14 @@ def test_files_that_hold_no_answers_are_refused(
     assert words in " ".join(result.output.split())
 
 
+def test_files_that_are_read_are_not_overwritten(exported: Exported, tmp_path: Path) -> None:
+    answers = edited(exported, tmp_path)
+    for options in (("--export", exported.data), ("--import", answers, "--export", answers)):
+        result = call("table", exported.data, "-t", "colour", "-q", *options)
+        assert result.exit_code == UNUSABLE
+        assert "another file for the results than the one that is read" in " ".join(result.output.split())
+
+
 def test_an_unknown_format_is_refused(exported: Exported) -> None:
     result = call("table", exported.data, "-t", "colour", "-q", "--export", "todo.xlsx")
     assert result.exit_code == UNUSABLE

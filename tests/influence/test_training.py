@@ -259,15 +259,18 @@ def test_a_suggested_number_is_the_prediction_of_a_refit_without_the_example(
     there = x.numpy() * np.sqrt(weights.numpy())[:, None]
     optimum = np.linalg.solve(there.T @ there + RIDGE * np.eye(3), x.numpy().T @ (weights.numpy()[:, None] * y.numpy()))
     start = optimum + 0.3 if recenter else optimum
-    table = fit(networks.linear(start.T), [(x, y, weights)], ridge=RIDGE, recenter=recenter).training_frame()
+    tracer = fit(networks.linear(start.T), [(x, y, weights)], ridge=RIDGE, recenter=recenter)
+    table = tracer.training_frame()
     np.testing.assert_allclose(table.label, y[:, 0], rtol=1e-12)
-    refit = []
+    refit, variance = [], []
     for i in range(14):
         others = np.delete(np.arange(14), i)
         curved = there[others].T @ there[others] + RIDGE * np.eye(3)
         right = x.numpy()[others].T @ (weights.numpy()[others, None] * y.numpy()[others])
         refit.append((x.numpy()[i] @ np.linalg.solve(curved, right)).item())
+        variance.append(1 / float(weights[i]) + x.numpy()[i] @ np.linalg.solve(curved, x.numpy()[i]))
     np.testing.assert_allclose(table.suggested, refit, rtol=1e-8)
+    np.testing.assert_allclose(table.suggested_std, np.sqrt(tracer.noise_scale * np.array(variance)), rtol=1e-8)
     np.testing.assert_allclose(table.suspicion, np.abs(table.label - table.suggested) / table.suggested_std, rtol=1e-8)
 
 
