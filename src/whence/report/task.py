@@ -79,13 +79,12 @@ def rows_of_trees(
     model: LeafSum, test: Any, train: Any, names: Sequence[str] | None, views: tuple[Any, Any, Any]
 ) -> tuple[Any, Any, Sequence[str] | None, tuple[Any, Any, Any]]:
     """Test and training rows of trees as batches of leaf numbers; shown as the rows of a table that they are."""
-    pairs = [data if data is None or isinstance(data, tuple) else (data,) for data in (test, train)]
+    test, train = (data if data is None or isinstance(data, tuple) else (data,) for data in (test, train))
     if all(view is None for view in views):
-        views = (None, None, (pairs[0][0], model.table if train is None else pairs[1][0]))
+        views = (None, None, (test[0], model.table if train is None else train[0]))
     if names is None and model.classes is not None:
         names = [str(label) for label in model.classes]
-    test_batches, train_batches = (None if pair is None else model.batches(*pair) for pair in pairs)
-    return test_batches, train_batches, names, views
+    return model.batches(*test), None if train is None else model.batches(*train), names, views
 
 
 def training_targets(source: DataSource, n: int) -> Tensor:

@@ -28,9 +28,10 @@ class FittedTrees:
     structure: Structure
 
 
-def leaf_sum(ensemble: TreeEnsemble) -> LeafSum:
-    """The network of an ensemble: leaf values are its parameters."""
-    return LeafSum(
+def leaf_sum(model: Any) -> tuple[LeafSum, TreeEnsemble]:
+    """The trees of a model as a network, whose parameters are their leaf values; and as an ensemble."""
+    ensemble = read_ensemble(model)
+    network = LeafSum(
         torch.tensor(ensemble.values, dtype=torch.float64),
         None if ensemble.outputs is None else torch.tensor(ensemble.outputs, dtype=torch.int64),
         torch.tensor(ensemble.base, dtype=torch.float64),
@@ -39,6 +40,8 @@ def leaf_sum(ensemble: TreeEnsemble) -> LeafSum:
         ensemble.likelihood,
         ensemble.notes,
     )
+    network.reread = lambda: read_ensemble(model).values
+    return network, ensemble
 
 
 def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
@@ -101,12 +104,18 @@ LARGEST_SHRINKAGE = 0.9
 
 
 def fitted_trees(
-    model: Any, data: Any, likelihood: str | Likelihood | None, structure: str | Structure, ridge: Any
+    model: Any,
+    data: Any,
+    likelihood: str | Likelihood | None,
+    structure: str | Structure,
+    parameters: Any,
+    ridge: Any,
 ) -> FittedTrees:
     """What `whence.fit` works on, for trees of any library, scaled so that a ridge of one is their own by default."""
-    ensemble = read_ensemble(model)
+    if not isinstance(parameters, str) or parameters != "all":
+        raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
+    network, ensemble = leaf_sum(model)
     likelihood = _likelihood(likelihood, ensemble)
-    network = leaf_sum(ensemble)
     batches = training_batches(network, data)
     if ridge == "auto":
         several = batches[0][0]["leaves"].shape[1] > 1
