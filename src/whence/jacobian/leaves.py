@@ -80,8 +80,8 @@ class LeafSum(nn.Module):
 
     def inputs(self, x: Any) -> Iterator[dict[str, Tensor]]:
         """Batches of leaf numbers from rows of a table, or from (rows, targets); leaf numbers stay as they are."""
-        if isinstance(x, (tuple, list)) and x and isinstance(x[0], (tuple, Mapping)):  # batches of leaf numbers
-            for one in x:
+        if isinstance(x, Iterator) or (isinstance(x, list) and x and isinstance(x[0], (tuple, Mapping))):
+            for one in x:  # batches
                 yield from self.inputs(one)
             return
         rows = x[0] if isinstance(x, tuple) else x
@@ -96,6 +96,23 @@ class LeafSum(nn.Module):
             ) from error
         for part in leaves.split(max(1, NUMBERS_AT_ONCE // (leaves.shape[1] * self.leaf_values.shape[1]))):
             yield {"leaves": part}
+
+    def batches(self, x: Any, y: Any = None, weights: Any = None) -> list[Any]:
+        """Batches of leaf numbers, with their targets and weights where these are given."""
+        inputs = list(self.inputs(x))
+        sizes = [len(one["leaves"]) for one in inputs]
+        columns = {} if y is None else {"y": self.targets(y)}
+        if weights is not None:
+            columns["sample_weight"] = torch.as_tensor(numpy.asarray(weights, dtype=numpy.float64))
+        for name, column in columns.items():
+            if column.ndim == 0 or len(column) != sum(sizes):
+                raise ShapeError(
+                    f"expected {name} with one entry for each of the {sum(sizes)} rows of X, got shape "
+                    f"{tuple(column.shape)}."
+                )
+        if not columns:
+            return inputs
+        return list(zip(inputs, *(column.split(sizes) for column in columns.values()), strict=True))
 
     def targets(self, y: Any, where: str = "y") -> Tensor:
         """Targets as the likelihood takes them: numbers, classes by number, or shares of classes."""

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from whence.curvature import Exact, Structure
 from whence.curvature.leaves import LeafAuto, LeafCore
-from whence.errors import InputError, ShapeError
+from whence.errors import InputError
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.trees.ensemble import TreeEnsemble
@@ -49,18 +48,7 @@ def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
             f"expected the training data of trees as (X, y) or (X, y, sample_weight), got {type(data).__name__}."
         )
     model.table = data[0]
-    inputs = list(model.inputs(data[0]))
-    columns = [model.targets(data[1])]
-    if len(data) == 3 and data[2] is not None:
-        columns.append(torch.as_tensor(numpy.asarray(data[2], dtype=numpy.float64)))
-    sizes = [len(one["leaves"]) for one in inputs]
-    for name, column in zip(("y", "sample_weight"), columns, strict=False):
-        if column.ndim == 0 or len(column) != sum(sizes):
-            raise ShapeError(
-                f"expected {name} with one entry for each of the {sum(sizes)} rows of X, got shape "
-                f"{tuple(column.shape)}."
-            )
-    return list(zip(inputs, *(column.split(sizes) for column in columns), strict=True))
+    return model.batches(*data)
 
 
 def _likelihood(given: str | Likelihood | None, ensemble: TreeEnsemble) -> Likelihood:
