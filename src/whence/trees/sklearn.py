@@ -136,8 +136,10 @@ def _histogram_boosting(model: Any) -> TreeEnsemble:
         rows = model._preprocess_X(x, reset=False)
         known = model._bin_mapper.make_known_categories_bitsets()
         threads = _openmp_effective_n_threads()
-        found = [finder.predict(rows, *known, threads).astype(numpy.int64) for finder in finders]
-        return numpy.stack(found, 1)
+        found = numpy.empty((len(rows), len(finders)), numpy.int64)
+        for number, finder in enumerate(finders):
+            found[:, number] = finder.predict(rows, *known, threads)
+        return found
 
     return TreeEnsemble(
         leaves=leaves,
