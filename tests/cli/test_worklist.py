@@ -154,7 +154,7 @@ def test_true_answers_come_back_and_help(exported: Exported) -> None:
     answers[3] = ""  # one was skipped
     path = folder / "answers.json"
     path.write_text(json.dumps(label_studio_export(exported.tasks, answers, minimal=False)), encoding="utf-8")
-    found = run(exported.data, "--import", path)["import"]
+    found = run(exported.data, "--import", path, "--corrected", folder / "clean.csv")["import"]
     given = {row: answer for row, answer in zip(rows, answers, strict=True) if answer}
     before = {int(row["row"]): row["colour"] for row in exported.rows}
     assert found["changed"] == sorted(row for row in given if before[row] and given[row] != before[row])
@@ -171,6 +171,9 @@ def test_true_answers_come_back_and_help(exported: Exported) -> None:
     after = {int(row["row"]): row for row in read(folder / "rows.csv")}
     assert all(after[row]["colour"] == answer for row, answer in given.items())
     assert {after[row]["part"] for row in found["labelled"]} == {"train"}
+    clean, raw = read(folder / "clean.csv"), read(exported.data)
+    assert [row["colour"] for row in clean] == [after[row + 1]["colour"] for row in range(ROWS)]
+    assert [{**row, "colour": ""} for row in clean] == [{**row, "colour": ""} for row in raw]
     held_out = [row["row"] for row in exported.rows if row["part"] == "held out"]
     assert [row for row in held_out if after[int(row)]["part"] != "held out"] == []
 
@@ -247,6 +250,24 @@ def test_files_that_are_read_are_not_overwritten(exported: Exported, tmp_path: P
         result = call("table", exported.data, "-t", "colour", "-q", *options)
         assert result.exit_code == UNUSABLE
         assert "another file for the results than the one that is read" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("rows", "answers", "words"), [("0", False, "--import with the answers"), ("250", True, "of them. Pass --rows 0")]
+)
+def test_a_corrected_table_needs_answers_and_all_rows(
+    rows: str, answers: bool, words: str, exported: Exported, tmp_path: Path
+) -> None:
+    data, options = exported.data, ["--rows", rows, "--corrected", tmp_path / "clean.csv"]
+    if answers:  # to a row that was drawn
+        call("table", data, "-t", "colour", "-q", "--rows", rows, "--export", tmp_path / "todo.csv", "--width", "2",
+             "--no-report", "--verdicts", "none", "--csv", tmp_path / "rows.csv")  # fmt: skip
+        filled = [{**row, "answer": row["suggested"]} for row in read(tmp_path / "todo.csv")]
+        options += ["--import", write(tmp_path / "a.csv", {name: [row[name] for row in filled] for name in filled[0]})]
+    result = call("table", data, "-t", "colour", "-q", *options)
+    assert result.exit_code == UNUSABLE
+    assert words in " ".join(result.output.split())
+    assert not (tmp_path / "clean.csv").exists()
 
 
 def test_an_unknown_format_is_refused(exported: Exported) -> None:

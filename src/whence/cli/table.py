@@ -12,7 +12,7 @@ import typer
 
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
-from whence.cli.worklist import export_path, print_answers, write_worklist
+from whence.cli.worklist import check_corrected, export_path, print_answers, write_corrected, write_worklist
 from whence.display import percent
 from whence.io.files import replacing
 from whence.runtime.progress import Progress
@@ -40,6 +40,7 @@ FILES = {
     "saved": "Saved",
     "worklist": "Worklist",
     "labelling": "Labelling",
+    "corrected": "Corrected",
 }
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000
@@ -72,6 +73,9 @@ def table(
     answers: Annotated[
         Path | None,
         typer.Option("--import", help="Answers to --export: the CSV filled in, or JSON from Label Studio; retrains."),
+    ] = None,
+    corrected: Annotated[
+        Path | None, typer.Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
     ] = None,
     rows: console.Rows = 50_000,
     held_out: Annotated[float, typer.Option(min=0.05, max=0.5, help="Share of the rows kept apart for testing.")] = 0.2,
@@ -107,8 +111,8 @@ def table(
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
     export_file = None if export is None else export_path(export, stem)
-    console.check_writable(report_path, csv_path, export_file)
-    for written in (csv_path, export_file):
+    console.check_writable(report_path, csv_path, export_file, corrected)
+    for written in (csv_path, export_file, corrected):
         console.check_not_data(written, data, answers)
     if save is not None:
         check_folder(save)
@@ -129,6 +133,7 @@ def table(
     content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
     _print_data(output, content)
     answered = None if answers is None else apply_answers(prepared, given, answers.name)
+    check_corrected(corrected, answered, read)
     fitted, before = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet), None
     if answered is not None:
         first = predict_rows(fitted, read)
@@ -146,6 +151,7 @@ def table(
     if save is not None:
         save_table(fitted, save, {"data": data.name, "network": content["network"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
+    content["files"] |= write_corrected(corrected, read)
     if export_file is not None:
         items = work_items(prepared, fitted, labels, export_rows)
         content["files"] |= write_worklist(export_file, items, prepared.model.target)

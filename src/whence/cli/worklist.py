@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
 from whence.cli.console import Output, figure, stop
 from whence.display import count
+from whence.io.files import replacing
+from whence.tabular.answers import Answered
+from whence.tabular.files import TextTable
 from whence.tabular.target import Target
 from whence.tabular.worklist import WorkItem, write_items_csv, write_label_studio
 
@@ -35,6 +39,27 @@ def write_worklist(path: Path, items: list[WorkItem], target: Target) -> dict[st
         write_items_csv(path, items, target)
         return {"worklist": path}
     return {"worklist": path, "labelling": write_label_studio(path, items, target)}
+
+
+def check_corrected(path: Path | None, answered: Answered | None, table: TextTable) -> None:
+    """Exit where a corrected table is asked for without answers, or not all of the table was read."""
+    if path is None:
+        return
+    if answered is None:
+        stop("expected --import with the answers for --corrected, got none.")
+    if len(table) < table.total:
+        stop(f"expected all {table.total:,} rows for --corrected, got {len(table):,} of them. Pass --rows 0.")
+
+
+def write_corrected(path: Path | None, table: TextTable) -> dict[str, Path]:
+    """Write a table as a CSV file, cell by cell as it was read, where that is asked for; the file by what it is."""
+    if path is None:
+        return {}
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(table.columns)
+        writer.writerows(zip(*table.columns.values(), strict=True))
+    return {"corrected": path}
 
 
 def print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:

@@ -19,8 +19,8 @@ from whence.display import listing
 from whence.errors import InputError, WhenceError
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared
-from whence.tabular.labels import RowLabels
-from whence.tabular.predictions import BATCH, RowPredictions, affordable_rows
+from whence.tabular.labels import RowLabels, row_batches
+from whence.tabular.predictions import RowPredictions, affordable_rows
 from whence.tabular.target import RowSplit, Target
 from whence.tabular.worklist import row_key
 
@@ -241,22 +241,22 @@ def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions |
     a deviation of logits means.
     """
     prepared, fitted = answered.prepared, old.fitted
-    model, test, tracer = prepared.model, prepared.split.test, fitted.tracer
-    if len(affordable_rows(test, test, len(fitted.rows), model.target.outputs, model.weights)) < len(test):
+    target, test, tracer = fitted.model.target, prepared.split.test, fitted.tracer
+    if len(affordable_rows(test, test, len(fitted.rows), target.outputs, tracer.problem.selection.size)) < len(test):
         return None, float("nan")
-    inputs = list(model.encode(prepared.table.take(test)).split(BATCH))
+    inputs = row_batches(fitted, prepared.table.take(test))
     try:
         found = tracer.what_if(inputs, relabel=_relabelled(answered, fitted))
         left = 1.0
         if len(answered.labelled):
-            pool = model.encode(prepared.table.take(answered.labelled))
-            label = tracer.suggest(len(pool), pool=pool, test=inputs)
+            pool = row_batches(fitted, prepared.table.take(answered.labelled))
+            label = tracer.suggest(len(answered.labelled), pool=pool, test=inputs)
             left = float(label.total[-1] / (label.total[-1] + label.score.sum()))
         outputs = tracer.predict(inputs).mean + found.change
     except WhenceError:
         return None, float("nan")
     frame, probabilities, std = old.frame.copy(), old.probabilities.copy(), float("nan")
-    if model.target.classes:
+    if target.classes:
         p = tracer.problem.likelihood.probabilities(outputs).cpu().numpy()
         probabilities[test] = p if p.shape[1] > 1 else numpy.concatenate([1 - p, p], axis=1)
         if not len(answered.changed):

@@ -8,11 +8,18 @@ from typing import Any
 import numpy
 
 from whence.influence.wrong_labels import WrongLabels, wrong_labels
+from whence.tabular.files import TextTable
+from whence.tabular.fitted import FittedTable
 from whence.tabular.predictions import BATCH, RowPredictions
 from whence.tabular.target import Target
 
 DOUBTFUL = 2.0
 """Standard deviations from which on the other rows contradict a number."""
+
+
+def row_batches(fitted: FittedTable, table: TextTable) -> Any:
+    """The rows of a table as a tracer takes them."""
+    return list(fitted.model.encode(table).split(BATCH))
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,7 @@ class RowLabels:
             known = numpy.where(numpy.isfinite(labels), labels, 0).astype(int)
             suspicion = 1.0 - predictions.probabilities[numpy.arange(m), known]
         else:
-            inputs = predictions.fitted.model.encode(predictions.table)
-            predicted = tracer.predict(list(inputs.split(BATCH)))
+            predicted = tracer.predict(row_batches(predictions.fitted, predictions.table))
             suggested = predicted.mean[:, 0].cpu().numpy()
             sure = (predicted.laplace[:, 0].cpu() + tracer.noise_scale).sqrt().numpy()
             suspicion = numpy.abs(labels - suggested) / sure

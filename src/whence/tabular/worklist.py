@@ -18,7 +18,7 @@ from whence.display import number, percent
 from whence.io.files import replacing
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable, Prepared
-from whence.tabular.labels import RowLabels
+from whence.tabular.labels import RowLabels, row_batches
 from whence.tabular.target import Target
 
 CHECK, LABEL = "check the label", "label"
@@ -68,13 +68,12 @@ def rows_to_label(prepared: Prepared, fitted: FittedTable, most: int) -> list[in
     unlabelled = prepared.split.unlabelled
     if not len(unlabelled):
         return []
-    inputs = prepared.model.encode(prepared.table.take(unlabelled))
     pool = max(1, POOL // prepared.model.target.outputs)
-    if len(inputs) > pool:
-        variance = fitted.tracer.predict(inputs).hec3.sum(1)
-        near = variance.argsort(descending=True)[:pool].sort().values.cpu()
-        unlabelled, inputs = unlabelled[near.numpy()], inputs[near]
-    chosen = fitted.tracer.suggest(min(most, len(inputs)), pool=inputs).index
+    if len(unlabelled) > pool:
+        variance = fitted.tracer.predict(row_batches(fitted, prepared.table.take(unlabelled))).hec3.sum(1)
+        unlabelled = unlabelled[variance.argsort(descending=True)[:pool].sort().values.cpu().numpy()]
+    batches = row_batches(fitted, prepared.table.take(unlabelled))
+    chosen = fitted.tracer.suggest(min(most, len(unlabelled)), pool=batches).index
     return [int(at) for at in unlabelled[chosen.cpu().numpy()]]
 
 
