@@ -318,7 +318,7 @@ def estimate(
         start = time.perf_counter()
         first = next(batches.read(None))
         reading = (time.perf_counter() - start) / first.size
-        selection = select(model, parameters, lambda: network.last_module(first.inputs))
+        selection = select(network, parameters, first.inputs)
         few = take((first.inputs, first.targets, *([] if first.weights is None else [first.weights])), slice(0, SAMPLE))
         small = linearize(
             network,

@@ -206,7 +206,7 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
     batches.notes.extend(network.check_repeatable(first.inputs))
     if not examples_differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
         batches.notes.extend(network.check_separate(batches.distinct_inputs()))
-    selection = select(network.model, options.parameters, lambda: network.last_module(first.inputs))
+    selection = select(network, options.parameters, first.inputs)
     unused = network.check_connected(selection.parameters, first.inputs)
     if unused:
         batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
@@ -291,7 +291,6 @@ def _fit_within_memory(options: FitOptions, problem: Linearization, fingerprints
                 raise
             before = replace(before, chunk_size=problem.chunk_size)
             least = before.budget.limit
-        problem.passes.restart()
         problem = with_less_memory(before, full, least)  # what did not fit is gone by now, with the error that held it
 
 

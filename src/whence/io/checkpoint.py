@@ -29,7 +29,6 @@ class Checkpoint:
     """Saves the states of passes in a folder every so many seconds, and restores them; `key` identifies the fit."""
 
     def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
-        """No pass yet."""
         self.folder, self.every, self.key, self.examples, self.progress = folder, every, key, examples, progress
         self._number = 0
         self._description: dict[str, Any] = {}
@@ -52,7 +51,7 @@ class Checkpoint:
         with opened(self._path) as container:
             done = self._done(container)
             if done is None:
-                return 0  # made from other numbers, on another machine for example: this pass starts anew
+                return 0  # made from other numbers, on another machine for example: this pass starts from zero
             self._fill(container)
         self.progress.say(
             f"whence: from the checkpoint: {label}, up to {'its end' if done == -1 else f'example {done}'}"
@@ -65,16 +64,8 @@ class Checkpoint:
             self._write(done)
 
     def finish(self) -> None:
-        """All examples are in the state, which is then let go."""
+        """Save the state, which has all examples in it, and release it."""
         self._write(-1)
-        self._state = {}
-
-    def restart(self) -> None:
-        """The next pass is the first one again."""
-        self._number = 0
-
-    def close(self) -> None:
-        """There are no more passes: let the last one's sums go."""
         self._state = {}
 
     @property

@@ -26,8 +26,9 @@ from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError
 from whence.jacobian.functional import OneByOne, Run, Vectorized
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent
-from whence.jacobian.record import Call, gradient_forms, make_blocks, pull_back, record_forward, tangents_of, walk
-from whence.jacobian.rules.base import BatchAxes, Record
+from whence.jacobian.record import Call, differentiable, gradient_forms, make_blocks, pull_back, tangents_of, walk
+from whence.jacobian.rules import READERS
+from whence.jacobian.rules.base import BatchAxes, Record, Recorder
 from whence.jacobian.verify import (
     AutogradReference,
     autograd_reference,
@@ -225,11 +226,13 @@ class Capture:
         return Captured(self.blocks, outputs, placed, layouts, fallback, self._vectorized)
 
     def _record(self, inputs: Inputs) -> tuple[Tensor, list[Record]]:
+        """Run the model on a batch: outputs with their graph, and every use of the parameters that a rule reads."""
         n = batch_size(inputs, "this batch")
-        outputs, records = record_forward(self._call, inputs, self._recorded, n, self._batch_axes)
+        with differentiable(), Recorder(READERS, self._recorded, n, self._batch_axes) as recorder:
+            outputs = self._call(inputs)
         if outputs.dim() != 2 or len(outputs) != n:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
-        return outputs, records
+        return outputs, recorder.records
 
     def _reference(self, batch: _RecordedBatch, blocks: Iterable[Block]) -> AutogradReference:
         wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
+from whence.display import listing
 from whence.errors import (
     InputError,
     NotDeterministicError,
@@ -366,16 +367,15 @@ class OutputMixtures:
 OutputView: TypeAlias = SelectedOutputs | OutputMixtures
 
 
-def _mixtures(parts: Iterable[Any], start: Any) -> OutputMixtures:
-    inputs, basis = parts
-    return OutputMixtures(inputs, basis, start)
-
-
 # As pytrees, views are moved to a device, cut into chunks and mapped over by torch.vmap as dicts and tuples are.
 _pytree.register_pytree_node(
     SelectedOutputs, lambda view: ([view.inputs, view.index], None), lambda parts, _: SelectedOutputs(*parts)
 )
-_pytree.register_pytree_node(OutputMixtures, lambda view: ([view.inputs, view.basis], view.start), _mixtures)
+_pytree.register_pytree_node(
+    OutputMixtures,
+    lambda view: ([view.inputs, view.basis], view.start),
+    lambda parts, start: OutputMixtures(*parts, start=start),
+)
 
 
 # --- Selected parameters ----------------------------------------------------------------------------------------------
@@ -422,28 +422,26 @@ class Selection:
         return self.flatten(self.detached()).to(dtype)
 
 
-def select(model: nn.Module, choice: Choice, last_layer: Callable[[], str] | None = None) -> Selection:
+def select(network: Network, choice: Choice, inputs: Inputs) -> Selection:
     """Pick parameters of a model. Parameters with `requires_grad=False` are never picked.
 
     Args:
-        model: the network.
+        network: the model.
         choice: "all"; "last_layer"; a name or a pattern such as "layer4.*" (`*` and `?`); several of them; or a
             function of name and parameter.
-        last_layer: finds the name of the module that runs last, for "last_layer".
+        inputs: a batch, to find the layer that runs last.
 
     Examples:
-        >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-        >>> list(select(net, "2.*").parameters)
+        >>> list(select(Network(net), "last_layer", torch.ones(1, 3)).parameters)
         ['2.weight', '2.bias']
     """
+    model = network.model
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(choice, str) and choice == "all":
         picked = trainable
     elif isinstance(choice, str) and choice == "last_layer":
-        if last_layer is None:
-            raise InputError("expected a way to find the last layer; name its parameters instead.")
-        owned = {id(p) for p in model.get_submodule(last_layer()).parameters()}
+        owned = {id(p) for p in model.get_submodule(network.last_module(inputs)).parameters()}
         picked = {name: p for name, p in trainable.items() if id(p) in owned}
     elif callable(choice):
         picked = {name: p for name, p in trainable.items() if choice(name, p)}
@@ -490,10 +488,8 @@ def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any)
     return {name: p for name, p in trainable.items() if id(p) in chosen}
 
 
-def _listing(names: Iterable[str], most: int = 12) -> str:
-    shown = list(names)
-    text = ", ".join(shown[:most]) or "none"
-    return text if len(shown) <= most else f"{text}, ... ({len(shown)} in all)"
+def _listing(names: Iterable[str]) -> str:
+    return listing(list(names), 12) or "none"
 
 
 # --- Wrapped and sharded models ---------------------------------------------------------------------------------------

@@ -32,8 +32,7 @@ from whence.jacobian.gradients import (
     Tangent,
     Whole,
 )
-from whence.jacobian.rules import READERS
-from whence.jacobian.rules.base import BatchAxes, Record, Recorder, Root, Tracked
+from whence.jacobian.rules.base import Record, Root, Tracked
 from whence.jacobian.rules.embeddings import scatter
 
 Call = Callable[[Inputs], Tensor]
@@ -45,15 +44,6 @@ def differentiable() -> Iterator[None]:
     """Build graphs, whatever the caller has switched off."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
-
-
-def record_forward(
-    call: Call, inputs: Inputs, parameters: Mapping[str, Tensor], examples: int, batch_axes: BatchAxes
-) -> tuple[Tensor, list[Record]]:
-    """Run the model on a batch: its outputs with their graph, and every use of the parameters that a rule reads."""
-    with differentiable(), Recorder(READERS, parameters, examples, batch_axes) as recorder:
-        outputs = call(inputs)
-    return outputs, recorder.records
 
 
 # --- The autograd graph between the outputs and the recorded uses -----------------------------------------------------

@@ -85,7 +85,7 @@ def checked_execution(given: Any) -> Execution:
 
 
 def by_one_process(execution: Execution | None) -> Execution:
-    """How a fit runs where the other processes are not there to share it, unless it says that they are.
+    """The same, with "auto" for a fit of this process alone: where the others do not call `fit`, too.
 
     Examples:
         >>> by_one_process(Execution(chunk_size=5))
@@ -163,12 +163,6 @@ class CheckpointWriter(Protocol):
     def finish(self) -> None:
         """Save the state, which has all examples in it."""
 
-    def restart(self) -> None:
-        """The next pass is the first one again."""
-
-    def close(self) -> None:
-        """There are no more passes."""
-
 
 @dataclass
 class Passes:
@@ -203,7 +197,7 @@ class Passes:
             rows: which examples an item is made of.
             label: what the pass is for.
             state: what is added to; zeros now, and the sums over all processes' data in the end.
-            given: what the sums depend on beside model, data and options: where that has changed, they start anew.
+            given: what the sums depend on beside model, data and options: where that has changed, they start from zero.
             resumable: whether the state may be saved after any item, and not only in the end.
         """
         if self.closed:
@@ -237,19 +231,12 @@ class Passes:
         return self.process_group.size > 1
 
     def trim_memory(self) -> None:
-        """Give freed memory back to the system where there is a limit; else it stays at hand for the next pass."""
+        """Return freed memory to the system where the user set a limit; else the next pass uses it again."""
         if self.memory_limited:
             trim_heap()
 
-    def restart(self) -> None:
-        """The passes are done again, from the first one on."""
-        if self.checkpoint is not None:
-            self.checkpoint.restart()
-
     def close(self) -> None:
         """The fit is done: nothing of later passes is shared or saved."""
-        if self.checkpoint is not None:
-            self.checkpoint.close()
         self.checkpoint, self.checkpointed, self.closed = None, False, self.shared
 
     def _restored(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
@@ -260,7 +247,7 @@ class Passes:
         if self.process_group.tell(label, done is None)[0]:
             self.process_group.share(list(state.values()), 0, label)
             return None
-        for one in state.values():  # a pass that one process alone had begun starts anew
+        for one in state.values():  # a pass that a single process had begun starts from zero
             one.zero_()
         return 0
 
