@@ -30,6 +30,7 @@ from whence.jacobian.record import Call, differentiable, gradient_forms, make_bl
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
 from whence.jacobian.verify import (
+    BATCH_SIZES,
     AutogradReference,
     autograd_reference,
     close,
@@ -45,7 +46,7 @@ from whence.runtime.processes import Processes
 
 @dataclass(frozen=True)
 class Captured:
-    """One batch, run under capture; holds the graph until `tangents(..., last=True)`, or until it goes away."""
+    """One batch, run under capture; holds the graph until `tangents(..., last=True)`."""
 
     blocks: Sequence[Block]
     graph: Tensor  # the outputs (n, k), with their graph
@@ -495,9 +496,6 @@ def _single_layout(record: Record) -> Layout:
 SEARCHED_AT_ONCE = 64
 """Examples that are run at once in a search for those that use a parameter."""
 
-VERIFIED_ON = 7
-"""Examples that a capture is verified on."""
-
 
 def examples_using(
     wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: Processes, device: torch.device
@@ -537,7 +535,7 @@ def _search(wanted: set[str], capture: Capture, batches: Iterable[Batch]) -> Ite
 
 def _bisect(capture: Capture, inputs: Inputs, wanted: set[str]) -> Inputs:
     """A few of the examples, which still use one of the parameters."""
-    while (n := batch_size(inputs, "this batch")) > VERIFIED_ON:
+    while (n := batch_size(inputs, "this batch")) > BATCH_SIZES[0]:
         first, second = take(inputs, slice(0, n // 2)), take(inputs, slice(n // 2, n))
         inputs = first if wanted & capture.uses(first) else second
     return inputs

@@ -1,6 +1,6 @@
 """The functional fallback: per-example gradients of any parameter, whatever the model does with it.
 
-The parameter is replaced, wherever it is handed to a torch function, by one copy an example; `torch.vmap` runs the
+The parameter is replaced, wherever a torch function takes it, by one copy for each example; `torch.vmap` runs the
 model on every example with its own copy, and ordinary backward passes give the gradients in the copies. Where vmap
 cannot follow (control flow that depends on data), the examples are run one at a time.
 """

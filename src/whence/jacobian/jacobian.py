@@ -7,11 +7,10 @@ the second way was taken.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import jvp, vmap
 
 from whence.data.batches import Inputs, batch_size, take
@@ -20,10 +19,13 @@ from whence.jacobian.functional import OneByOne
 from whence.jacobian.network import Network, Selection, first_line
 from whence.jacobian.record import gradients
 from whence.runtime.execution import Chunks
-from whence.runtime.model_state import after_fork, plain_kernels
+from whence.runtime.model_state import locked, plain_kernels
 
 CHUNK_BYTES = 256 * 2**20
 """A chunk of Jacobian rows is kept under this size unless `chunk_size` says otherwise."""
+
+FORWARD_MODE = nn.Module()
+"""Locked by the thread that uses forward mode: torch counts its levels for the whole process, not for each thread."""
 
 
 class Jacobian:
@@ -190,7 +192,7 @@ class Jacobian:
             return pushed
 
         # Without a graph of the parameters that were not selected.
-        with _FORWARD_MODE.lock, torch.no_grad(), plain_kernels():
+        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():
             found: Tensor = vmap(along, randomness="same")(directions)
         return found.to(self.dtype)
 
@@ -218,16 +220,3 @@ class Jacobian:
         cpu = torch.Generator("cpu").manual_seed(0)
         return torch.randn(*shape, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)
 
-
-class _ForwardModeLock:
-    """Torch counts the nesting of forward-mode derivatives for the whole process: two threads would share a level."""
-
-    def __init__(self) -> None:
-        self.renew()
-        after_fork(self.renew)
-
-    def renew(self) -> None:
-        self.lock = threading.RLock()
-
-
-_FORWARD_MODE = _ForwardModeLock()

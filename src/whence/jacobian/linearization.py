@@ -270,9 +270,9 @@ def linearize(
     columns: int | None = None,
     seed: int = 0,
 ) -> Linearization:
-    """Run the network once over its training data, and check everything on the way.
+    """Run the network once over its training data, and check model and data.
 
-    A sketch of the Hessians has so many columns: `None` for no sketch, 0 to decide by the number of outputs.
+    `columns` are those of a sketch of the Hessians: `None` for no sketch, 0 to decide by the number of outputs.
     """
     if columns == 0:
         columns = _default_columns(network, batches)
@@ -291,7 +291,7 @@ def linearize(
 def _loss_derivatives(
     network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Positions | None]:
-    """Outputs, residuals, roots and weights of all examples; and the positions, where there are any."""
+    """Outputs, residuals, roots and weights of all examples, and the positions, where there are several."""
     found: list[LossDerivatives] = []
     given: list[bool] = []
     shape = torch.Size()
@@ -305,7 +305,7 @@ def _loss_derivatives(
             raise ShapeError(
                 f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
                 "module that returns the same number of outputs for every batch. Sequences of several lengths are "
-                "padded to one, or reduced to so many mixtures of their outputs: fit(..., hessian_columns=16)."
+                "padded to one, or reduced to a few mixtures of their outputs: fit(..., hessian_columns=16)."
             )
         check_finite(out, "outputs of the model", where)
         separate.check(batch.inputs, out, where)
@@ -338,7 +338,7 @@ def _of_all_processes(batches: Batches, shape: torch.Size, given: list[bool]) ->
 
 
 def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], device: torch.device) -> list[Any]:
-    """Tensors that come in chunks, as one, of all processes; `None` for those that are."""
+    """Concatenate the chunks of each tensor over batches and processes; `None` for those that are."""
     process_group = batches.passes.process_group
     local = [None if each[0] is None else torch.cat(each) for each in zip(*chunks, strict=True)]
     every = process_group.tell("the outputs", [one is not None for one in local])
@@ -387,7 +387,7 @@ def _sketched_derivatives(batches: SketchedBatches, device: torch.device) -> tup
 
 
 def _note_rounded(batches: SketchedBatches, outputs: Tensor, residuals: Tensor) -> None:
-    """Say so where residuals, along which the mixtures are taken, are no more than the rounding of the network."""
+    """Add a note where residuals, along which the mixtures are taken, are rounding errors of the network."""
     used = next(batches.network.model.parameters()).dtype
     scale = float(outputs.abs().max()) if not batches.likelihood.has_classes else 1.0
     size, rounding = float(residuals.abs().max()), 8 * torch.finfo(used).eps * scale
@@ -401,7 +401,7 @@ def _note_rounded(batches: SketchedBatches, outputs: Tensor, residuals: Tensor) 
 
 
 def _sizes(shape: torch.Size) -> str:
-    """(..., k) in words."""
+    """A shape (..., k) in words, for messages."""
     return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
 
 

@@ -223,7 +223,7 @@ class Dispersed(Likelihood):
         """One: Pearson's dispersion needs all residuals."""
         if self.dispersion == "pearson":
             raise InputError(
-                "expected dispersion='fixed' where not all outputs are looked at, got 'pearson', which sums over the "
+                "expected dispersion='fixed' in a fit of mixtures of the outputs, got 'pearson', which sums over the "
                 "residuals of all. Fit with hessian_columns='all', or with dispersion='fixed'."
             )
         return 1.0

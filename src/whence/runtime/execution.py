@@ -104,7 +104,7 @@ def check_memory(max_memory: Any) -> None:
 
 
 class Chunks:
-    """Cuts batches into pieces; when one is too large for the device, it and all later ones are cut in half."""
+    """Cuts batches into chunks; when one is too large for the device, it and all later ones are cut in half."""
 
     def __init__(self, notes: list[str], what: str) -> None:
         self.notes = notes  # get a line when that happens
@@ -158,7 +158,7 @@ class CheckpointWriter(Protocol):
         """Start the next pass and restore its state: how many examples are in it, `None` for all of them."""
 
     def save_if_due(self, done: int) -> None:
-        """Save the state, which has so many examples in it, if the last time is long ago."""
+        """Save the state, which has this number of examples in it, if the last save was long ago."""
 
     def finish(self) -> None:
         """Save the state, which has all examples in it."""
@@ -190,7 +190,7 @@ class Passes:
         given: Sequence[Tensor],
         resumable: bool = True,
     ) -> Iterator[T]:
-        """Yield items of the training data, one after the other, whose reader adds what it makes of them to the state.
+        """Yield items of the training data, one after the other; the caller adds its sums over them to the state.
 
         Args:
             items: batches, or anything in the order of the examples.

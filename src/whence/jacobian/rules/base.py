@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from whence.jacobian.gradients import Factor, Kind, Layout, possible_layouts
+from whence.jacobian.gradients import Factor, Kind, Layout, possible_layouts, promoted
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
@@ -311,10 +311,3 @@ def positions(tensor: Tensor, trailing: int, lead: int = 1) -> Tensor:
         return tensor
     return tensor.flatten(lead, lead + middle - 1) if middle else tensor.unsqueeze(lead)
 
-
-def promoted(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in one dtype that holds them all (mixed precision gives inputs and gradients of different ones)."""
-    dtype = tensors[0].dtype
-    for tensor in tensors[1:]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return tuple(tensor.to(dtype) for tensor in tensors)
