@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import whence
-from whence.runtime.processes import RELEASE_SECONDS, opened
+from whence.runtime.processes import RELEASE_SECONDS, open_process_group
 
 SHARDS = {"even": {2: [12, 12], 4: [6, 6, 6, 6]}, "uneven": {2: [17, 7], 4: [9, 0, 13, 2]}, "first empty": {2: [0, 24]}}
 LIMIT = 60.0
@@ -198,8 +198,8 @@ def partings(folder: Path, rounds: int = 20) -> dict[str, Any]:
 
     def work(rank: int) -> Any:
         for _ in range(rounds):
-            with (process_group := opened(LIMIT)).working():
-                process_group.gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
+            with (process_group := open_process_group(LIMIT)).reporting_errors():
+                process_group.all_gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
             del process_group
         return rounds
 

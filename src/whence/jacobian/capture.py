@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Batch, Inputs, batch_size, take, to_device
-from whence.errors import InputError, ShapeError, UncapturedParameterError
+from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
 from whence.jacobian.functional import OneByOne, Run, Vectorized
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent
 from whence.jacobian.record import Call, differentiable, gradient_forms, make_blocks, pull_back, tangents_of, walk
@@ -41,7 +41,7 @@ from whence.jacobian.verify import (
     tolerance,
     uncovered_calls,
 )
-from whence.runtime.processes import Processes
+from whence.runtime.processes import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ class Capture:
             except Exception as error:  # whatever a model may do that vmap cannot: one example at a time works always
                 if last:
                     raise
-                why = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+                why = first_line(error)
             if last:
                 break
             del self._runners[0]
@@ -498,14 +498,14 @@ SEARCHED_AT_ONCE = 64
 
 
 def examples_using(
-    wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: Processes, device: torch.device
+    wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: ProcessGroup, device: torch.device
 ) -> list[Inputs]:
     """A few examples that use each of these parameters, if any of the data do; the same in every process.
 
     Costs a forward pass for each batch of this process until all are found.
     """
     local = list(_search(set(wanted), capture, batches))
-    found = process_group.tell(
+    found = process_group.all_gather_object(
         "parameters not used so far", to_device(local, torch.device("cpu")) if not process_group.alone else local
     )
     missing, chosen = set(wanted), []

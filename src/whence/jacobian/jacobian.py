@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.func import jvp, vmap
 
 from whence.data.batches import Inputs, batch_size, take
+from whence.errors import first_line
 from whence.jacobian.capture import Capture
 from whence.jacobian.functional import OneByOne
-from whence.jacobian.network import Network, Selection, first_line
+from whence.jacobian.network import Network, Selection
 from whence.jacobian.record import gradients
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import locked, plain_kernels
@@ -219,4 +220,3 @@ class Jacobian:
         """Normal numbers, the same every time."""
         cpu = torch.Generator("cpu").manual_seed(0)
         return torch.randn(*shape, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)
-

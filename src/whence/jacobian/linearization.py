@@ -332,7 +332,7 @@ def _loss_derivatives(
 
 def _of_all_processes(batches: Batches, shape: torch.Size, given: list[bool]) -> list[tuple[int, ...]]:
     """Shapes (..., k) of an example's outputs, of every process that has any; weights are given to all or to none."""
-    headers = batches.passes.process_group.tell("the outputs", (tuple(shape), given))
+    headers = batches.passes.process_group.all_gather_object("the outputs", (tuple(shape), given))
     check_weights_given([one for _, each in headers for one in each])
     return [each for each, _ in headers if each]
 
@@ -341,10 +341,10 @@ def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], devic
     """Concatenate the chunks of each tensor over batches and processes; `None` for those that are."""
     process_group = batches.passes.process_group
     local = [None if each[0] is None else torch.cat(each) for each in zip(*chunks, strict=True)]
-    every = process_group.tell("the outputs", [one is not None for one in local])
+    every = process_group.all_gather_object("the outputs", [one is not None for one in local])
     present = next(each for each in every if each)
     return [
-        process_group.gather(local[at] if local else None, "the outputs", device) if here else None
+        process_group.all_gather(local[at] if local else None, "the outputs", device) if here else None
         for at, here in enumerate(present)
     ]
 
@@ -380,7 +380,7 @@ def _sketched_derivatives(batches: SketchedBatches, device: torch.device) -> tup
         given.append(batch.weights is not None)
         counted += reduced.counted
     whole = _of_all_processes(batches.plain, shape, given)[0]
-    counted = sum(batches.plain.passes.process_group.tell("the outputs", counted))
+    counted = sum(batches.plain.passes.process_group.all_gather_object("the outputs", counted))
     found = _gathered(batches.plain, chunks, device)
     _note_rounded(batches, found[0], found[1])
     return found, OutputSketch(batches.columns, whole[-1], len(whole) > 1, counted)

@@ -30,6 +30,7 @@ from whence.errors import (
     UncapturedParameterError,
     UnsupportedLayerError,
     WhenceError,
+    first_line,
 )
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
@@ -306,12 +307,6 @@ def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
             "of one, x.unsqueeze(0)."
         )
     return found
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, cut to a length that fits into another message."""
-    text = str(error).strip()
-    return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__
 
 
 # --- Views of the outputs ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.errors import InputError, LoaderError, TooLargeError
 from whence.runtime.memory import trim_heap
-from whence.runtime.processes import ALONE, Distributed, Processes
+from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
 T = TypeVar("T")
 
@@ -172,7 +172,7 @@ class Passes:
         checkpoint: saves the state of each pass, in the first process; `None` elsewhere, and where nothing is saved.
     """
 
-    process_group: Processes = ALONE  # the processes that share the data
+    process_group: ProcessGroup = ALONE  # the processes that share the data
     checkpoint: CheckpointWriter | None = None
     checkpointed: bool = False  # whether any process saves states
     offset: int = 0  # place of this process's first example among all
@@ -221,7 +221,7 @@ class Passes:
                 self.checkpoint.save_if_due(where.stop)
         self.trim_memory()
         if self.shared:
-            self.process_group.add(list(state.values()), label)
+            self.process_group.all_reduce(list(state.values()), label)
         if self.checkpoint is not None:
             self.checkpoint.finish()
 
@@ -244,8 +244,8 @@ class Passes:
         done = self.checkpoint.begin(label, state, given) if self.checkpoint is not None else 0
         if not self.shared or not self.checkpointed:
             return done
-        if self.process_group.tell(label, done is None)[0]:
-            self.process_group.share(list(state.values()), 0, label)
+        if self.process_group.all_gather_object(label, done is None)[0]:
+            self.process_group.broadcast(list(state.values()), 0, label)
             return None
         for one in state.values():  # a pass that a single process had begun starts from zero
             one.zero_()

@@ -197,7 +197,6 @@ def same_draws() -> Iterator[None]:
             np.random.set_state(theirs)  # noqa: NPY002
 
 
-
 class _TF32:
     """Which threads allow products to be rounded to TF32, and which forbid it."""
 

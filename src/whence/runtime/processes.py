@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from whence.errors import InputError, ProcessError
+from whence.errors import InputError, ProcessError, first_line
 
 TIMEOUT = 1800.0
 """Seconds that processes wait for one another by default."""
@@ -34,7 +34,7 @@ Distributed = Literal["auto"] | bool | float
 """Whether the processes of torch.distributed work together: "auto" if there are several; seconds to wait for others."""
 
 
-class Processes:
+class ProcessGroup:
     """The processes that share a fit, each with its shard of the data, in the order of their ranks.
 
     Messages go through a gloo group of their own, which fails at once when a process has died, and after the timeout
@@ -44,12 +44,12 @@ class Processes:
 
     def __init__(self, size: int = 1, group: Any = None, timeout: float = TIMEOUT) -> None:
         self._group, self._timeout = group, timeout
-        self.neighbours = 1  # how many processes of the job are on this machine
+        self.local_size = 1  # how many processes of the job are on this machine
         self.rank: int = 0 if group is None else dist.get_rank()
         self.size = size
         self.alone = size == 1  # whether there is no other process
 
-    def tell(self, what: str, value: Any = None) -> list[Any]:
+    def all_gather_object(self, what: str, value: Any = None) -> list[Any]:
         """The values, which can be pickled, of all processes in the order of ranks; an error if one of them failed."""
         if self.alone:
             return [value]
@@ -67,11 +67,11 @@ class Processes:
                 )
         return [said for _, said in gathered]
 
-    def add(self, tensors: Sequence[Tensor], what: str) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor], what: str) -> None:
         """Replace tensors of the same shapes everywhere by their sums over all processes."""
         if self.alone:
             return
-        self.tell(what)
+        self.all_gather_object(what)
         small = [one for one in tensors if one.numel() < SMALL]
         for kind in dict.fromkeys((one.dtype, one.device) for one in small):
             alike = [one for one in small if (one.dtype, one.device) == kind]
@@ -83,23 +83,24 @@ class Processes:
             if one.numel() >= SMALL:
                 self._run(dist.all_reduce, one, what)
 
-    def share(self, tensors: Sequence[Tensor], owner: int, what: str) -> None:
+    def broadcast(self, tensors: Sequence[Tensor], owner: int, what: str) -> None:
         """Replace tensors by those of one process."""
         for one in () if self.alone else tensors:
             self._run(dist.broadcast, one, what, src=owner)
 
-    def gather(self, rows: Tensor | None, what: str, device: torch.device) -> Tensor:
+    def all_gather(self, rows: Tensor | None, what: str, device: torch.device) -> Tensor:
         """Rows of all processes, one after the other in the order of ranks; `None` where a process has none."""
         parts = []
-        for rank, form in enumerate(self.tell(what, None if rows is None else (tuple(rows.shape), rows.dtype))):
+        forms = self.all_gather_object(what, None if rows is None else (tuple(rows.shape), rows.dtype))
+        for rank, form in enumerate(forms):
             if form is not None:
                 own = rows if rank == self.rank else None
                 parts.append(torch.empty(form[0], dtype=form[1], device=device) if own is None else own)
-                self.share(parts[-1:], rank, what)
+                self.broadcast(parts[-1:], rank, what)
         return torch.cat(parts)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Report an error of this process to the others, and destroy the group at the end."""
         if self.alone:
             yield
@@ -110,9 +111,8 @@ class Processes:
             raise
         except BaseException as error:
             with suppress(Exception):
-                message = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-                gathered: list[Any] = [None] * self.size
-                dist.all_gather_object(gathered, (False, f"{type(error).__name__}: {message}"), group=self._group)
+                report = f"{type(error).__name__}: {first_line(error)}"
+                dist.all_gather_object([None] * self.size, (False, report), group=self._group)
             raise
         finally:
             time.sleep(RELEASE_SECONDS)
@@ -130,7 +130,7 @@ class Processes:
             tensor.copy_(whole)
 
     def _lost(self, what: str, error: Exception) -> ProcessError:
-        message = BRACKETS.sub("", (str(error).strip().splitlines() or [type(error).__name__])[0]).split(". ")[0][:120]
+        message = BRACKETS.sub("", first_line(error)).split(". ")[0]
         return ProcessError(
             f"expected all {self.size} processes to go on to {what} within {self._timeout:g} s, got no answer from one "
             f"of them ({message}). It has died, or hangs: look at its output. A fit with checkpoint=... goes on from "
@@ -138,11 +138,11 @@ class Processes:
         )
 
 
-ALONE = Processes()
+ALONE = ProcessGroup()
 """A single process."""
 
 
-def opened(distributed: Distributed) -> Processes:
+def open_process_group(distributed: Distributed) -> ProcessGroup:
     """The processes that share a fit: all of torch.distributed, unless it is not initialised or not wanted."""
     given: Any = distributed
     named = given == "auto" if isinstance(given, str) else isinstance(given, bool)
@@ -170,8 +170,8 @@ def opened(distributed: Distributed) -> Processes:
             f"{seconds:g} s, got not all of them. For a fit of this process alone pass "
             "execution=whence.Execution(distributed=False)."
         ) from error
-    found = Processes(dist.get_world_size(), group, seconds)
-    found.neighbours = found.tell("the fit", platform.node()).count(platform.node())
+    found = ProcessGroup(dist.get_world_size(), group, seconds)
+    found.local_size = found.all_gather_object("the fit", platform.node()).count(platform.node())
     return found
 
 

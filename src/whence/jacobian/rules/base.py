@@ -310,4 +310,3 @@ def positions(tensor: Tensor, trailing: int, lead: int = 1) -> Tensor:
     if middle == 1:
         return tensor
     return tensor.flatten(lead, lead + middle - 1) if middle else tensor.unsqueeze(lead)
-
