@@ -201,7 +201,7 @@ PRODUCT = 384
 
 def total_seconds(work: Work, unit_seconds: Work) -> float:
     """How long some work takes, from the seconds for one unit of each kind of work."""
-    return sum(vars(work)[kind] * seconds for kind, seconds in vars(unit_seconds).items())
+    return sum(float(vars(work)[kind] * seconds) for kind, seconds in vars(unit_seconds).items())
 
 
 def step_seconds(cost: Cost, n: int, unit_seconds: Work) -> dict[str, float]:

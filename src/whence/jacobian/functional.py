@@ -7,7 +7,7 @@ cannot follow (control flow that depends on data), the examples are run one at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,9 +27,7 @@ class Substitution(TorchFunctionMode):
         super().__init__()
         self._values = {id(parameter): values[name] for name, parameter in parameters.items()}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*map(self._exchange, args), **{key: self._exchange(value) for key, value in (kwargs or {}).items()})
 
     def _exchange(self, value: Any) -> Any:

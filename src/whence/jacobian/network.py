@@ -1,7 +1,7 @@
 """The network: a user's model called in one way, its selected parameters, and views of its outputs.
 
-A view is passed wherever inputs are. The network answers it with c numbers an example instead of all its K outputs, so
-that Jacobians, curvatures and sandwiches cost c backward passes and need not know how many outputs there are.
+A view takes the place of inputs: the network then returns c numbers for each example instead of all its K outputs, so
+that Jacobians, curvatures and sandwiches take c backward passes, whatever K is.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ TOLERANCES = {  # largest differences of outputs, relative to the largest one
     "alone": {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1},
     "on another machine": {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1},
 }
-"""Of two calls (GPUs add in any order); of an example alone and in its batch; on another machine, where it is at least
-1e-2 on a GPU: products may be rounded to ten bits."""
+"""Between two calls (GPUs sum in any order); between an example alone and in its batch; between machines, with at least
+1e-2 on a GPU, where products may be rounded to TF32."""
 
 CHECKED_EXAMPLES = 256
 """Examples of the first batch whose outputs are checked before anything else."""
 
 CHECKED_BATCHES = 32
-"""First batches in which an example is checked to have the same outputs alone; after them, every power of two."""
+"""First batches in which an example is also run alone; after them, only batches whose number is a power of two."""
 
 
 class Network:
@@ -61,7 +61,7 @@ class Network:
 
     @property
     def tolerance(self) -> float:
-        """How far outputs may be from those of the same model on another machine, as a share of the largest."""
+        """Largest relative difference to the outputs of the same model on another machine."""
         coarsest = max(
             (p.dtype for p in self.model.parameters() if p.is_floating_point()),
             key=lambda one: torch.finfo(one).eps,
@@ -104,7 +104,7 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
 
     def _kernels(self) -> AbstractContextManager[None]:
-        """Without cuDNN where recurrent layers are differentiated, which it can do in training mode only."""
+        """Switch cuDNN off to differentiate recurrent layers, which it does in training mode only."""
         wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
         return without_cudnn() if wanted else nullcontext()
 
@@ -150,7 +150,7 @@ class Network:
         return []
 
     def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
-        """The names of selected parameters that the outputs do not use; raise when that is all of them."""
+        """Names of the selected parameters that the outputs do not depend on; raise if they depend on none."""
         with torch.enable_grad(), plain_kernels():
             outputs = self(take(inputs, slice(0, 2)))  # a few examples show the graph
             grads: Any = [None] * len(parameters)
@@ -168,7 +168,7 @@ class Network:
     def last_module(self, inputs: Inputs) -> str:
         """The name of the module with trainable parameters of its own that starts last.
 
-        The one that starts, not the one that ends: a model that holds bare parameters itself ends after its layers.
+        Not the one that ends last: a model with bare parameters of its own ends after all its layers.
         """
         ran: list[str] = []
         handles = [
@@ -193,8 +193,8 @@ class Network:
 class SeparateExamples:
     """Checks, batch by batch, that outputs of an example do not depend on the others.
 
-    In the first batch a gate may be shut, or units dead, where examples mix. In each of the first batches, and in ever
-    fewer later ones, the example whose outputs stand out most is run alone.
+    A layer that mixes examples may have no effect on the first batch (a closed gate, dead units). On each of the first
+    batches, and on ever fewer later ones, the example with the most unusual outputs is therefore run alone.
     """
 
     def __init__(self, network: Network) -> None:
@@ -228,11 +228,9 @@ def _check_own(alone: Tensor, together: Tensor, name: str, scale: float) -> None
 
 
 class _NoRescaling(TorchFunctionMode):
-    """Refuses calls of `F.embedding` that would change the weight, before they do."""
+    """Refuses calls of `F.embedding` with `max_norm`, which would change the weight."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func in (F.embedding, F.embedding_bag):
             limit = given.get("max_norm", args[3] if len(args) > 3 else None)
@@ -369,7 +367,7 @@ _pytree.register_pytree_node(
 _pytree.register_pytree_node(
     OutputMixtures,
     lambda view: ([view.inputs, view.basis], view.start),
-    lambda parts, start: OutputMixtures(*parts, start=start),
+    lambda parts, start: OutputMixtures(*[*parts, start]),
 )
 
 

@@ -10,7 +10,7 @@ these checks run on which batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from whence.linalg import gradients_not_finite
 # --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
 
 BATCH_SIZES = (7, 5, 3, 2)
-"""Examples to verify on: a number that no width, head count or sequence length is likely to share."""
+"""Numbers of examples to verify on: no width, head count or sequence length is likely to be the same."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def reference_on_graph(
 
 
 def _random_cotangent(outputs: Tensor) -> Tensor:
-    """The same for every call with as many examples."""
+    """Random numbers (n, k), the same for every batch of n examples."""
     generator = torch.Generator("cpu").manual_seed(len(outputs))
     return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
 
@@ -124,9 +124,7 @@ class _Precision(TorchFunctionMode):
 
     coarsest: torch.dtype = torch.float64
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.is_floating_point():
             self.coarsest = max(self.coarsest, out.dtype, key=lambda dtype: torch.finfo(dtype).eps)
@@ -241,16 +239,14 @@ def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) ->
 
 
 class _UncoveredCalls(TorchFunctionMode):
-    """Names the functions that get a parameter and have no rule."""
+    """Collects the names of functions without a rule that take a parameter."""
 
     def __init__(self, parameter: Tensor) -> None:
         super().__init__()
         self.parameter = parameter
         self.names: set[str] = set()
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         uses_it = any(one is self.parameter for one in flat_arguments(args, kwargs or {}))
         if func not in READERS and uses_it and isinstance(out, (Tensor, tuple, list)):

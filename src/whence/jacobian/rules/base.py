@@ -1,4 +1,4 @@
-"""What a rule is: it reads one function call, and says which per-example gradients follow from it.
+"""What a rule is: it reads one function call, and defines the per-example gradients that follow from it.
 
 A rule registers a reader for each function it knows. While a model runs under capture, the `Recorder` passes every call
 that a tracked tensor takes part in to the reader of its function. The reader runs the function and records a `Use`: the
@@ -135,7 +135,7 @@ class Record:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """What this use has in common with those of the same line of code in other batches."""
+        """The same for all uses by the same line of code, in whatever batch."""
         names = tuple(
             (role, root.parameter, source.view is None or (source.view.transposed, source.view.rows is None))
             for role, source in self.roles.items()
@@ -188,8 +188,8 @@ class BatchAxes:
 class Recorder(TorchFunctionMode):
     """Records the calls of one forward pass. Nothing is attached to the model; leaving the mode ends it.
 
-    A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too. Batch
-    axes are those verified in an earlier run, or take down the answers of this one.
+    A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too.
+    `batch_axes` are those verified in an earlier run, or are filled in by this one.
     """
 
     def __init__(
@@ -208,9 +208,7 @@ class Recorder(TorchFunctionMode):
             for name, parameter in parameters.items()
         }
 
-    def __torch_function__(
-        self, func: Function, types: Any, args: Arguments = (), kwargs: Keywords | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Pass the call on: through the reader of its function, if it has one and gets a tracked tensor."""
         keywords = kwargs or {}
         reader = self.readers.get(func)
