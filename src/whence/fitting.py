@@ -38,18 +38,13 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
     if isinstance(ridge, str) and ridge in ("auto", "loo"):
         return "auto" if ridge == "auto" else "loo"
     try:
-        value = None if isinstance(ridge, str) else float(ridge)
+        value = math.nan if isinstance(ridge, str) else float(ridge)
     except (TypeError, ValueError):
-        value = None
-    if value is None:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
         raise InputError(
-            f'expected ridge to be a number, "auto" or "loo", got {ridge!r}. It is lambda in sum of squared errors + '
-            "lambda ||w||^2; see whence.ridge_from_weight_decay."
-        )
-    if not math.isfinite(value) or value < 0:
-        raise InputError(
-            f"expected ridge >= 0 and finite, got {ridge}. It is lambda in sum of squared errors + lambda ||w||^2; "
-            "see whence.ridge_from_weight_decay."
+            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {ridge!r}. It is lambda in sum of '
+            "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
         )
     return value
 

@@ -169,7 +169,7 @@ def bands(
         ax.scatter(inputs, targets, s=9, c=GREY, alpha=0.7, linewidths=0, label="training examples", zorder=2)
     intervals = (uncertainty.interval(level, name) for name in ("hec3", "ho"))
     area, lines = ([bound[:, output].cpu().numpy()[order] for bound in interval] for interval in intervals)
-    ax.fill_between(x, *area, color=BLUE, alpha=0.25, linewidth=0, label=f"HeC3, {level:.0%}", zorder=1)
+    ax.fill_between(x, area[0], area[1], color=BLUE, alpha=0.25, linewidth=0, label=f"HeC3, {level:.0%}", zorder=1)
     for line, label in zip(lines, (f"Ho, {level:.0%}", None), strict=True):
         ax.plot(x, line, color=VERMILLION, linewidth=1.3, linestyle=DASHES["ho"], label=label, zorder=3)
     ax.plot(x, curve, color=INK, linewidth=1.8, label="prediction", zorder=4)
