@@ -80,7 +80,7 @@ class OutputChoice:
         covariance: bool,
         generator: torch.Generator,
     ) -> Uncertainty:
-        """Variances of the chosen ones of outputs (m, ..., k) for a batch, in as many views as memory wants."""
+        """Variances of the chosen ones of outputs (m, ..., k) for a batch, in views that fit in memory."""
         k, shape = outputs.shape[-1], outputs.shape[:-1]
         flat = outputs.reshape(-1, k)
         if self.kind == "sketches":

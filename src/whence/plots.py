@@ -1,7 +1,7 @@
 """Pictures of results with matplotlib. Each function takes an `Axes`, or makes one, and returns it.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart: blue for noise, vermillion for scarcity. No setting
-of matplotlib is changed.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish: blue for noise, vermillion for scarcity.
+No setting of matplotlib is changed.
 
 Examples:
     Those of the functions go on from here.
@@ -267,7 +267,7 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
 
 
 def _limits(shown: Sequence[Numbers], bounds: Sequence[Numbers]) -> tuple[float, float]:
-    """Room for curve and dots, and for bounds as far as they do not flatten both."""
+    """Limits with room for curve and dots, and for the bounds unless they would flatten both."""
     low, high = min(part.min() for part in shown), max(part.max() for part in shown)
     lowest, highest = min([low, *(part.min() for part in bounds)]), max([high, *(part.max() for part in bounds)])
     room = max(high - low, 1e-12)
@@ -476,7 +476,7 @@ def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:
 
 
 def _edge(group: Group) -> str:
-    """The edge of a group's marks: vermillion around blue, where both sources are at work."""
+    """The edge of a group's marks: vermillion around blue for predictions with both sources."""
     return VERMILLION if group.tone == "noise" and group.name == BOTH else "white"
 
 

@@ -88,7 +88,7 @@ class Checkpoint:
             tensor.copy_(container.read(name))
 
     def _done(self, container: Container) -> int | None:
-        """How many examples are in a file, -1 for all; `None` if it is of no use."""
+        """How many examples are in a file, -1 for all; `None` if it was made from other numbers."""
         fields = container.manifest
         done = fields.get("done")
         if fields.get("kind") != "pass" or fields.get("key") != self.key:
@@ -148,7 +148,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _check_same_fit(container: Container, draft: Draft, model: nn.Module, fingerprints: Tensor) -> int:
-    """Raise unless the checkpoint is of this fit; else the memory it was planned with."""
+    """Raise unless the checkpoint is of this fit; return its memory limit."""
     fields = container.manifest
     if fields.get("kind") != "start":
         raise damaged(container.path, "it does not say which fit it is of")

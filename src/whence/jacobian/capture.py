@@ -251,7 +251,7 @@ class Capture:
     # --- Verification -------------------------------------------------------------------------------------------------
 
     def _verify_first(self, references: Sequence[AutogradReference], blocks: Sequence[Block] | None) -> bool:
-        """Record the first examples. True if all agrees with autograd; otherwise less will be recorded next time."""
+        """Record the first examples: true if all agrees with autograd; else fewer uses are recorded next time."""
         self._batch_axes = BatchAxes(self._batch_axes.refuted)
         self._known = {}
         batches = []
@@ -430,7 +430,7 @@ class _KnownUses:
     verified: int = 0  # how many uses of this kind were compared with autograd
 
     def layout(self, at: int) -> Layout | None:
-        """Of one of the uses; one layout for all holds for any number of them (a cell called once for every token)."""
+        """The layout of one of the uses; a single one holds for any number of them (a cell called for every token)."""
         if len(self.layouts) == 1:
             return self.layouts[0]
         return self.layouts[at] if at < len(self.layouts) else None

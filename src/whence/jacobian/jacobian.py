@@ -89,7 +89,7 @@ class Jacobian:
         return self.chunk_size or max(1, self.chunk_bytes // row)
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples, J (n, k, d)) for chunks of the batch, whose sizes go by the number k of outputs."""
+        """Yield (which examples, J (n, k, d)) in chunks of the batch, the smaller, the more outputs k there are."""
         size = batch_size(inputs, "this batch")
         return self._chunks.of(size, self.chunk(outputs), lambda where: self._rows(take(inputs, where)))
 

@@ -145,7 +145,7 @@ class Linearization:
         return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, chunk_bytes)
 
     def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
-        """One pass over the training data, whose reader adds to the tensors of a state; see `Passes.over`."""
+        """One pass over the training data; the caller adds its sums to the tensors of `state`, see `Passes.over`."""
         if state is None:
             return self.batches.read(label)
         return self.passes.over(
@@ -174,7 +174,7 @@ class Linearization:
         return self.selection.weights(self.dtype)
 
     def unweighted(self, vectors: Tensor) -> Tensor:
-        """(n, k) vectors that hold the sample weights, without them; zero for examples that do not count."""
+        """Divide the sample weights out of vectors (n, k); zero for examples that do not count."""
         weights = self.sample_weights if self.units is None else self.units.weights
         if weights is None:
             return vectors
@@ -244,7 +244,7 @@ class Linearization:
         return found if self.units is None else Noise(found.covariance, self.units.join(found.roots), found.scale)
 
     def _sketched_noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
-        """As of the likelihood, with one variance for all outputs in its covariance (1, 1)."""
+        """The noise of a sketched fit: one variance for all outputs, as a covariance (1, 1)."""
         assert self.hessian_roots is not None
         numbers = self.counted_units * self.width
         plain, roots = residuals, self.hessian_roots

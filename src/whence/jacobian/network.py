@@ -71,13 +71,13 @@ class Network:
         return found if self.device.type == "cpu" or coarsest == torch.float64 else max(found, 1e-2)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, k) of the model as it is, positions flattened; of a view, what it selects."""
+        """Outputs (n, k) with positions flattened, or what a view selects of them."""
         if isinstance(inputs, OutputView):
             return inputs.apply(self(inputs.inputs, where))
         return self.shaped(inputs, where).flatten(1)
 
     def shaped(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, ..., k) of the model as it is, with the positions at which it answers."""
+        """Outputs (n, ..., k), with the axes of positions."""
         args, kwargs = arguments(inputs)
         try:
             with self._kernels():
@@ -94,7 +94,7 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, where), where)
 
     def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        """Outputs (n, k) with some parameters replaced, as `torch.func` wants it."""
+        """Outputs (n, k) with some parameters replaced, for `torch.func`."""
         if isinstance(inputs, OutputView):
             return inputs.apply(self.with_parameters(parameters, inputs.inputs))
         args, kwargs = arguments(inputs)
@@ -132,7 +132,7 @@ class Network:
         return notes
 
     def check_separate(self, inputs: Inputs, outputs: Tensor | None = None) -> list[str]:
-        """Raise if the outputs of the first or the last of these examples depend on the others; notes."""
+        """Raise if the outputs of the first or the last example depend on the others; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         n = batch_size(inputs, "batch 0")
         if n == 1:
@@ -203,7 +203,7 @@ class SeparateExamples:
         self.scale = 0.0
 
     def check(self, inputs: Inputs, outputs: Tensor, where: str) -> None:
-        """Raise if an example of this batch has other outputs when it comes alone."""
+        """Raise if an example of this batch has other outputs when it is run alone."""
         self.batches += 1
         number = self.batches
         if len(outputs) < 2 or (number > CHECKED_BATCHES and number & (number - 1)):

@@ -189,7 +189,7 @@ def _signed(axis: int) -> int:
 
 
 def _size(node: Any, axis: int) -> int | None:
-    """Of an axis of the node's output; `None` if this version of torch does not store it."""
+    """Size of an axis of the node's output; `None` if this version of torch does not store it."""
     known = getattr(node, "_input_metadata", None)
     if not known or not -len(known[0].shape) <= axis < len(known[0].shape):
         return None

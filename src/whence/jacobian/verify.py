@@ -35,7 +35,7 @@ BATCH_SIZES = (7, 5, 3, 2)
 
 @dataclass(frozen=True)
 class AutogradReference:
-    """Autograd's gradients of the model as it is, for one random cotangent."""
+    """Autograd's gradients of the model for one random cotangent."""
 
     inputs: Inputs
     outputs: Tensor  # (n, k)
@@ -78,7 +78,7 @@ def tolerance(precision: torch.dtype, device: torch.device) -> float:
 
 
 def autograd_reference(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> AutogradReference:
-    """Run the model as it is on a few of the examples, and differentiate it."""
+    """Run the model on a few of the examples, without capture, and differentiate it."""
     inputs = _few(inputs)
     n = batch_size(inputs, "the first batch")
     with differentiable():
@@ -132,7 +132,7 @@ class _Precision(TorchFunctionMode):
 
 
 def _check_independent(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
-    """Raise if the outputs of an example depend on which others are in the batch; the precision of the model."""
+    """Raise if the outputs of an example depend on the others in the batch; return the precision of the model."""
     half = (len(outputs) + 1) // 2
     mode = _Precision()
     with torch.no_grad(), mode:

@@ -58,7 +58,7 @@ def _available() -> int:
 
 
 def _left(limit: str, used: str, details: str) -> int:
-    """What a container has left of its limit, with files that are cached only; everything where there is no limit."""
+    """Bytes left of a container's limit, where cached files count as free; 2**62 without a limit."""
     most, now = _read(limit).strip(), _read(used).strip()
     if not (most.isdigit() and now.isdigit()):
         return 2**62

@@ -109,7 +109,7 @@ def fingerprint(model: nn.Module) -> dict[str, int]:
 
 
 def after_fork(reset: Callable[[], None]) -> None:
-    """Reset what threads share in processes that are forked: the threads do not come along."""
+    """Call `reset` in forked processes, which do not inherit the threads."""
     if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
         os.register_at_fork(after_in_child=reset)
 
@@ -391,7 +391,7 @@ ROUNDED = 1e-5
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model whose outputs depend on chance or on the batch, or whose weights are not there or not finite."""
+    """Refuse a model whose outputs are random or depend on the batch, or whose weights are missing or not finite."""
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
             "expected a module of Python, got one compiled by torch.jit, whose layers cannot be watched. "

@@ -21,14 +21,14 @@ TIMEOUT = 1800.0
 """Seconds that processes wait for one another by default."""
 
 SMALL = 2**16
-"""Tensors of fewer numbers travel together."""
+"""Tensors of fewer numbers are summed in one operation."""
 
 RELEASE_SECONDS = 0.0 if torch.__version__ >= TorchVersion("2.9") else 0.05
 """Time for the threads of a group to release the last tensors before it is destroyed. Before torch's pull request
 154976, of June 2025, it is destroyed with Python's lock held, which these threads need: a deadlock."""
 
 BRACKETS = re.compile(r"^\[[^\]]*\]\s*")
-"""Where in gloo's own source an error comes from."""
+"""The place in the source of gloo, at the start of its errors."""
 
 Distributed = Literal["auto"] | bool | float
 """Whether the processes of torch.distributed work together: "auto" if there are several; seconds to wait for others."""

@@ -209,7 +209,7 @@ class Recorder(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Pass the call on: through the reader of its function, if it has one and gets a tracked tensor."""
+        """Call the function, through its reader if there is one and an argument is tracked."""
         keywords = kwargs or {}
         reader = self.readers.get(func)
         if reader is None:
@@ -230,7 +230,7 @@ class Recorder(TorchFunctionMode):
         return self._tracked.get(id(tensor))
 
     def record(self, use: Use, output: Tensor, **roles: Tensor | None) -> None:
-        """Note that `output` used the tracked ones among the tensors in `roles`; without any, nothing is noted."""
+        """Record that `output` used the tracked tensors among those in `roles`, if there are any."""
         site, self._site = self._site, None
         sources = {role: self._tracked[id(tensor)] for role, tensor in roles.items() if id(tensor) in self._tracked}
         if not sources or not output.requires_grad:  # run without gradients by the model itself
