@@ -62,7 +62,7 @@ class LeafFeatures:
         """Yield (which examples, rows (n, k, r)) in single precision."""
         plain = inputs.inputs if isinstance(inputs, OutputView) else inputs
         leaves, k = plain["leaves"], len(self.model.base)
-        table = (self.basis / self.model.scale.unsqueeze(1)).float()
+        table = (self.basis / self.model.scale.unsqueeze(1)).float().contiguous()  # by rows, which bags read
         step = max(1, ROW_BYTES // (4 * max(k, outputs) * self.size))
         for low in range(0, len(leaves), step):
             where = slice(low, min(low + step, len(leaves)))
@@ -244,11 +244,11 @@ def leading_directions(problem: Linearization, model: LeafSum, count: int, seed:
     generator = torch.Generator("cpu").manual_seed(seed)
     found = torch.randn(len(model.scale), extra, generator=generator, device="cpu").to(problem.device)
     for _ in range(ITERATIONS):
-        found = torch.linalg.qr(rows.back(rows.forth(found))).Q
+        found = torch.linalg.qr(rows.back(rows.forth(found))).Q.contiguous()
     moved = rows.forth(found).double()
     order = torch.linalg.eigh(moved.T @ moved).eigenvectors.flip(1)[:, :count]
     vectors: Tensor = torch.linalg.qr(found.double() @ order).Q
-    return vectors
+    return vectors.contiguous()
 
 
 @dataclass(frozen=True)
