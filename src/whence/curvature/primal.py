@@ -34,6 +34,7 @@ from whence.curvature.base import (
     Sandwich,
     groups_within_memory,
     singular,
+    times_noise,
     trace_of_hat,
 )
 from whence.curvature.cost import ProblemSizes
@@ -46,6 +47,7 @@ from whence.runtime.execution import State
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
 
+BLOCK = 512  # columns of a product of which half is known, or zero, that are computed at once
 QR_SIZE = 2048  # features up to which rows at hand are factored by QR, which squares no condition number
 FEW_FEATURES = 512  # up to which rows in single precision are whitened in the precision of the algebra
 
@@ -292,7 +294,14 @@ class Whitening:
         """
         if len(self.scale) <= FEW_FEATURES and rows.dtype != self.inverse.dtype:
             return self(rows.to(self.inverse.dtype))
-        return (rows / self.scale.to(rows.dtype)) @ self.inverse.to(rows.dtype).T
+        return times_lower(rows / self.scale.to(rows.dtype), self.inverse.to(rows.dtype))
+
+    def curvature(self, ridge: float) -> Tensor:
+        """(r, r) F itself, without lambda, between whitened rows: I - lambda C^-1 D^-2 C^-T."""
+        found = torch.zeros_like(self.inverse)
+        add_gram(found, (self.inverse / self.scale).T)
+        found.mul_(-ridge).diagonal().add_(1.0)
+        return found
 
 
 class FeatureCurvature(RowAccumulator):
@@ -373,18 +382,17 @@ class PrimalMeats(RowAccumulator):
         return [self.whiten.scale, self.whiten.inverse, self.meats.total, *self.meats.roots.values()]
 
     def add(self, where: slice, rows: Tensor) -> None:
-        """Add W^T y of some examples: squared, or to the sums of their groups."""
-        white = self.whiten(rows)
+        """Add W^T y of some examples: squared, or to the sums of their groups. W has fewer columns than y has rows."""
         for name, root in self.meats.roots.items():
             part = root if len(root) == 1 else root[where]
-            weighted = part.transpose(1, 2).to(white.dtype) @ white
+            weighted = self.whiten(part.transpose(1, 2).to(rows.dtype) @ rows)
             groups = self.meats.pooled(name)
             if groups is None:
                 add_gram(self.matrices[name], weighted.reshape(-1, len(self.total)))
             else:
                 self.group_sums[name].index_add_(0, groups.index[where], weighted.to(self.total.dtype))
-        vectors = self.meats.total[where].to(white.dtype)
-        self.total += torch.einsum("nkp,nk->p", white, vectors).to(self.total.dtype)
+        total = torch.einsum("nkp,nk->p", rows, self.meats.total[where].to(rows.dtype))
+        self.total += self.whiten(total).to(self.total.dtype)
 
     def finish(self) -> dict[str, Tensor]:
         """The meats, those of groups squared after they were summed."""
@@ -445,9 +453,16 @@ class FittedPrimal(FittedCurvature):
         return NewtonStep(self.change, float(direction.norm() / size), direction if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
-        """Meats in whitened coordinates."""
-        found = self.rows.accumulate(PrimalMeats(self.whiten, meats))
-        return PrimalSandwich(self, found.finish(), found.total)
+        """Meats in whitened coordinates; that of Ho is known where its weights are a multiple of the Hessians."""
+        roots, given = dict(meats.roots), self.problem.hessian_roots
+        scale = times_noise(roots.get("ho"), given, torch.eye(self.problem.k).to(self.step))
+        if scale is not None:
+            del roots["ho"]
+        found = self.rows.accumulate(PrimalMeats(self.whiten, replace(meats, roots=roots)))
+        matrices = found.finish()
+        if scale is not None:
+            matrices = {"ho": self.whiten.curvature(self.ridge).mul_(scale), **matrices}
+        return PrimalSandwich(self, matrices, found.total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Whitened rows of a group's members, times themselves; each chunk of groups costs a pass over the rows."""
@@ -598,11 +613,30 @@ class PrimalSandwich(Sandwich):
 
 
 def add_gram(matrix: Tensor, rows: Tensor) -> None:
-    """Add rows^T rows, computed in the rows' precision, to a matrix of perhaps higher precision."""
-    if rows.dtype == matrix.dtype:
-        matrix.addmm_(rows.T, rows)
-    else:
-        matrix.add_(rows.T @ rows)
+    """Add rows^T rows, computed in the rows' precision, to a matrix of perhaps higher precision.
+
+    What lies above the diagonal is a copy of what lies below: half of the products are spared.
+    """
+    for low in range(0, len(matrix), BLOCK):
+        here, before = slice(low, min(low + BLOCK, len(matrix))), slice(0, low)
+        matrix[here, here] += rows[:, here].T @ rows[:, here]
+        if low:
+            below = (rows[:, here].T @ rows[:, before]).to(matrix.dtype)
+            matrix[here, before] += below
+            matrix[before, here] += below.T
+
+
+def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:
+    """rows @ triangle^T for rows (..., r) and a lower triangle (r, r), without most of its zeros.
+
+    Examples:
+        >>> times_lower(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
+        tensor([1., 5.])
+    """
+    blocks = range(0, len(triangle), BLOCK)
+    ends = [min(low + BLOCK, len(triangle)) for low in blocks]
+    parts = [rows[..., :end] @ triangle[low:end, :end].T for low, end in zip(blocks, ends, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------
