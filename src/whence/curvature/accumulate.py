@@ -101,7 +101,7 @@ RowSums = TypeVar("RowSums", bound=RowAccumulator)
 CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}  # of a chunk's activations and output gradients, at most
 CHUNKS_PER_BATCH = 3  # at least, on a CPU: what is computed from a chunk takes more than the chunk
 CHUNKS_PER_SMALL_BATCH = 4  # where examples are small and few, so that memory is left for the cache of gradients
-LEAST_BYTES = 4 * 2**20  # chunks are not made smaller than this to stay below a share of the batch
+LEAST_BYTES = 12 * 2**20  # chunks are not made smaller than this to stay below a share of the batch
 LEAST_EXAMPLES = 8  # of a chunk, if they take at most four times CHUNK_BYTES: products of few rows are slow
 CHUNK_SHARE = 0.18  # of the memory budget that a chunk takes at most
 LEAST_CHUNK_SHARE = 0.07  # of the memory budget that chunks get, however much is in use beside them
@@ -111,6 +111,7 @@ UNFRAGMENTED = 0.7  # share of a tight budget that tensors may fill: a heap in w
 WORKSPACE_SHARE = 0.4  # of the budget for gradient matrices that are formed from a chunk
 CACHE_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}  # gradients of which twice the size is at most this are cached
 CACHE_SHARE = 0.3  # of the memory budget that cached rows of features take at most
+PIECE_NUMBERS = 2**22  # of rows of features that are cached as one tensor
 ROTATED_SIZE = 1.1  # cached gradients rotated to a basis, in units of the captured ones
 FEW_NUMBERS = 512  # activations and gradients of an example up to which one thread is faster than several
 PROOF_EXAMPLES = 8  # on which a capture is verified against autograd
@@ -475,6 +476,11 @@ class TrainingRows:
         """Whether all rows of this process are held at once."""
         return self._cached is not None
 
+    @property
+    def precision(self) -> float:
+        """The rounding unit of the rows that are held."""
+        return max((torch.finfo(rows.dtype).eps for _, rows in self._cached or ()), default=0.0)
+
     def accumulate(self, sums: RowSums) -> RowSums:
         """One pass over the training data."""
         for where, rows in self.read(sums.label, sums.state(), sums.given()):
@@ -487,25 +493,42 @@ class TrainingRows:
         """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
         problem = self.problem
         if self._cached is not None and self._full:
+            pieces = problem.progress.track(self._cached, f"{label}, part", len(self._cached))
             if state is not None:
                 known = problem.dependencies(given)
-                yield from problem.passes.over(self._cached, lambda item: item[0], label, state, known, resumable=False)
+                yield from problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
                 return
             if problem.passes.closed and not self._everywhere:
                 raise partial_data_error()
-            yield from self._cached
+            yield from pieces
             return
         found: list[tuple[slice, Tensor]] = []
-        for batch in problem.read(label, state, given):
-            for part, rows in self.features.rows(batch.inputs, problem.k):
-                where = slice(batch.start + part.start, batch.start + part.stop)
-                check_gradients(rows, where.start)
-                if self._cached is not None:
-                    found.append((where, rows))
-                yield where, rows
+        for piece in self._computed(label, state, given):
+            if self._cached is not None:
+                found.append(piece)
+            yield piece
         mine = problem.local_rows
         if self._cached is not None and sum(len(rows) for _, rows in found) == mine.stop - mine.start:
             self._cached, self._full = found, True  # a reader that stops early, or starts late, keeps nothing
+
+    def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """The same from the training data; rows that will be cached in larger pieces, as products of few are slow.
+
+        Unless sums are saved or shared after a batch: they must hold all of its rows.
+        """
+        problem, passes = self.problem, self.problem.passes
+        waits = self._cached is not None and passes.checkpoint is None and not passes.shared
+        pieces: list[Tensor] = []
+        stop = 0
+        for batch in problem.read(label, state, given):
+            for part, rows in self.features.rows(batch.inputs, problem.k):
+                check_gradients(rows, batch.start + part.start)
+                pieces.append(rows)
+                stop = batch.start + part.stop
+                if not waits or sum(one.numel() for one in pieces) >= PIECE_NUMBERS:
+                    yield _joined(pieces, stop)
+        if pieces:
+            yield _joined(pieces, stop)
 
     def bring_together(self) -> None:
         """Let every process have the rows of all of them."""
@@ -531,6 +554,13 @@ class TrainingRows:
         """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
         roots = self.problem.hessian_roots
         return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
+
+
+def _joined(pieces: list[Tensor], stop: int) -> tuple[slice, Tensor]:
+    """Rows of the examples before `stop` as one piece; the list is empty afterwards."""
+    rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    pieces.clear()
+    return slice(stop - len(rows), stop), rows
 
 
 def check_gradients(rows: Tensor, start: int) -> None:

@@ -42,13 +42,12 @@ from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
-from whence.linalg import eigenvectors
+from whence.linalg import add_gram, eigenvectors, times_lower
 from whence.runtime.execution import State
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
 
-BLOCK = 512  # columns of a product of which half is known, or zero, that are computed at once
-QR_SIZE = 2048  # features up to which rows at hand are factored by QR, which squares no condition number
+QR_SIZE = 2048  # features up to which rows at hand are factored by QR if need be: it squares no condition number
 FEW_FEATURES = 512  # up to which rows in single precision are whitened in the precision of the algebra
 
 
@@ -92,12 +91,13 @@ class Projected:
 
     def into(self, vectors: Tensor) -> Tensor:
         """U^T v: vectors among the selected weights (..., d) in these coordinates, (..., r)."""
-        return self._along(self.stream.problem.selection.unflatten(vectors.double()))
+        return self._along(self.stream.problem.selection.unflatten(vectors))
 
     def _along(self, parameters: Mapping[str, Tensor]) -> Tensor:
         parts = []
         for basis, index in zip(self.bases, self.indices, strict=True):
-            moved = basis.to(torch.float64).into(basis.block.to_matrix(parameters))
+            matrix = basis.block.to_matrix(parameters)
+            moved = basis.to(matrix.dtype).into(matrix)
             lead = moved.shape[: moved.ndim - len(basis.shape)]
             parts.append(moved.reshape(*lead, math.prod(basis.shape))[..., index])
         return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
@@ -325,6 +325,8 @@ class FeatureCurvature(RowAccumulator):
     def add(self, where: slice, rows: Tensor) -> None:
         """Add z^T L z and z^T r."""
         flat = self.rows.curved(where, rows / self.prescale.to(rows.dtype)).reshape(-1, len(self.prescale))
+        if self.rows.in_memory and len(self.prescale) <= QR_SIZE:
+            flat = flat.to(self.curvature.dtype)
         with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
             add_gram(self.curvature, flat)
         residuals = self.rows.problem.residuals[where].to(rows.dtype)
@@ -527,13 +529,15 @@ class FittedPrimal(FittedCurvature):
 
 
 def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
-    """The factored inverse of F_lam, from the curvature of prescaled features; by QR of the rows where they are few."""
+    """The factored inverse of F_lam, from the curvature of prescaled features; by QR of the rows if digits are few."""
     penalty = ridge / prescale.square()
     diagonal = curvature.diagonal() + penalty
     if bool((diagonal <= 0).any()):
         raise singular(ridge, int((diagonal <= 0).sum()), len(diagonal))
     inner = diagonal.sqrt()
-    if rows.in_memory and len(inner) <= QR_SIZE:
+    condition = len(inner) * float((diagonal / penalty).max()) if ridge > 0 else math.inf  # at most, once scaled
+    squared = torch.finfo(curvature.dtype).eps * condition  # rounding of the inverse of a Gram matrix
+    if rows.in_memory and len(inner) <= QR_SIZE and squared > rows.precision:
         factor = factor_by_qr(rows, prescale * inner, ridge)
         tiny = torch.finfo(factor.dtype).eps * len(inner)
     else:
@@ -612,33 +616,6 @@ class PrimalSandwich(Sandwich):
         return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in parts.items()}, torch.cat(shifts))
 
 
-def add_gram(matrix: Tensor, rows: Tensor) -> None:
-    """Add rows^T rows, computed in the rows' precision, to a matrix of perhaps higher precision.
-
-    What lies above the diagonal is a copy of what lies below: half of the products are spared.
-    """
-    for low in range(0, len(matrix), BLOCK):
-        here, before = slice(low, min(low + BLOCK, len(matrix))), slice(0, low)
-        matrix[here, here] += rows[:, here].T @ rows[:, here]
-        if low:
-            below = (rows[:, here].T @ rows[:, before]).to(matrix.dtype)
-            matrix[here, before] += below
-            matrix[before, here] += below.T
-
-
-def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:
-    """rows @ triangle^T for rows (..., r) and a lower triangle (r, r), without most of its zeros.
-
-    Examples:
-        >>> times_lower(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
-        tensor([1., 5.])
-    """
-    blocks = range(0, len(triangle), BLOCK)
-    ends = [min(low + BLOCK, len(triangle)) for low in blocks]
-    parts = [rows[..., :end] @ triangle[low:end, :end].T for low, end in zip(blocks, ends, strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
@@ -656,8 +633,9 @@ def algebra_stages(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> di
 
 def algebra_operations(sizes: ProblemSizes, r: int) -> float:
     """Operations of the algebra on r features, beside the rows."""
-    tall = 2.0 * sizes.numbers * float(r) ** 2
-    return tall * (5.0 + (sizes.k + 3.0) / sizes.k) + 2.0 * float(r) ** 3
+    tall = 1.2 * sizes.numbers * float(r) ** 2  # a product of which half is known
+    known = bool(sizes.q) or sizes.k == 1  # the meat of Ho, from the curvature
+    return tall * (2.0 + 6.0 / sizes.k + (0.0 if known else 2.0)) + 4.0 * float(r) ** 3
 
 
 def rows_in_cache(rows: float, limit: float) -> bool:
