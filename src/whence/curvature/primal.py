@@ -42,12 +42,13 @@ from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
-from whence.linalg import add_gram, eigenvectors, times_lower
+from whence.linalg import add_gram, eigenvectors, inverse_norm, times_lower
 from whence.runtime.execution import State
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
 
 QR_SIZE = 2048  # features up to which rows at hand are factored by QR if need be: it squares no condition number
+CONDITION = 1e3  # up to which a Gram matrix will do: three digits of those that the rows have are lost
 FEW_FEATURES = 512  # up to which rows in single precision are whitened in the precision of the algebra
 
 
@@ -325,8 +326,6 @@ class FeatureCurvature(RowAccumulator):
     def add(self, where: slice, rows: Tensor) -> None:
         """Add z^T L z and z^T r."""
         flat = self.rows.curved(where, rows / self.prescale.to(rows.dtype)).reshape(-1, len(self.prescale))
-        if self.rows.in_memory and len(self.prescale) <= QR_SIZE:
-            flat = flat.to(self.curvature.dtype)
         with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
             add_gram(self.curvature, flat)
         residuals = self.rows.problem.residuals[where].to(rows.dtype)
@@ -535,20 +534,16 @@ def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRo
     if bool((diagonal <= 0).any()):
         raise singular(ridge, int((diagonal <= 0).sum()), len(diagonal))
     inner = diagonal.sqrt()
-    condition = len(inner) * float((diagonal / penalty).max()) if ridge > 0 else math.inf  # at most, once scaled
-    squared = torch.finfo(curvature.dtype).eps * condition  # rounding of the inverse of a Gram matrix
-    if rows.in_memory and len(inner) <= QR_SIZE and squared > rows.precision:
-        factor = factor_by_qr(rows, prescale * inner, ridge)
+    matrix = curvature / inner / inner.unsqueeze(1)
+    matrix.diagonal().add_(penalty / diagonal)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    null = len(inner) - int(info) + 1 if int(info) else 0
+    tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
+    if rows.in_memory and len(inner) <= QR_SIZE and (null or inverse_norm(factor) > CONDITION):
+        factor, null = factor_by_qr(rows, prescale * inner, ridge), 0
         tiny = torch.finfo(factor.dtype).eps * len(inner)
-    else:
-        matrix = curvature / inner / inner.unsqueeze(1)
-        matrix.diagonal().add_(penalty / diagonal)
-        factor, info = torch.linalg.cholesky_ex(matrix)
-        if int(info):
-            raise singular(ridge, len(diagonal) - int(info) + 1, len(diagonal), _rounding(rows.problem, ridge))
-        tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
     pivots = factor.diagonal().abs()
-    null = int((pivots <= tiny * pivots.max()).sum())
+    null = null or int((pivots <= tiny * pivots.max()).sum())
     if null:
         raise singular(ridge, null, len(pivots), _rounding(rows.problem, ridge))
     eye = torch.eye(len(pivots), dtype=factor.dtype, device=factor.device)
