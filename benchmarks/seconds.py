@@ -37,7 +37,7 @@ from .training import train
 
 FLOORS = {
     **dict.fromkeys(("cnn: fit", "cnn: explain", "cnn: trust", "cnn: report"), 10.0),
-    "mlp: auto": 30.0,
+    **dict.fromkeys(("mlp: auto, 2000", "mlp: auto, 5000"), 30.0),
     "small mlp: ekfac fit": 5.0,
     "small mlp: ekfac predict": 1.5,
 }
@@ -105,7 +105,7 @@ def fit(network: nn.Module, data: TensorDataset, structure: Any = "auto", **opti
 def verbs(_: Path) -> None:
     """Fit, explain of 200 points, trust and report of a small CNN."""
     network, data, others = cnn()
-    tracer = timed("cnn: fit", lambda: fit(network, data))
+    tracer = timed("cnn: fit", lambda: fit(network, data), what="`auto` (core)", n=1300, weights=6090)
     points = others[:200]
     timed("cnn: predict", lambda: tracer.predict(points))
     timed("cnn: explain", lambda: tracer.explain(points))
@@ -118,15 +118,18 @@ def by_structure(structure: Any, folder: Path, **options: Any) -> None:
     """A fit of the same CNN by a structure, or with other options."""
     network, data, _ = cnn()
     name = " ".join([structure, *(f"{key}={value}" for key, value in options.items())])
-    timed(f"cnn: {name}", lambda: fit(network, data, structure, **options), n=1300, weights=6090)
+    what = f"`{name}`"
+    timed(f"cnn: {name}", lambda: fit(network, data, structure, **options), what=what, n=1300, weights=6090)
 
 
-def large(structure: Any, folder: Path) -> None:
+def large(structure: Any, n: int, folder: Path) -> None:
     """A fit of an MLP of 2 million weights."""
-    network, data, others = classifier(folder, 5000, 784, 1200, 900, 10)
-    weights = sum(p.numel() for p in network.parameters())
-    tracer = timed(f"mlp: {structure}", lambda: fit(network, data, structure), n=5000, weights=weights)
-    timed(f"mlp: {structure}, predict 1,000", lambda: tracer.predict(others[:1000]), lines=False)
+    network, data, others = classifier(folder, n, 784, 1200, 900, 10)
+    about = {"n": n, "weights": sum(p.numel() for p in network.parameters())}
+    what = f"`{structure}`" + " (core)" * (structure == "auto")
+    name = f"mlp: {structure}, {n}"
+    tracer = timed(name, lambda: fit(network, data, structure), what=what, **about)
+    timed(f"{name}, predict 1,000", lambda: tracer.predict(others[:1000]), lines=False)
 
 
 def multiples(folder: Path) -> None:
@@ -167,9 +170,10 @@ def tables(_: Path) -> None:
 
 CASES: dict[str, Callable[[Path], None]] = {
     "verbs": verbs,
-    **{f"cnn {one}": partial(by_structure, one) for one in ("exact", "core", "sketch", "ekfac")},
+    **{f"cnn {one}": partial(by_structure, one) for one in ("exact", "sketch", "ekfac")},
     "cnn loo": partial(by_structure, "core", ridge="loo"),
-    **{f"mlp {one}": partial(large, one) for one in ("auto", "sketch", "ekfac")},
+    "mlp auto 2000": partial(large, "auto", 2000),
+    **{f"mlp {one} 5000": partial(large, one, 5000) for one in ("auto", "sketch", "ekfac")},
     "multiples": multiples,
     "tables": tables,
 }

@@ -48,7 +48,7 @@ from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
 
 QR_SIZE = 2048  # features up to which rows at hand are factored by QR if need be: it squares no condition number
-CONDITION = 1e3  # up to which a Gram matrix will do: three digits of those that the rows have are lost
+CONDITION = 1e4  # up to which a Gram matrix will do: four digits at most of those that the rows have are lost
 FEW_FEATURES = 512  # up to which rows in single precision are whitened in the precision of the algebra
 
 
@@ -329,7 +329,7 @@ class FeatureCurvature(RowAccumulator):
         with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
             add_gram(self.curvature, flat)
         residuals = self.rows.problem.residuals[where].to(rows.dtype)
-        self.score += torch.einsum("nkp,nk->p", rows, residuals).to(self.score.dtype)
+        self.score += (residuals.reshape(-1) @ rows.flatten(0, 1)).to(self.score.dtype)
 
 
 class PrimalLeverage(RowAccumulator):
@@ -392,7 +392,7 @@ class PrimalMeats(RowAccumulator):
                 add_gram(self.matrices[name], weighted.reshape(-1, len(self.total)))
             else:
                 self.group_sums[name].index_add_(0, groups.index[where], weighted.to(self.total.dtype))
-        total = torch.einsum("nkp,nk->p", rows, self.meats.total[where].to(rows.dtype))
+        total = self.meats.total[where].to(rows.dtype).reshape(-1) @ rows.flatten(0, 1)
         self.total += self.whiten(total).to(self.total.dtype)
 
     def finish(self) -> dict[str, Tensor]:
