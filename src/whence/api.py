@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from whence.results import Uncertainty, join
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
+from whence.trees.network import fitted_trees, leaf_sum, training_batches
 
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
 
@@ -75,9 +75,9 @@ STRUCTURES: dict[str, type[Structure]] = {
 
 
 def fit(
-    model: nn.Module,
-    train_loader: Iterable[Any],
-    likelihood: str | Likelihood = "gaussian",
+    model: Any,
+    train_loader: Any,
+    likelihood: str | Likelihood | None = None,
     structure: str | Structure = "auto",
     parameters: Choice = "all",
     ridge: float | Literal["auto", "loo"] = "auto",
@@ -91,16 +91,19 @@ def fit(
     hessian_columns: Literal["auto", "all"] | int = "auto",
     execution: Execution | None = None,
 ) -> Tracer:
-    """Fit the uncertainty of a trained network, after the fact.
+    """Fit the uncertainty of a trained network, or of fitted trees, after the fact.
 
     The model is left exactly as found. The training data are read several times.
 
     Args:
-        model: trained network, in evaluation mode, on any device and of any floating dtype.
+        model: trained network, in evaluation mode, on any device and of any floating dtype; or fitted trees of
+            scikit-learn, XGBoost, LightGBM or CatBoost, or a pipeline that ends in them.
         train_loader: gives (inputs, targets), (inputs, targets, sample weights), or dicts with the targets under
-            "labels" and perhaps weights under "sample_weight"; can be read again and again.
-        likelihood: the loss it was trained with: "gaussian" (squared error), "categorical" (softmax cross-entropy),
-            "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its own.
+            "labels" and perhaps weights under "sample_weight"; can be read again and again. For trees (X, y) or
+            (X, y, sample_weight), as the model takes them.
+        likelihood: the loss it was trained with: "gaussian" (squared error, the default), "categorical" (softmax
+            cross-entropy), "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its
+            own. Trees know their own.
         structure: of the curvature. "auto" takes "exact" where that needs about ten seconds at most and fits in memory,
             else "core" (dense algebra where it matters, honest scale). By name also "ekfac" (the paper's, cheapest),
             "sketch", "kfac" and "diagonal"; or a `Structure` with options such as `whence.Exact(road="dual")`.
@@ -141,10 +144,13 @@ def fit(
         torch.Size([3, 1])
     """
     execution = checked_execution(execution)
+    if not isinstance(model, nn.Module):
+        trees = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge)
+        model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
     processes = opened(execution.distributed)
     with processes.working():
         options = FitOptions(
-            likelihood=by_name(likelihood, LIKELIHOODS, Likelihood, "likelihood"),
+            likelihood=by_name("gaussian" if likelihood is None else likelihood, LIKELIHOODS, Likelihood, "likelihood"),
             structure=by_name(structure, STRUCTURES, Structure, "structure"),
             parameters=parameters,
             ridge=check_ridge(ridge),
@@ -162,8 +168,8 @@ def fit(
 
 def load(
     path: str | os.PathLike[str],
-    model: nn.Module,
-    train_loader: Iterable[Any] | None = None,
+    model: Any,
+    train_loader: Any = None,
     *,
     likelihood: Likelihood | None = None,
     max_memory: float | None = None,
@@ -176,10 +182,11 @@ def load(
 
     Args:
         path: of the file.
-        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device.
-        train_loader: the training data of the fit, in the same batches. Without them everything works that needs none:
-            `predict` (but for `Exact` on its dual and matrix-free roads), residuals, leverages, `training_frame()`,
-            `suggest`. `attribute`, `explain` and `what_if` ask for them.
+        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device; or the
+            trees that were fitted.
+        train_loader: the training data of the fit, in the same batches; (X, y) for trees. Without them everything works
+            that needs none: `predict` (but for `Exact` on its dual and matrix-free roads), residuals, leverages,
+            `training_frame()`, `suggest`. `attribute`, `explain` and `what_if` ask for them.
         likelihood: the one that was fitted with, where it is not one of whence's own.
         max_memory: bytes that may be taken; as it was when not given, or 80 % of what is free, if that is less.
         progress: show a progress line with the time left on anything over a second.
@@ -201,6 +208,9 @@ def load(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
             "whence's own."
         )
+    if not isinstance(model, nn.Module):
+        model = leaf_sum(model)[0]
+        train_loader = None if train_loader is None else training_batches(model, train_loader)
     given = Given(unwrap(model), train_loader, likelihood, max_memory, progress)
     return restore(Path(path), given, Tracer)
 

@@ -1,0 +1,145 @@
+"""From a fitted ensemble of trees and its training data to what `whence.fit` works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whence.curvature import Exact, Structure
+from whence.curvature.leaves import LeafAuto, LeafCore
+from whence.errors import InputError
+from whence.jacobian.leaves import LeafSum
+from whence.likelihoods import LIKELIHOODS, Likelihood
+from whence.trees.ensemble import TreeEnsemble
+from whence.trees.registry import read
+
+
+@dataclass(frozen=True)
+class FittedTrees:
+    """Trees as a network of leaf values, with their training data in batches."""
+
+    model: LeafSum
+    batches: list[tuple[Any, ...]]
+    likelihood: Likelihood
+    structure: Structure
+
+
+def leaf_sum(model: Any) -> tuple[LeafSum, TreeEnsemble]:
+    """The trees of a model as a network, whose parameters are their leaf values; and as an ensemble."""
+    ensemble = read_ensemble(model)
+    network = LeafSum(
+        torch.tensor(ensemble.values, dtype=torch.float64),
+        None if ensemble.outputs is None else torch.tensor(ensemble.outputs, dtype=torch.int64),
+        torch.tensor(ensemble.base, dtype=torch.float64),
+        ensemble.leaves,
+        ensemble.classes,
+        ensemble.likelihood,
+        ensemble.notes,
+    )
+    network.reread = lambda: read_ensemble(model).values
+    return network, ensemble
+
+
+def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
+    """Batches (leaf numbers, targets) or (leaf numbers, targets, weights) of (X, y) or (X, y, sample_weight)."""
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+        raise InputError(
+            f"expected the training data of trees as (X, y) or (X, y, sample_weight), got {type(data).__name__}."
+        )
+    model.table = data[0]
+    return model.batches(*data)
+
+
+def _likelihood(given: str | Likelihood | None, ensemble: TreeEnsemble) -> Likelihood:
+    """That of the trees; one that is given must be of the same kind, perhaps with options."""
+    name = given.name if isinstance(given, Likelihood) else given
+    if name is not None and name != ensemble.likelihood:
+        raise InputError(
+            f"expected likelihood {ensemble.likelihood!r}, that of the loss these trees were grown with, got {name!r}. "
+            "Leave it out."
+        )
+    return given if isinstance(given, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
+
+
+def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[Any, ...]]) -> Tensor:
+    """(leaves,) sum over the training rows in a leaf of their weight times the Hessian of the loss in its output."""
+    masses = torch.zeros_like(model.scale)
+    for inputs, targets, *weights in batches:
+        leaves = inputs["leaves"].long()
+        with torch.no_grad():
+            outputs = model(leaves)
+        checked = likelihood.check_targets(targets, outputs, "y")
+        roots = likelihood.hessian_root(outputs, checked)
+        each = torch.ones_like(outputs) if roots is None else roots.square().sum(2)  # (n, k) the Hessian's diagonal
+        if weights:
+            each = each * weights[0].unsqueeze(1)
+        by_tree = each.mean(1, keepdim=True).expand(leaves.shape) if model.outputs is None else each[:, model.outputs]
+        masses.index_add_(0, leaves.reshape(-1), by_tree.reshape(-1))
+    return masses
+
+
+def own_penalty(ensemble: TreeEnsemble, masses: Tensor, several: bool) -> tuple[Tensor, str]:
+    """(leaves,) the penalty of each squared leaf value that the trees' own shrinkage and L2 amount to, and in words.
+
+    One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - shrinkage) / shrinkage + l2 /
+    shrinkage, for n the mass of the leaf and r the sum of its residuals.
+    """
+    eta = ensemble.shrinkage
+    if several:
+        eta = min(eta, LARGEST_SHRINKAGE)
+    penalty = masses * ((1 - eta) / eta) + ensemble.l2 / eta
+    words = f"the trees' own, shrinkage {eta:.4g} and L2 {ensemble.l2:g}, on each leaf value by the mass of its leaf"
+    return penalty, words
+
+
+STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "core": LeafCore}
+"""Structures of the curvature of leaf values, by name."""
+
+LARGEST_SHRINKAGE = 0.9
+"""Of several trees: without shrinkage they share directions that no penalty would tell apart."""
+
+
+def fitted_trees(
+    model: Any,
+    data: Any,
+    likelihood: str | Likelihood | None,
+    structure: str | Structure,
+    parameters: Any,
+    ridge: Any,
+) -> FittedTrees:
+    """What `whence.fit` works on, for trees of any library, scaled so that a ridge of one is their own by default."""
+    if not isinstance(parameters, str) or parameters != "all":
+        raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
+    network, ensemble = leaf_sum(model)
+    likelihood = _likelihood(likelihood, ensemble)
+    batches = training_batches(network, data)
+    if ridge == "auto":
+        several = batches[0][0]["leaves"].shape[1] > 1
+        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches), several)
+        exists = bool((penalty > 0).all())
+        if exists:
+            network.rescale(penalty.sqrt())
+        network.own_ridge = (1.0 if exists else 0.0, words)
+    if not isinstance(structure, Exact | LeafCore | LeafAuto) and structure not in STRUCTURES:
+        raise InputError(
+            f"expected structure to be one of {', '.join(map(repr, STRUCTURES))}, or whence.Exact, for trees, got "
+            f"{structure!r}. Kronecker factors and sketches of layers have no meaning for leaf values."
+        )
+    chosen = STRUCTURES[structure]() if isinstance(structure, str) else structure
+    return FittedTrees(network, batches, likelihood, chosen)
+
+
+def read_ensemble(model: Any) -> TreeEnsemble:
+    """The trees of a model of some library; an error where no adapter takes it."""
+    found = model if isinstance(model, TreeEnsemble) else read(model)
+    if found is None:
+        raise InputError(
+            "expected a torch.nn.Module, or fitted trees (DecisionTree, RandomForest, ExtraTrees, GradientBoosting or "
+            "HistGradientBoosting of scikit-learn, XGBoost, LightGBM, CatBoost, or a Pipeline that ends in one of "
+            f"them), got {type(model).__name__}."
+        )
+    return found
