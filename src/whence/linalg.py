@@ -48,6 +48,9 @@ def panels(size: int) -> list[slice]:
 
 def add_gram(matrix: Tensor, rows: Tensor) -> None:
     """Add rows^T rows to a matrix (r, r), of perhaps higher precision; what is below the diagonal is copied above."""
+    if len(matrix) <= NARROWEST:
+        matrix += rows.T @ rows
+        return
     for here in panels(len(matrix)):
         left, before = rows[:, here].T, slice(0, here.start)
         matrix[here, here] += left @ rows[:, here]
@@ -64,6 +67,8 @@ def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:
         >>> times_lower(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
         tensor([1., 5.])
     """
+    if len(triangle) <= NARROWEST:
+        return rows @ triangle.T
     found = torch.empty_like(rows)
     for here in panels(len(triangle)):
         found[..., here] = rows[..., : here.stop] @ triangle[here, : here.stop].T

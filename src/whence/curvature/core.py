@@ -101,8 +101,8 @@ class Core(FeatureStructure):
             problem.budget.require(primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
         else:
             wanted = int(torch.searchsorted(freedom, self.share * freedom[-1])) + 1
-            most = self._most(problem.n * problem.k, problem.budget.limit, problem.device)
-            r = max(1, min(wanted, most, useful))
+            most = quick_size(problem.n * problem.k, problem.device, problem.budget.limit)
+            r = max(1, min(wanted, self.largest, most, useful))
         picked = torch.zeros(len(joined), dtype=torch.uint8, device=joined.device)
         picked[order[:r]] = 1
         problem.passes.process_group.share([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
@@ -111,25 +111,23 @@ class Core(FeatureStructure):
         share = float(freedom[r - 1] / freedom[-1]) if float(freedom[-1]) > 0 else 1.0
         return [part.nonzero().squeeze(1) for part in parts], share, r
 
-    def _most(self, numbers: int, limit: float, device: torch.device) -> int:
-        """Coordinates that memory and time allow, for n k `numbers`."""
-        return min(self.largest, quick_size(numbers, device), int((limit / primal_bytes(1)) ** 0.5))
-
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        r = min(self.size or self._most(sizes.numbers, sizes.limit, sizes.device), sizes.d)
-        return core_cost(sizes, self.name, r)
+        r = self.size or min(self.largest, quick_size(sizes.numbers, sizes.device, sizes.limit))
+        return core_cost(sizes, self.name, min(r, sizes.d))
 
 
-def quick_size(numbers: int, device: torch.device, share: float = 1.0) -> int:
-    """Features whose algebra takes a share of OPERATIONS, for n k `numbers`; or QUICK_SIZE, if these are more.
+def quick_size(numbers: int, device: torch.device, limit: float = math.inf, share: float = 1.0) -> int:
+    """Features whose algebra takes a share of OPERATIONS, for n k `numbers`, or QUICK_SIZE if these are more.
+
+    Never more than fit in `limit` bytes.
 
     Examples:
         >>> quick_size(10_000, torch.device("cpu")), quick_size(10**6, torch.device("cpu"))
         (3162, 2048)
     """
-    most = share * OPERATIONS["cuda" if device.type == "cuda" else "cpu"]
-    return max(QUICK_SIZE, int((most / max(numbers, 1)) ** 0.5))
+    quick = (share * OPERATIONS["cuda" if device.type == "cuda" else "cpu"] / max(numbers, 1)) ** 0.5
+    return int(min(max(QUICK_SIZE, quick), (limit / primal_bytes(1)) ** 0.5))
 
 
 def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
@@ -205,7 +203,7 @@ class Sketch(FeatureStructure):
 
     def _size(self, numbers: int, device: torch.device) -> int:
         """Features, for n k `numbers`."""
-        return self.size or min(SKETCH_SIZE, quick_size(numbers, device, SKETCH_SHARE))
+        return self.size or min(SKETCH_SIZE, quick_size(numbers, device, share=SKETCH_SHARE))
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from whence.curvature.accumulate import (
 from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, combine, outer, products_are_rounded, raised
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
-from whence.linalg import add_gram, check_finite_sums, eigenvectors, eigh, panels
+from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh
 from whence.runtime.processes import assign_by_cost
 
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
@@ -86,7 +86,7 @@ def second_moment(rows: Tensor) -> Tensor:
 def _crossed(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i); of one matrix on a CPU without the products that are known by symmetry."""
     size = rows.shape[-1]
-    if rows.is_cuda or len(panels(size)) == 1 or rows.numel() != rows.shape[-2] * size:
+    if rows.is_cuda or size <= NARROWEST or rows.numel() != rows.shape[-2] * size:
         return rows.transpose(-1, -2) @ rows
     found = rows.new_zeros(size, size)
     add_gram(found, rows.reshape(-1, size))

@@ -266,7 +266,8 @@ def test_sizes_go_by_the_work() -> None:
         assert r > QUICK_SIZE
         assert numbers * r**2 <= OPERATIONS["cpu"] < numbers * (r + 1) ** 2
     assert quick_size(10**7, cpu) == quick_size(20_000, cpu, share=0.3) == QUICK_SIZE
-    assert min(quick_size(500_000, gpu), quick_size(500_000, gpu, SKETCH_SHARE)) > 8192
+    assert primal_bytes(quick_size(3_000, cpu, limit=1e6)) <= 1e6 < primal_bytes(quick_size(3_000, cpu, limit=1e6) + 1)
+    assert min(quick_size(500_000, gpu), quick_size(500_000, gpu, share=SKETCH_SHARE)) > 8192
 
 
 def test_a_core_that_is_not_given_its_size_is_limited_by_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
