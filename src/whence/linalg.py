@@ -47,17 +47,24 @@ def panels(size: int) -> list[slice]:
 
 
 def add_gram(matrix: Tensor, rows: Tensor) -> None:
-    """Add rows^T rows to a matrix (r, r), of perhaps higher precision; what is below the diagonal is copied above."""
-    if len(matrix) <= NARROWEST:
-        matrix += rows.T @ rows
-        return
+    """Add rows^T rows to a matrix (r, r), of perhaps higher precision: below the diagonal, `mirror` does the rest."""
     for here in panels(len(matrix)):
-        left, before = rows[:, here].T, slice(0, here.start)
-        matrix[here, here] += left @ rows[:, here]
-        if here.start:
-            below = left @ rows[:, before]
-            matrix[here, before] += below
-            matrix[before, here] += below.T
+        matrix[here, : here.stop] += rows[:, here].T @ rows[:, : here.stop]
+
+
+def mirror(matrix: Tensor) -> Tensor:
+    """Copy what `add_gram` has summed up below the diagonal to above it, in place.
+
+    Examples:
+        >>> sums = torch.zeros(100, 100)
+        >>> rows = torch.ones(2, 100)
+        >>> add_gram(sums, rows)
+        >>> torch.equal(mirror(sums), rows.T @ rows)
+        True
+    """
+    for here in panels(len(matrix))[1:]:
+        matrix[: here.start, here] = matrix[here, : here.start].T
+    return matrix
 
 
 def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:

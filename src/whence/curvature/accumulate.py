@@ -494,23 +494,18 @@ class TrainingRows:
             self._cached, self._full = found, True  # a reader that stops early, or starts late, keeps nothing
 
     def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """The same from the training data; rows that will be cached in larger pieces, as products of few are slow.
-
-        Unless sums are saved or shared after a batch: they must hold all of its rows.
-        """
-        problem, passes = self.problem, self.problem.passes
-        waits = self._cached is not None and passes.checkpoint is None and not passes.shared
-        pieces: list[Tensor] = []
-        stop = 0
+        """The same from the training data; rows of a batch that will be cached as one: products of few are slow."""
+        problem, pieces = self.problem, list[Tensor]()
         for batch in problem.read(label, state, given):
             for part, rows in self.features.rows(batch.inputs, problem.k):
                 check_gradients(rows, batch.start + part.start)
                 pieces.append(rows)
-                stop = batch.start + part.stop
-                if not waits or sum(one.numel() for one in pieces) >= PIECE_NUMBERS:
-                    yield _joined(pieces, stop)
-        if pieces:
-            yield _joined(pieces, stop)
+                held = sum(one.numel() for one in pieces)
+                if self._cached is None or held >= PIECE_NUMBERS or part.stop == batch.size:
+                    stop = batch.start + part.stop
+                    joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                    pieces.clear()
+                    yield slice(stop - len(joined), stop), joined
 
     def bring_together(self) -> None:
         """Let every process have the rows of all of them."""
@@ -536,13 +531,6 @@ class TrainingRows:
         """Rows scaled by the roots of the loss's Hessian, (n, q, r), so that their Gram matrix is the curvature."""
         roots = self.problem.hessian_roots
         return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
-
-
-def _joined(pieces: list[Tensor], stop: int) -> tuple[slice, Tensor]:
-    """Rows of the examples before `stop` as one piece; the list is empty afterwards."""
-    rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    pieces.clear()
-    return slice(stop - len(rows), stop), rows
 
 
 def check_gradients(rows: Tensor, start: int) -> None:

@@ -29,7 +29,7 @@ from whence.curvature.accumulate import (
 from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, combine, outer, products_are_rounded, raised
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
-from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh
+from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
 from whence.runtime.processes import assign_by_cost
 
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
@@ -90,7 +90,7 @@ def _crossed(rows: Tensor) -> Tensor:
         return rows.transpose(-1, -2) @ rows
     found = rows.new_zeros(size, size)
     add_gram(found, rows.reshape(-1, size))
-    return found.reshape(*rows.shape[:-2], size, size)
+    return mirror(found).reshape(*rows.shape[:-2], size, size)
 
 
 @dataclass

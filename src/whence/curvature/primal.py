@@ -42,7 +42,7 @@ from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
-from whence.linalg import add_gram, eigenvectors, inverse_norm, times_lower
+from whence.linalg import add_gram, eigenvectors, inverse_norm, mirror, times_lower
 from whence.runtime.execution import State
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
@@ -301,7 +301,7 @@ class Whitening:
         """(r, r) F itself, without lambda, between whitened rows: I - lambda C^-1 D^-2 C^-T."""
         found = torch.zeros_like(self.inverse)
         add_gram(found, (self.inverse / self.scale).T)
-        found.mul_(-ridge).diagonal().add_(1.0)
+        mirror(found).mul_(-ridge).diagonal().add_(1.0)
         return found
 
 
@@ -399,7 +399,7 @@ class PrimalMeats(RowAccumulator):
         """The meats, those of groups squared after they were summed."""
         for name, sums in self.group_sums.items():
             add_gram(self.matrices[name], sums.reshape(-1, len(self.total)))
-        return self.matrices
+        return {name: mirror(matrix) for name, matrix in self.matrices.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -424,6 +424,7 @@ class FittedPrimal(FittedCurvature):
         notes, path = features.notes, None
         prescale = features.prescale(ridge)  # (r,)
         sums = rows.accumulate(FeatureCurvature(rows, prescale))
+        mirror(sums.curvature)
         if ridge is None:
             path = path_from_curvature(sums.curvature, rows, notes)
             ridge = path.best

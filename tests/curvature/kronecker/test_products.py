@@ -9,7 +9,7 @@ from torch import Tensor
 from whence.curvature.kronecker import Factors, second_moment
 from whence.curvature.rotation import Factored, along, energy, total
 from whence.jacobian.gradients import Block, Dense, Kronecker, Whole
-from whence.linalg import NARROWEST, WIDEST, add_gram, times_lower
+from whence.linalg import NARROWEST, WIDEST, add_gram, mirror, times_lower
 
 
 def normal(*shape: int) -> Tensor:
@@ -34,6 +34,7 @@ def test_products_of_which_half_is_known(size: int) -> None:
     before = before + before.T
     sums = before.clone()
     add_gram(sums, rows)
+    mirror(sums)
     torch.testing.assert_close(sums, before + rows.T @ rows, rtol=1e-12, atol=1e-12)
     triangle = normal(size, size).tril()
     torch.testing.assert_close(times_lower(rows, triangle), rows @ triangle.T, rtol=1e-11, atol=1e-11)
