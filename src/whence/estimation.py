@@ -1,10 +1,11 @@
-"""What a fit would take: memory by stage, time by step, and what else there is."""
+"""What a fit would take: memory by stage, time by step, and the same for other structures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.accumulate import LayerGradients, working_precision
-from whence.curvature.cost import SAMPLE, Speed, measure_sizes
+from whence.curvature.cost import SAMPLE, Work, measure_sizes, step_seconds, total_seconds
 from whence.data.batches import Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
@@ -136,11 +137,11 @@ def duration(seconds: float) -> str:
 
 
 ALTERNATIVES = (Exact("primal"), Exact("dual"), Core(), EKFAC(), Sketch(), KFAC(), Diagonal())
-"""Structures that are compared with the one that was asked for."""
+"""Structures that are listed beside the chosen one."""
 
 
 def count_examples(batches: Batches) -> tuple[int, int]:
-    """Training examples, and examples in the largest batch. Data that know their length are not read."""
+    """Training examples, and examples in the largest batch. Data whose length is known are not read."""
     given = batches.loader
     if isinstance(given, DataLoader) and given.batch_size and isinstance(given.dataset, Sized):
         size = len(given.dataset)
@@ -154,8 +155,8 @@ PRODUCT = 384
 """Size of the matrices whose products and eigenvectors are timed."""
 
 
-def measure_speed(problem: Linearization, stream: LayerGradients, inputs: Inputs, reading: float) -> Speed:
-    """Run a few examples, and a few products of matrices."""
+def measure_unit_seconds(problem: Linearization, stream: LayerGradients, inputs: Inputs, read: float) -> Work:
+    """Seconds for one unit of each kind of work: run a few examples, and a few products of matrices."""
     few = take(inputs, slice(0, SAMPLE))
     size = batch_size(few, "this batch")
     k, jacobian = problem.k, problem.jacobian()
@@ -171,36 +172,30 @@ def measure_speed(problem: Linearization, stream: LayerGradients, inputs: Inputs
 
     eye = torch.eye(PRODUCT, dtype=torch.float64, device=problem.device)
     other = eye + eye.roll(1, 0) + eye.roll(1, 1)
-    return Speed(
-        reading=reading,
+    products = [other.to(dtype) for dtype in (problem.dtype, working_precision(problem))]
+    algebra, working = (clocked(partial(torch.mm, one, one), problem.device) / (2.0 * PRODUCT**3) for one in products)
+    return Work(
+        read=read,
         forward=clocked(lambda: problem.network(few), problem.device) / size,
         layers=clocked(pull, problem.device) / size,
         rows=clocked(rows, problem.device) / min(size, 8),
-        algebra=_rate(other.to(problem.dtype)),
-        working=_rate(other.to(working_precision(problem))),
-        eigen=clocked(lambda: torch.linalg.eigh(other), problem.device) / PRODUCT**3,
+        algebra=algebra,
+        working=working,
+        cubes=clocked(lambda: torch.linalg.eigh(other), problem.device) / PRODUCT**3,
     )
 
 
-def clocked(work: Callable[[], object], device: torch.device, times: int = 3) -> float:
-    """Seconds, the best of a few, after one for warming up."""
-    best = float("inf")
-    for _ in range(times + 1):
-        _wait(device)
+def clocked(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of some work, the best of four runs."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    times = []
+    for _ in range(4):
+        wait(device)
         start = time.perf_counter()
         work()
-        _wait(device)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _rate(matrix: torch.Tensor) -> float:
-    return 2.0 * PRODUCT**3 / clocked(lambda: matrix @ matrix, matrix.device)
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def estimate(
@@ -215,10 +210,10 @@ def estimate(
 ) -> Estimate:
     """Estimate what memory and time `whence.fit` would take, without fitting.
 
-    A few examples of the first batch are run to measure; everything else is counted. The data are not read beyond that
-    where their loader knows how many there are. Memory is that of the fit, beside the model and the data; structures
-    that choose their size from the data (EKFAC with a tolerance, the core) are given at their largest. Times are good
-    to a factor of two or three, on a machine with nothing else to do.
+    A few examples of the first batch are run to measure; everything else is counted. Where the loader has a length,
+    nothing else is read. Memory is that of the fit, beside the model and the data; structures that choose their size
+    from the data (EKFAC with a tolerance, the core) are given at their largest. Times are good to a factor of two or
+    three, on a machine with nothing else to do.
 
     Args:
         model: as for `whence.fit`.
@@ -248,8 +243,8 @@ def estimate(
         batches = Batches(train_loader, network.device, quiet)
         start = time.perf_counter()
         first = next(batches.read(None))
-        reading = (time.perf_counter() - start) / first.size
-        selection = select(model, parameters, lambda: network.last_module(first.inputs))
+        read = (time.perf_counter() - start) / first.size
+        selection = select(network, parameters, first.inputs)
         few = take((first.inputs, first.targets, *([] if first.weights is None else [first.weights])), slice(0, SAMPLE))
         small = linearize(
             network,
@@ -264,10 +259,10 @@ def estimate(
         )
         n, batch = count_examples(batches)
         stream = LayerGradients(small)
-        seen = next(iter(small.batches)).inputs  # with the mixtures that are looked at, where not all outputs are
+        seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, where there are some
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
         sizes = replace(sizes, dual=execution.checkpoint is None)
-        speed, cost = measure_speed(small, stream, seen, reading), chosen.cost(sizes)
+        unit_seconds, cost = measure_unit_seconds(small, stream, seen, read), chosen.cost(sizes)
         others = (other.cost(sizes) for other in ALTERNATIVES)
         return Estimate(
             structure=cost.name,
@@ -277,10 +272,10 @@ def estimate(
             stages=cost.stages,
             bounded=cost.bounded,
             limit=small.budget.limit,
-            steps=speed.steps(cost, n),
-            prediction=1000.0 * speed.seconds(cost.prediction),
+            steps=step_seconds(cost, n, unit_seconds),
+            prediction=1000.0 * total_seconds(cost.prediction, unit_seconds),
             alternatives=tuple(
-                Alternative(other.name, other.memory, sum(speed.steps(other, n).values()))
+                Alternative(other.name, other.memory, sum(step_seconds(other, n, unit_seconds).values()))
                 for other in others
                 if other.name != cost.name
             ),

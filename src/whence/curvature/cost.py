@@ -130,39 +130,25 @@ def graph_bytes(problem: Linearization, inputs: Inputs) -> float:
     return sum(size for place, size in held.items() if place not in own) / batch_size(few, "this batch")
 
 
-@dataclass(frozen=True)
-class Speed:
-    """What this machine does with this model."""
-
-    reading: float  # seconds to read an example
-    forward: float  # seconds of a forward pass for an example
-    layers: float  # seconds to get the tangents of an example, layer by layer, all outputs
-    rows: float  # seconds to get its rows of the Jacobian
-    algebra: float  # operations a second in the dtype of the algebra
-    working: float  # operations a second in the dtype of the gradients
-    eigen: float  # seconds for eigenvectors, over the cube of the size
-
-    def seconds(self, work: Work) -> float:
-        """How long some work takes."""
-        examples = work.read * self.reading + work.forward * self.forward
-        gradients = work.layers * self.layers + work.rows * self.rows
-        operations = work.algebra / self.algebra + work.working / self.working
-        return examples + gradients + operations + work.cubes * self.eigen
-
-    def steps(self, cost: Cost, n: int) -> dict[str, float]:
-        """Seconds of every step of a fit to n examples."""
-        steps = {"outputs": Work(read=n, forward=n), **cost.steps}
-        return {name: self.seconds(work) for name, work in steps.items()}
+def total_seconds(work: Work, unit_seconds: Work) -> float:
+    """How long some work takes, from the seconds for one unit of each kind of work."""
+    return sum(float(vars(work)[kind] * seconds) for kind, seconds in vars(unit_seconds).items())
 
 
-def usual_speed(k: int, reading: float, forward: float) -> Speed:
-    """That of an ordinary core, for a network of k outputs with seconds an example that were measured."""
-    return Speed(
-        reading=reading,
+def step_seconds(cost: Cost, n: int, unit_seconds: Work) -> dict[str, float]:
+    """Seconds of every step of a fit to n examples."""
+    steps = {"outputs": Work(read=n, forward=n), **cost.steps}
+    return {name: total_seconds(work, unit_seconds) for name, work in steps.items()}
+
+
+def usual_seconds(k: int, reading: float, forward: float) -> Work:
+    """Seconds for one unit of each kind of work on an ordinary core, for k outputs and what was measured."""
+    return Work(
+        read=reading,
         forward=forward,
         layers=(1.0 + k) * forward,
         rows=(1.0 + 2.0 * k) * forward,
-        algebra=4e10,
-        working=8e10,
-        eigen=3e-10,
+        algebra=1 / 4e10,
+        working=1 / 8e10,
+        cubes=3e-10,
     )

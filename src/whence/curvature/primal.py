@@ -205,7 +205,7 @@ def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str])
     problem = rows.problem
     values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
     # signs of eigenvectors are arbitrary: those of one process serve all
-    problem.passes.process_group.share([values, vectors], 0, "leave-one-out path")
+    problem.passes.process_group.broadcast([values, vectors], 0, "leave-one-out path")
     weights = rows.features.weights()
 
     def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -297,6 +297,12 @@ class Whitening:
             return self(rows.to(self.inverse.dtype))
         return times_lower(rows / self.scale.to(rows.dtype), self.inverse.to(rows.dtype))
 
+    def to(self, dtype: torch.dtype) -> Whitening:
+        """For a pass over many rows of this precision: the same, converted once."""
+        if len(self.scale) <= FEW_FEATURES or dtype == self.inverse.dtype:
+            return self
+        return Whitening(self.scale.to(dtype), self.inverse.to(dtype))
+
     def curvature(self, ridge: float) -> Tensor:
         """(r, r) F itself, without lambda, between whitened rows: I - lambda C^-1 D^-2 C^-T."""
         found = torch.zeros_like(self.inverse)
@@ -340,6 +346,7 @@ class PrimalLeverage(RowAccumulator):
     def __init__(self, rows: TrainingRows, whiten: Whitening, step: Tensor) -> None:
         problem = rows.problem
         self.whiten, self.step = whiten, step
+        self.narrow: Whitening | None = None  # in the precision of the rows
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros_like(problem.outputs)
 
@@ -353,7 +360,8 @@ class PrimalLeverage(RowAccumulator):
 
     def add(self, where: slice, rows: Tensor) -> None:
         """Whiten the rows of some examples."""
-        white = self.whiten(rows)
+        self.narrow = self.narrow or self.whiten.to(rows.dtype)
+        white = self.narrow(rows)
         self.leverage_blocks[where] = (white @ white.transpose(1, 2)).to(self.leverage_blocks.dtype)
         self.change[where] = (rows @ self.step.to(rows.dtype)).to(self.change.dtype)
 
@@ -365,6 +373,7 @@ class PrimalMeats(RowAccumulator):
 
     def __init__(self, whiten: Whitening, meats: Meats) -> None:
         self.whiten, self.meats = whiten, meats
+        self.narrow: Whitening | None = None  # in the precision of the rows
         self.matrices = {name: torch.zeros_like(whiten.inverse) for name in meats.roots}
         self.total = whiten.inverse.new_zeros(len(whiten.scale))
         self.group_sums = {  # (groups, q, r)
@@ -384,16 +393,17 @@ class PrimalMeats(RowAccumulator):
 
     def add(self, where: slice, rows: Tensor) -> None:
         """Add W^T y of some examples: squared, or to the sums of their groups. W has fewer columns than y has rows."""
+        self.narrow = self.narrow or self.whiten.to(rows.dtype)
         for name, root in self.meats.roots.items():
             part = root if len(root) == 1 else root[where]
-            weighted = self.whiten(part.transpose(1, 2).to(rows.dtype) @ rows)
+            weighted = self.narrow(part.transpose(1, 2).to(rows.dtype) @ rows)
             groups = self.meats.pooled(name)
             if groups is None:
                 add_gram(self.matrices[name], weighted.reshape(-1, len(self.total)))
             else:
                 self.group_sums[name].index_add_(0, groups.index[where], weighted.to(self.total.dtype))
         total = self.meats.total[where].to(rows.dtype).reshape(-1) @ rows.flatten(0, 1)
-        self.total += self.whiten(total).to(self.total.dtype)
+        self.total += self.narrow(total).to(self.total.dtype)
 
     def finish(self) -> dict[str, Tensor]:
         """The meats, those of groups squared after they were summed."""
@@ -430,7 +440,7 @@ class FittedPrimal(FittedCurvature):
             ridge = path.best
         whiten = factored(sums.curvature, prescale, ridge, rows)
         # sums of meats are in these coordinates: the same in all processes
-        problem.passes.process_group.share([whiten.scale, whiten.inverse], 0, "curvature")
+        problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (sums.score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
         found = rows.accumulate(PrimalLeverage(rows, whiten, step))
@@ -567,7 +577,7 @@ def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
         raise singular(ridge, len(scale) - problem.n * each - penalty, len(scale))
     if not problem.passes.process_group.alone:  # triangles of all processes' rows
         triangle = torch.linalg.qr(stacked[:numbers], mode="r").R
-        found = problem.passes.process_group.gather(triangle, "curvature", stacked.device)
+        found = problem.passes.process_group.all_gather(triangle, "curvature", stacked.device)
         stacked, numbers = torch.cat([found, found.new_zeros(penalty, found.shape[1])]), len(found)
     stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[:penalty])
     upper: Tensor = torch.linalg.qr(stacked, mode="r").R
