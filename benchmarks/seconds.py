@@ -202,16 +202,16 @@ def main() -> None:
         torch.set_num_threads(1)
         CASES[given.one](given.data)
         return
-    before = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
-    rows = {case: [row for row in before if row["case"] == case] for case in CASES}
+    known = json.loads(given.out.read_text()) if given.out.exists() else {"rows": [], "commands": []}
+    about = surroundings()
+    commands = list(dict.fromkeys([*known["commands"], about["command"]]))
+    rows = {case: [row for row in known["rows"] if row["case"] == case] for case in CASES}
     for case in given.cases:
-        rows[case] = child(case, given)
+        rows[case] = [{**row, "commit": about["commit"]} for row in child(case, given)]
         for row in rows[case]:
             say(row, "floor", FLOORS.get(row["name"], "-"))
-        save(
-            given.out,
-            {**surroundings(), "threads": 1, "floors": FLOORS, "rows": [row for each in rows.values() for row in each]},
-        )
+        every = [row for each in rows.values() for row in each]
+        save(given.out, {**about, "commands": commands, "threads": 1, "floors": FLOORS, "rows": every})
 
 
 if __name__ == "__main__":

@@ -187,13 +187,17 @@ def waited(record: dict[str, Any]) -> str:
     found = {row["name"]: row for row in record["rows"] if "seconds" in row}
     fits = [row for row in found.values() if "weights" in row]
     rows = [
-        [row["what"], f"{row['weights']:,}", f"{row['n']:,}", f"{row['seconds']:.1f}", f"{row['mb']:,}"] for row in fits
+        [
+            *(row["what"], f"{row['weights']:,}", f"{row['n']:,}"),
+            *(f"{row['seconds']:.1f}", f"{row['mb']:,}", row["commit"][:7]),
+        ]
+        for row in fits
     ]
     verbs = ", ".join(
         f"`{verb}` {found[f'cnn: {verb}']['seconds']:.1f} s" for verb in ("predict", "explain", "trust", "report")
     )
     return (
-        f"{made(record)}\n\n{table('fit | weights | examples | seconds | extra MB', rows)}\n\n"
+        f"{made(record)}\n\n{table('fit | weights | examples | seconds | extra MB | commit', rows)}\n\n"
         f"Of 200 points, after the first of these fits: {verbs}."
     )
 
