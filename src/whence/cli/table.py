@@ -139,6 +139,7 @@ def table(
         first = predict_rows(fitted, read)
         before = first, RowLabels.of(first, prepared.split.train)
         prepared, read = answered.prepared, answered.prepared.table
+        content["rows"] = _data_summary(prepared)["rows"]
         fitted = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet)
     predictions = predict_rows(fitted, read, _rows_to_explain(prepared, verdicts))
     labels = RowLabels.of(predictions, prepared.split.train)
@@ -248,7 +249,7 @@ def _fit_summary(
         },
         "scores": {one.name: {"value": one.value, "words": one.words} for one in predictions.scores(split.test)},
         "verdicts": {"held_out": count_verdicts(verdicts.iloc[split.test]), "all": count_verdicts(verdicts)},
-        "suspects": [_suspect(predictions, labels, int(at)) for at in labels.order[:SUSPECTS]],
+        "suspects": [_suspect(predictions, labels, int(at)) for at in labels.doubtful[:SUSPECTS]],
         "wrong_labels": None if wrong is None else {**vars(wrong), "words": str(wrong)},
     }
 
