@@ -47,7 +47,6 @@ class LeafFeatures:
     basis: Tensor  # (leaves, r / w)
     notes: list[str] = field(default_factory=list)
     orthonormal: ClassVar[bool] = True
-    well_conditioned: ClassVar[bool] = True  # the trees' own ridge is near their curvature: Gram matrices will do
 
     @property
     def size(self) -> int:
@@ -312,7 +311,7 @@ def _starts(places: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LeafAuto(Auto):
-    """Exact where it fits in memory and takes about a minute at most, else the leading directions of the leaves."""
+    """Exact where it fits in memory and takes about ten seconds at most, else the leading directions of the leaves."""
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """As for networks, with the core of leaves in the place of theirs."""
