@@ -1,7 +1,7 @@
 """Trees: time and memory against rows and leaves, and variances beside those of retrained models.
 
     python -m benchmarks.trees cost --out results/trees.json
-    python -m benchmarks.trees core --rows 3000 --trees 300 --out results/trees.json
+    python -m benchmarks.trees core --rows 1500 --trees 200 --out results/trees.json
     python -m benchmarks.trees retrained --out results/trees.json
 
 Cost: LightGBM with 31 leaves a tree, one process for each size. Seconds are CPU time of all threads, and by the clock;
@@ -97,23 +97,23 @@ def core(n: int, trees: int) -> list[dict[str, Any]]:
     x, y = rows(n, 0)
     fresh, _ = rows(FRESH, 1)
     found = []
-    for rate in (0.1, 0.03):
-        options = {"n_estimators": trees, "num_leaves": 31, "learning_rate": rate, "verbose": -1, "random_state": 0}
-        model = lightgbm.LGBMRegressor(**options).fit(x, y)
-        exact = whence.fit(model, (x, y), structure="exact", progress=False)
-        truth, verdicts = exact.predict(fresh), exact.explain(fresh).verdicts
-        for size in (256, 1024):
-            tracer = whence.fit(model, (x, y), structure=LeafCore(size=size), progress=False)
-            predicted = tracer.predict(fresh)
-            pairs = {name: (getattr(predicted, name), getattr(truth, name)) for name in ("ho", "hec3", "laplace")}
-            pairs["leverage"] = tracer.leverage, exact.leverage
-            same = np.mean([a == b for a, b in zip(tracer.explain(fresh).verdicts, verdicts, strict=True)])
-            row = {"rate": rate, "size": size, "leaves": exact.problem.selection.size, "verdicts": float(same)}
-            for name, (one, other) in pairs.items():
-                share = float((one / other).median())
-                row[name] = {"share": share, "rank": rank_correlation(one[:, 0].numpy(), other[:, 0].numpy())}
-            say(row)
-            found.append(row)
+    rate = 0.1
+    options = {"n_estimators": trees, "num_leaves": 31, "learning_rate": rate, "verbose": -1, "random_state": 0}
+    model = lightgbm.LGBMRegressor(**options).fit(x, y)
+    exact = whence.fit(model, (x, y), structure="exact", progress=False)
+    truth, verdicts = exact.predict(fresh), exact.explain(fresh).verdicts
+    for size in (256, 1024):
+        tracer = whence.fit(model, (x, y), structure=LeafCore(size=size), progress=False)
+        predicted = tracer.predict(fresh)
+        pairs = {name: (getattr(predicted, name), getattr(truth, name)) for name in ("ho", "hec3", "laplace")}
+        pairs["leverage"] = tracer.leverage, exact.leverage
+        same = np.mean([a == b for a, b in zip(tracer.explain(fresh).verdicts, verdicts, strict=True)])
+        row = {"rate": rate, "size": size, "leaves": exact.problem.selection.size, "verdicts": float(same)}
+        for name, (one, other) in pairs.items():
+            share = float((one / other).median())
+            row[name] = {"share": share, "rank": rank_correlation(one[:, 0].numpy(), other[:, 0].numpy())}
+        say(row)
+        found.append(row)
     return found
 
 
