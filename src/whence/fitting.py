@@ -362,10 +362,10 @@ def _check_positions(problem: Linearization, loo: str) -> None:
 def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     """Add to the diagnostics how far to trust the fit, from the fit alone; say so where it is not fine."""
     trust = trust_of_fit(tracer)
-    odd = ", ".join(check.name for check in trust if check.level not in ("fine", "not checked"))
-    if odd:
-        bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) says why and what to do")
-    finding = Finding("trust", trust.level, f"{odd or 'as far as a fit alone can show'}; tracer.trust() looks closer")
+    flagged = ", ".join(check.name for check in trust.not_fine)
+    if trust.not_fine:
+        bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
+    finding = Finding("trust", trust.level, flagged or "as far as a fit alone can show, without a look at predictions")
     names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
         Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")
@@ -416,8 +416,7 @@ def _diagnose(
         Finding(
             "Newton change",
             moved,
-            "how far that step would move the training residuals, over their size (root mean squares)"
-            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not loo.recenter)),
+            "how far that step would move the training residuals, over their size (root mean squares)",
         ),
         Finding("leverage policy", loo.policy, ""),
         Finding(

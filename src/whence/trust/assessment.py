@@ -70,6 +70,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
                 checks.leverage(fitted),
             ]
         found.append(_check_ridges(fitted, many, late=time.monotonic() - start > seconds))
+        found.extend(checks.trust_of_gradients(fitted))
     return Trust(tuple(found), len(ours.hec3), time.monotonic() - start)
 
 
@@ -142,10 +143,12 @@ def _check_steps(
     remaining = steps.newton if direction is None else steps.newton - direction
     size = float(remaining.norm() / problem.weights().norm().clamp_min(torch.finfo(remaining.dtype).tiny))
     change = _root_mean_square(solver.output_change(sample, remaining), errors)
-    stationarity = checks.stationarity(size, change, taken, solver.residual)
     newton_step = steps.newton if direction is None else direction
     along_newton = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
     newton = _root_mean_square(along_newton.error[0], errors)
+    factor = checks.factor_after_step(fitted, solver.training_change(steps.newton))
+    far = newton > checks.NEWTON_CHANGE[1]
+    stationarity = checks.stationarity(size, change, factor, taken, far, solver.residual)
     loo = own = 0.0
     hidden = along_newton.hidden
     if deletions:
