@@ -17,7 +17,7 @@ from whence.curvature.base import NO_GROUPS
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import example_fingerprints
-from whence.errors import InputError, TooLargeError
+from whence.errors import InputError, TooLargeError, did_you_mean
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
@@ -85,7 +85,7 @@ def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
         return given
     if isinstance(given, str) and given in known:
         return known[given]()
-    hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "")
+    hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "") or did_you_mean(given, known)
     raise InputError(
         f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.{hint}"
     )

@@ -61,7 +61,7 @@ def test_experiments_are_listed_and_run() -> None:
     assert "sinc" in call("reproduce").stdout
     result = call("reproduce", "sync")
     assert result.exit_code == UNUSABLE
-    assert "Was 'sinc' meant?" in " ".join(result.output.split())
+    assert "Did you mean 'sinc'?" in " ".join(result.output.split())
     assert call("reproduce", "sinc", "--no-such-option").exit_code == UNUSABLE  # argparse's own code
 
 

@@ -97,7 +97,7 @@ def test_a_classifier_is_told_by_its_classes(tmp_path: Path, monkeypatch: pytest
     assert [row["probability"] for row in rows] == pytest.approx(chance)
     result = call("predict", "saved", "--spec", "classes.py", "-q")
     assert result.exit_code == 0, result.output
-    assert "row class probability ho" in " ".join(result.stdout.split())
+    assert "row class probability probability_std ratio" in " ".join(result.stdout.split())
     result = call("explain", "saved", "--spec", "classes.py", "--row", "1", "-q")
     assert result.exit_code == 0, result.output
     assert "example 1: class 0, probability 0.721" in result.stdout
