@@ -26,7 +26,7 @@ import whence
 from whence.trust import trust_of_fit
 
 from .record import save, say, surroundings
-from .scores import spearman
+from .scores import auroc, spearman
 
 N, TESTED, BOOTSTRAPS, EPOCHS, DECAYS = 400, 150, 20, (5, 30), (0.0, 0.01)
 POINTS, RIDGE, SETS, STEPS = 60, 0.1, 8, (3, 6, 12, 25, 200)
@@ -105,12 +105,6 @@ def of_digits(kind: str, epochs: int, decay: float, seed: int = 3) -> dict[str, 
         "rank_with_retrained": [spearman(one, retrained) for one in hec3],
         "noise_of_noisy_class": [auroc(one.noise, classes == noisy) for one in explained],
     }
-
-
-def auroc(scores: Tensor, positive: Tensor) -> float:
-    """Of scores for positives against the rest."""
-    above = scores[positive][:, None] > scores[~positive][None]
-    return float(above.double().mean())
 
 
 def of_sine(steps: int) -> list[dict[str, Any]]:

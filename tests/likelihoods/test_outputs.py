@@ -160,7 +160,7 @@ def test_what_needs_all_outputs_says_so() -> None:
 def test_tables() -> None:
     tracer = categorical(3).fit()
     some = tracer.predict(TEST, outputs=[2, 0]).to_frame()
-    assert {"output_0", "output_1", "mean_1", "probability_0", "hec3", "hec3_1", "ratio"} <= set(some.columns)
+    assert {"output_0", "output_1", "logit_1", "probability_0", "hec3", "hec3_1", "ratio"} <= set(some.columns)
     assert some["output_0"].tolist() == [2] * 6
     one = tracer.predict(TEST, outputs="predicted").to_frame()
     assert {"output", "logit", "probability", "hec3", "ratio"} <= set(one.columns)
