@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from whence import InputError, ShapeError
-from whence.report.inputs import UsualValues, frame_of, rows_as_text, text_pieces
+from whence.report.inputs import text_pieces
+from whence.report.usual import UsualValues, frame_of, rows_as_text
 from whence.report.page import jinja_environment
 from whence.report.traced import Action
 
