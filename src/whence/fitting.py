@@ -31,6 +31,7 @@ from whence.runtime.processes import Processes
 from whence.runtime.progress import Progress
 from whence.tracer import Tracer
 from whence.trust import trust_of_fit
+from whence.trust.checks import MEANING
 
 
 def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
@@ -365,7 +366,8 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     flagged = ", ".join(check.name for check in trust.not_fine)
     if trust.not_fine:
         bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
-    finding = Finding("trust", trust.level, flagged or "as far as a fit alone can show, without a look at predictions")
+    why = f"; {flagged}: {trust.not_fine[0].words}" if trust.not_fine else ", as far as a fit alone can show"
+    finding = Finding("trust", trust.level, MEANING[trust.level] + why)
     names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
         Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")
