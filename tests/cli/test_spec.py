@@ -161,7 +161,7 @@ def test_broken_specs_are_told(text: str, message: str, tmp_path: Path) -> None:
 
 def test_options_win_over_the_spec(spec: Path) -> None:
     result = call("fit", spec, "--ridge", "3", "--json", "-q", "--no-trust")
-    assert json.loads(result.stdout)["trust"] is None
+    assert list(json.loads(result.stdout)["trust"]) == ["level"]
     assert json.loads(result.stdout)["ridge"] == 3.0
     assert call("fit", spec, "--ridge", "much", "-q").exit_code == UNUSABLE
     assert call("fit", spec, "--likelihood", "poisson", "-q").exit_code == UNUSABLE
