@@ -9,9 +9,9 @@ import torch
 
 from whence import InputError, ShapeError
 from whence.report.inputs import text_pieces
-from whence.report.usual import UsualValues, frame_of, rows_as_text
 from whence.report.page import jinja_environment
 from whence.report.traced import Action
+from whence.report.usual import UsualValues, frame_of, rows_as_text
 
 
 def test_frames_dicts_and_arrays_read_the_same() -> None:
@@ -94,7 +94,7 @@ def test_inputs_that_cannot_be_are_told_from_rare_ones() -> None:
         (np.nan, np.nan, np.nan, np.nan): "no value in any column",
         (np.nan, 5.0, 6.0, 1000.0): "",
     }
-    found = usual.impossible(frame_of(np.array(list(cases))).set_axis(list("xyz") + ["price"], axis=1))
+    found = usual.impossible(frame_of(np.array(list(cases))).set_axis([*"xyz", "price"], axis=1))
     for reason, wanted in zip(found, cases.values(), strict=True):
         assert reason.startswith(wanted)
         assert bool(reason) == bool(wanted)

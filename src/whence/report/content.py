@@ -107,6 +107,9 @@ class Report:
         todo = actions(fitted, found, training.contradicted)
         suspects = training.order[:SUSPECTS].tolist()
         needed = [action.at for action in todo if action.kind == "label"] + suspects
+        shown = view.show(test_data, train_data, sizes, found, needed)
+        wrong = {at for at, one in shown.test.items() if one.impossible}
+        todo = [action for action in todo if action.kind == "label" or action.at not in wrong]
         return cls(
             fitted=fitted,
             title=title,
@@ -117,7 +120,7 @@ class Report:
             training=training,
             actions=todo,
             suspects=suspects,
-            inputs=view.show(test_data, train_data, sizes, found, needed),
+            inputs=shown,
             test_ids=test_ids,
             train_ids=train_ids,
             charts=charts(predictions),

@@ -337,7 +337,7 @@ class Predictions:
         scores = [("accuracy", percent(right))]
         if self.task.kind == "classification":
             most = torch.bincount(self.targets[known]).max() / int(known.sum())
-            scores.append(("always the most frequent class", percent(float(most))))
+            scores.append(("the most frequent class alone", percent(float(most))))
         return scores
 
     def text(self, prediction: int) -> str:

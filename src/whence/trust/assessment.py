@@ -110,13 +110,15 @@ def _check_variances(ours: StructureVariances, exact: dict[str, Tensor], residua
     spread: dict[str, float] = {}
     pairs = {name: (ours.along[name], exact[name]) for name in ("ho", "hec3")}
     pairs["ratio"] = _over(ours.along["hec3"], ours.along["ho"]), _over(exact["hec3"], exact["ho"])
+    ranks: dict[str, float] = {}
     for name, (mine, true) in pairs.items():
         factors = _over(mine, true)
         typical = float(factors.median())
         if name != "ratio":
             numbers[name] = typical
-        numbers[f"{name} rank"] = rank_correlation(mine, true)
+        ranks[f"{name} rank"] = rank_correlation(mine, true)
         spread[name] = max(fold(float(one) / typical) if typical > 0 else math.inf for one in factors)
+    numbers |= ranks
     numbers["worst"] = max(fold(float(one)) for name in ("ho", "hec3") for one in _over(*pairs[name]))
     numbers["solved"] = residual
     return checks.distance(numbers, spread, residual)

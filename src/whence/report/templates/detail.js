@@ -16,7 +16,7 @@ const ADVICE = [
   "Check the labels listed, and collect more inputs like this one.",
   "Check the input: what the network says about it means nothing.",
 ];
-const FIRST_CAUSES = 3;
+const FIRST_CAUSES = data.form === "image" ? 6 : 3;
 
 const rangeElement = (i) => {
   if (numbers) {
@@ -34,7 +34,7 @@ const rangeElement = (i) => {
   const range = half === null ? "" : `, ${percent(Math.max(0, belief - half))} to ${percent(Math.min(1, belief + half))}`;
   return make("dl", { class: "pairs" },
     make("dt", {}, "predicted"), make("dd", {}, make("b", {}, answerText(i))),
-    make("dt", {}, answers ? "least sure" : "belief"),
+    make("dt", {}, answers ? "least sure" : "probability"),
     make("dd", {}, `${percent(belief)}`, make("small", {}, range ? `${range} (95 %)` : "")),
     ...(points.truth ? [make("dt", {}, "truly"), make("dd", {}, targetText(i), " ", outcomeElement(i))] : []));
 };
