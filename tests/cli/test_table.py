@@ -14,6 +14,7 @@ import pytest
 
 from command_line import call, houses, read, write
 from whence.cli.console import UNUSABLE
+from whence.trust.checks import MEANING
 
 
 class Run(NamedTuple):
@@ -274,6 +275,8 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
         "rows, never trained on",
     ):
         assert wanted in words
-    for wanted in ("accuracy", "AUROC", "Trust", "Verdicts on the held-out rows", "Training labels to check first", "r.html"):
+    for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Training labels to check first", "r.html"):
         assert wanted in words
+    assert any(f"Trust {level}: {meaning}" in words for level, meaning in MEANING.items())
+    assert "tracer" not in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80

@@ -28,10 +28,8 @@ ADVICE = {
     "both": "check the labels, and collect more",
     CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-DOUBT = {
-    "regression": "  doubt: standard deviations between the label and what the other rows say",
-    "classification": "  doubt: grows as the other rows leave the label less of a chance",
-}
+DOUBT = {"regression": "standard deviations off", "classification": "chance by the other rows"}
+"""What a suspicion is shown as."""
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000
 """Predictions that a report traces to training rows; up to the second number all of them are traced."""
@@ -271,7 +269,7 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
 
 def _print_fit(output: Output, content: dict[str, Any]) -> None:
     """What the network found, for people."""
-    network, fit, rows = content["network"], content["fit"], content["rows"]
+    network, fit, rows, target = content["network"], content["fit"], content["rows"], content["target"]
     output.fact(
         "Network",
         f"{network['inputs']} inputs, two hidden layers of {network['width']}, {network['weights']:,} weights; "
@@ -302,18 +300,27 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
         output.head("Training labels to check first")
         output.rows(
             [
-                [f"{one['row']}", one["label"], one["predicted"], figure(one["suspicion"])]
+                [f"{one['row']}", one["label"], one["predicted"], _doubt_text(target["task"], one["suspicion"])]
                 for one in content["suspects"]
             ],
-            ["row", f"{content['target']['name']} in the file", "predicted", "doubt"],
+            ["row", f"{target['name']} in the file", "predicted", DOUBT[target["task"]]],
             right=(0, 3),
         )
-        output.say(DOUBT[content["target"]["task"]])
     output.say()
     for name, path in content["files"].items():
         if path is not None:
             output.file({"csv": "All rows", "report": "Report", "saved": "Saved"}[name], path)
     output.fact("Time", f"{content['seconds']:.0f} s")
+
+
+def _doubt_text(task: str, suspicion: float) -> str:
+    r"""How far a label is from what the other rows say, or the chance that they leave it.
+
+    Examples:
+        >>> _doubt_text("regression", 3.448), _doubt_text("classification", 0.9917)
+        ('3.4', '0.8\xa0%')
+    """
+    return f"{suspicion:.1f}" if task == "regression" else percent(1.0 - suspicion)
 
 
 def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:

@@ -14,6 +14,7 @@ from whence.data.batches import Inputs, batch_size
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble
 from whence.influence.fitted import Fitted, using_model
+from whence.jacobian.leaves import LeafSum
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
 from whence.trust.checks import Check, Trust, fold
@@ -150,7 +151,8 @@ def _check_steps(
     newton = _root_mean_square(along_newton.error[0], errors)
     factor = checks.factor_after_step(fitted, solver.training_change(steps.newton))
     far = newton > checks.NEWTON_CHANGE[1]
-    stationarity = checks.stationarity(size, change, factor, taken, far, solver.residual)
+    trees = isinstance(problem.network.model, LeafSum)
+    stationarity = checks.stationarity(size, change, factor, taken, far, solver.residual, trees)
     loo = own = 0.0
     hidden = along_newton.hidden
     if deletions:

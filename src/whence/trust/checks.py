@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
+from whence.curvature.leaves import LeafFeatures
 from whence.curvature.primal import FittedPrimal, Projected
 from whence.curvature.spectral import FittedSpectral, SpectralSandwich
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table, count, number
 from whence.influence.fitted import Fitted, evenly_spaced, training_examples
+from whence.jacobian.leaves import LeafSum
 from whence.results import frame
 from whence.runtime.memory import is_full
 
@@ -275,7 +277,15 @@ def leave_one_out(factor: float, largest: float, count: int, residual: float) ->
     return _if_solved(check, residual)
 
 
-def stationarity(size: float, change: float, factor: float, taken: bool, far: bool, residual: float = 0.0) -> Check:
+def stationarity(
+    size: float,
+    change: float,
+    factor: float,
+    taken: bool,
+    far: bool,
+    residual: float = 0.0,
+    trees: bool = False,
+) -> Check:
     """Whether the answers are those of the optimum of the penalised loss.
 
     Most networks stop before it. That matters where variances would be others after the last step.
@@ -287,7 +297,15 @@ def stationarity(size: float, change: float, factor: float, taken: bool, far: bo
         taken: whether the fit was recentered; the step is then what is left.
         far: whether the step is known to be too long for a linearization.
         residual: relative residual of the solves.
+        trees: whether the weights are leaf values of trees.
     """
+    numbers = {"after the step": factor, "standard errors": change, "step": size}
+    if trees and not taken:
+        words = (
+            "Trees are grown one after the other, so that their leaf values are never at a joint optimum. Variances "
+            "say how leaf values answer to the labels with the trees kept; recenter=True describes the joint optimum."
+        )
+        return Check("stationarity", SKIPPED, numbers, words)
     level = level_of(fold(factor), FOLD)
     words = "The network is at the optimum of the penalised loss, as far as standard errors can tell."
     if level == FINE and change > NEWTON_CHANGE[0]:
@@ -306,7 +324,6 @@ def stationarity(size: float, change: float, factor: float, taken: bool, far: bo
             "there. Check that `ridge` is the one of the training (whence.ridge_from_weight_decay), or train on"
         )
         words += "." if far else ", or let the fit take the last step (recenter=True)."
-    numbers = {"after the step": factor, "standard errors": change, "step": size}
     return _if_solved(Check("stationarity", level, numbers, words), residual)
 
 
@@ -508,7 +525,7 @@ def trust_of_fit(fitted: Fitted) -> Trust:
     freedom = fitted.bread.degrees_of_freedom
     error = noise * min(freedom / max(problem.numbers, 1), 1.0)
     in_errors = (float(change.square().sum()) / error) ** 0.5 if error > 0 else 0.0
-    taken = fitted.loo.recenter
+    taken, trees = fitted.loo.recenter, isinstance(problem.network.model, LeafSum)
     checks = [
         stationarity(
             fitted.step.relative,
@@ -516,6 +533,7 @@ def trust_of_fit(fitted: Fitted) -> Trust:
             1.0 if taken else factor_after_step(fitted, fitted.step.change),
             taken,
             far=True,
+            trees=trees,
         ),
         degrees_of_freedom(freedom, problem.numbers),
         leverage(fitted),
@@ -547,7 +565,7 @@ def share_inside_core(fitted: Fitted) -> float | None:
     share a fit.
     """
     core, problem = fitted.bread, fitted.problem
-    if not isinstance(core, FittedPrimal) or not isinstance(core.features, Projected) or core.ridge <= 0:
+    if not isinstance(core, FittedPrimal) or not isinstance(core.features, Projected | LeafFeatures) or core.ridge <= 0:
         return None
     features, d = core.features, problem.selection.size
     alone = problem.passes.process_group.alone and fitted.loo.groups is None
@@ -572,7 +590,7 @@ def share_inside_core(fitted: Fitted) -> float | None:
 
 
 def _sampled_share(
-    fitted: Fitted, core: FittedPrimal, features: Projected, sources: int, points: int, columns: int
+    fitted: Fitted, core: FittedPrimal, features: Projected | LeafFeatures, sources: int, points: int, columns: int
 ) -> float | None:
     """The same, from a sample of sources and points.
 
