@@ -125,7 +125,7 @@ def test_it_shows_itself() -> None:
         assert f">{check.name}</td>" in trust._repr_html_()
     table = trust.to_frame()
     assert list(table.columns) == ["name", "level", "figures", "words"]
-    assert list(table["name"]) == list(CHECKS)
+    assert list(table["name"]) == [*CHECKS, "eigenbasis"]
     with pytest.raises(KeyError):
         trust["nothing"]
     with pytest.raises(dataclasses.FrozenInstanceError):
