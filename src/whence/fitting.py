@@ -369,8 +369,7 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     flagged = ", ".join(check.name for check in trust.not_fine)
     if trust.not_fine:
         bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
-    why = f"; {flagged}: {trust.not_fine[0].words}" if trust.not_fine else ", as far as a fit alone can show"
-    finding = Finding("trust", trust.level, MEANING[trust.level] + why)
+    finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
     names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
         Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")

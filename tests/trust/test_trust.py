@@ -133,7 +133,8 @@ def test_advice_does_not_contradict_itself(far: bool) -> None:
     found = checks.stationarity(0.1, 5.0, 3.0, taken=False, far=far)
     assert found.level == "do not trust"
     assert ("recenter=True" in found.words) != far
-    assert checks.stationarity(0.1, 5.0, 1.1, taken=False, far=far).level == "fine"
+    levels = {change: checks.stationarity(0.1, change, 1.1, taken=False, far=far).level for change in (0.9, 5.0)}
+    assert levels == {0.9: "fine", 5.0: "careful"}  # variances stay, predictions move
 
 
 def test_a_linear_model_does_not_bend(generator: torch.Generator) -> None:

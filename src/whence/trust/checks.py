@@ -288,7 +288,8 @@ def stationarity(
 ) -> Check:
     """Whether the answers are those of the optimum of the penalised loss.
 
-    Most networks stop before it. That matters where variances would be others after the last step.
+    Most networks stop before it. That matters where variances would be others after the last step; where predictions
+    move by more than a standard error, it is reason for care.
 
     Args:
         size: of the Newton step, over that of the weights.
@@ -306,7 +307,8 @@ def stationarity(
             "say how leaf values answer to the labels with the trees kept; recenter=True describes the joint optimum."
         )
         return Check("stationarity", SKIPPED, numbers, words)
-    level = level_of(fold(factor), FOLD)
+    size_level, far_off = level_of(fold(factor), FOLD), change > NEWTON_CHANGE[1]
+    level = worst([size_level, CAREFUL if far_off else FINE])
     words = "The network is at the optimum of the penalised loss, as far as standard errors can tell."
     if level == FINE and change > NEWTON_CHANGE[0]:
         words = (
@@ -319,9 +321,10 @@ def stationarity(
             'structure="exact" or "core", or train on.'
         )
     elif level != FINE:
+        changed = "its variances would be others" if size_level != FINE else "its predictions would be others"
         words = (
-            "The network stopped so far from the optimum of the penalised loss that its variances would be others "
-            "there. Check that `ridge` is the one of the training (whence.ridge_from_weight_decay), or train on"
+            f"The network stopped so far from the optimum of the penalised loss that {changed} there. Check that `ridge` "
+            "is the one of the training (whence.ridge_from_weight_decay), or train on"
         )
         words += "." if far else ", or let the fit take the last step (recenter=True)."
     return _if_solved(Check("stationarity", level, numbers, words), residual)
