@@ -323,8 +323,8 @@ def stationarity(
     elif level != FINE:
         changed = "its variances would be others" if size_level != FINE else "its predictions would be others"
         words = (
-            f"The network stopped so far from the optimum of the penalised loss that {changed} there. Check that `ridge` "
-            "is the one of the training (whence.ridge_from_weight_decay), or train on"
+            f"The network stopped so far from the optimum of the penalised loss that {changed} there. Check that "
+            "`ridge` is the one of the training (whence.ridge_from_weight_decay), or train on"
         )
         words += "." if far else ", or let the fit take the last step (recenter=True)."
     return _if_solved(Check("stationarity", level, numbers, words), residual)
