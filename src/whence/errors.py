@@ -80,6 +80,12 @@ class ProcessError(WhenceError, RuntimeError):
     """Another process of the same fit failed, died or hangs."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, short enough for another message."""
+    text = str(error).strip()
+    return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__
+
+
 def did_you_mean(given: object, known: Iterable[str], most: int = 1) -> str:
     """A question with the nearest of some names, upper and lower case alike; nothing where none is near.
 
