@@ -182,6 +182,26 @@ def bases(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def waited(record: dict[str, Any]) -> str:
+    """Seconds and memory by structure and size, and of the verbs."""
+    found = {row["name"]: row for row in record["rows"] if "seconds" in row}
+    fits = [row for row in found.values() if "weights" in row]
+    rows = [
+        [
+            *(row["what"], f"{row['weights']:,}", f"{row['n']:,}"),
+            *(f"{row['seconds']:.1f}", f"{row['mb']:,}", row["commit"][:7]),
+        ]
+        for row in fits
+    ]
+    verbs = ", ".join(
+        f"`{verb}` {found[f'cnn: {verb}']['seconds']:.1f} s" for verb in ("predict", "explain", "trust", "report")
+    )
+    return (
+        f"{made(record)}\n\n{table('fit | weights | examples | seconds | extra MB | commit', rows)}\n\n"
+        f"Of 200 points, after the first of these fits: {verbs}."
+    )
+
+
 def asked(record: dict[str, Any]) -> str:
     """How memory and answers stayed, for every structure that was asked again and again."""
     rows = [
@@ -265,6 +285,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "two_bases": bases,
     "soak": asked,
     "ridge_default": ridges,
+    "seconds": waited,
 }
 
 

@@ -40,6 +40,9 @@ def tree_quality(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+COMPARED = ("ho", "hec3", "laplace", "leverage")
+
+
 def trees(record: dict[str, Any]) -> str:
     """Variances beside those of retrained models; time and memory."""
     beside = [
@@ -56,10 +59,25 @@ def trees(record: dict[str, Any]) -> str:
         ]
         for row in record.get("cost", [])
     ]
+    directions = [
+        [
+            _short(row["rate"]),
+            f"{row['size']:,} of {row['leaves']:,}",
+            *(
+                f"{_short(row[what]['share'])}, {row[what]['rank']:.3f}"
+                for what in ("ho", "hec3", "laplace", "leverage")
+            ),
+            f"{row['verdicts']:.0%}",
+        ]
+        for row in record.get("core", [])
+    ]
+    near = "learning rate | directions | Ho: share, rank | HeC3 | Laplace | leverages of training rows | same verdict"
     head = "rows | leaves | structure | fit | predict 10,000 | first explain, 1,000 | memory of the process"
     return "\n\n".join(
         [
             table("model | estimate | share | rank | over trees kept", beside),
+            "Leading directions of the leaves beside the exact answer (see below):",
+            table(near, directions),
             "CPU seconds of all threads, and memory with the model and its data:",
             table(head, costs),
             made(record),
@@ -69,6 +87,8 @@ def trees(record: dict[str, Any]) -> str:
 
 def _short(value: float) -> str:
     """Three digits."""
+    if value > 1000:
+        return "over 1,000"
     return f"{value:.3g}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3g}"
 
 

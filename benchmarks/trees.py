@@ -1,13 +1,14 @@
 """Trees: time and memory against rows and leaves, and variances beside those of retrained models.
 
     python -m benchmarks.trees cost --out results/trees.json
+    python -m benchmarks.trees core --rows 3000 --trees 300 --out results/trees.json
     python -m benchmarks.trees retrained --out results/trees.json
 
 Cost: LightGBM with 31 leaves a tree, one process for each size. Seconds are CPU time of all threads, and by the clock;
-memory is the largest of the whole process, the model and its data included. Retrained: the variance of predictions over
-models that were trained again on bootstrap samples, trees and all, beside Ho and HeC3 for several ridges, beside the
-weights of the same trees with only their leaf values fitted again ("trees kept"), and beside forestci's infinitesimal
-jackknife for forests.
+memory is the largest of the whole process, the model and its data included. Core: the leading directions of the leaves
+beside the exact answer. Retrained: the variance of predictions over models that were trained again on bootstrap
+samples, trees and all, beside Ho and HeC3 for several ridges, beside the weights of the same trees with only their leaf
+values fitted again ("trees kept"), and beside forestci's infinitesimal jackknife for forests.
 """
 
 from __future__ import annotations
@@ -84,6 +85,35 @@ def cost(sizes: tuple[tuple[int, int], ...]) -> list[dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=surrounding)
         found.append(json.loads(done.stdout.splitlines()[-1]))
         say(found[-1])
+    return found
+
+
+def core(n: int, trees: int) -> list[dict[str, Any]]:
+    """Leading directions of the leaves against the exact answer."""
+    import lightgbm
+
+    from whence.curvature.leaves import LeafCore
+
+    x, y = rows(n, 0)
+    fresh, _ = rows(FRESH, 1)
+    found = []
+    for rate in (0.1, 0.03):
+        options = {"n_estimators": trees, "num_leaves": 31, "learning_rate": rate, "verbose": -1, "random_state": 0}
+        model = lightgbm.LGBMRegressor(**options).fit(x, y)
+        exact = whence.fit(model, (x, y), structure="exact", progress=False)
+        truth, verdicts = exact.predict(fresh), exact.explain(fresh).verdicts
+        for size in (256, 1024):
+            tracer = whence.fit(model, (x, y), structure=LeafCore(size=size), progress=False)
+            predicted = tracer.predict(fresh)
+            pairs = {name: (getattr(predicted, name), getattr(truth, name)) for name in ("ho", "hec3", "laplace")}
+            pairs["leverage"] = tracer.leverage, exact.leverage
+            same = np.mean([a == b for a, b in zip(tracer.explain(fresh).verdicts, verdicts, strict=True)])
+            row = {"rate": rate, "size": size, "leaves": exact.problem.selection.size, "verdicts": float(same)}
+            for name, (one, other) in pairs.items():
+                share = float((one / other).median())
+                row[name] = {"share": share, "rank": rank_correlation(one[:, 0].numpy(), other[:, 0].numpy())}
+            say(row)
+            found.append(row)
     return found
 
 
@@ -168,7 +198,7 @@ def infinitesimal_jackknife(model: Any, x: Array, fresh: Array) -> Array:
 def main() -> None:
     """Measure, and add to the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("cost", "retrained", "one"))
+    parser.add_argument("part", choices=("cost", "core", "retrained", "one"))
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--trees", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=50)
@@ -178,7 +208,12 @@ def main() -> None:
         say(json.dumps(one_cost(given.rows, given.trees)))
         return
     known = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
-    found = cost(SIZES) if given.part == "cost" else retrained(given.repeats, given.rows)
+    parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "cost": lambda: cost(SIZES),
+        "core": lambda: core(given.rows, given.trees),
+        "retrained": lambda: retrained(given.repeats, given.rows),
+    }
+    found = parts[given.part]()
     here = surroundings()
     commands = sorted({*known.get("commands", []), here["command"]})
     if given.out:

@@ -104,7 +104,7 @@ def fit(
         likelihood: the loss it was trained with: "gaussian" (squared error, the default), "categorical" (softmax
             cross-entropy), "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its
             own. Trees know their own.
-        structure: of the curvature. "auto" takes "exact" where that needs about a minute at most and fits in memory,
+        structure: of the curvature. "auto" takes "exact" where that needs about ten seconds at most and fits in memory,
             else "core" (dense algebra where it matters, honest scale). By name also "ekfac" (the paper's, cheapest),
             "sketch", "kfac" and "diagonal"; or a `Structure` with options such as `whence.Exact(road="dual")`.
         parameters: "all", "last_layer", names or patterns, or a function of name and parameter. What has

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
-from whence.curvature.accumulate import CHUNK_WORKSPACE, LayerGradients, examples_bytes, working_precision
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.accumulate import LayerGradients, working_precision
+from whence.curvature.cost import SAMPLE, Work, measure_sizes, step_seconds, total_seconds
 from whence.data.batches import Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
@@ -139,50 +139,6 @@ def duration(seconds: float) -> str:
 ALTERNATIVES = (Exact("primal"), Exact("dual"), Core(), EKFAC(), Sketch(), KFAC(), Diagonal())
 """Structures that are listed beside the chosen one."""
 
-SAMPLE = 32
-"""Examples that are run to measure."""
-
-
-def measure_sizes(problem: Linearization, stream: LayerGradients, first: Inputs, n: int, batch: int) -> ProblemSizes:
-    """Sizes of a problem of n examples, from one of a few."""
-    roots = problem.hessian_roots
-    k, d, item = problem.k, problem.selection.size, problem.outputs.element_size()
-    q = 0 if roots is None else roots.shape[2]
-    working = torch.finfo(working_precision(problem)).bits // 8
-    graph = graph_bytes(problem, first)
-    row_chunk, layer_chunk = min(problem.jacobian().chunk(k), batch), min(stream.chunk_size(k, batch), batch)
-    return ProblemSizes(
-        n=n,
-        k=k,
-        q=q,
-        d=d,
-        item=item,
-        working=working,
-        row_chunk=row_chunk,
-        layer_chunk=layer_chunk,
-        row_bytes=row_chunk * (k * d * (working + 2.0 * item) + (1.0 + k) * graph),
-        layer_bytes=layer_chunk * (CHUNK_WORKSPACE * stream.sizes.example(k) + graph + k * stream.sizes.workspace),
-        example_bytes=examples_bytes(n, k, q, item),
-        blocks=stream.blocks,
-        limit=problem.budget.limit,
-        device=problem.device,
-    )
-
-
-def graph_bytes(problem: Linearization, inputs: Inputs) -> float:
-    """Bytes that a forward pass keeps for an example, to be differentiated."""
-    held: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    few = take(inputs, slice(0, SAMPLE))
-    own = {p.untyped_storage().data_ptr() for p in problem.network.model.parameters()}
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        problem.network(few)
-    return sum(size for place, size in held.items() if place not in own) / batch_size(few, "this batch")
-
 
 def count_examples(batches: Batches) -> tuple[int, int]:
     """Training examples, and examples in the largest batch. Data whose length is known are not read."""
@@ -197,17 +153,6 @@ def count_examples(batches: Batches) -> tuple[int, int]:
 
 PRODUCT = 384
 """Size of the matrices whose products and eigenvectors are timed."""
-
-
-def total_seconds(work: Work, unit_seconds: Work) -> float:
-    """How long some work takes, from the seconds for one unit of each kind of work."""
-    return sum(float(vars(work)[kind] * seconds) for kind, seconds in vars(unit_seconds).items())
-
-
-def step_seconds(cost: Cost, n: int, unit_seconds: Work) -> dict[str, float]:
-    """Seconds of every step of a fit to n examples."""
-    steps = {"outputs": Work(read=n, forward=n), **cost.steps}
-    return {name: total_seconds(work, unit_seconds) for name, work in steps.items()}
 
 
 def measure_unit_seconds(problem: Linearization, stream: LayerGradients, inputs: Inputs, read: float) -> Work:

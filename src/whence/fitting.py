@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
-from whence.curvature.base import NO_GROUPS
+from whence.curvature.accumulate import LayerGradients
+from whence.curvature.base import NO_GROUPS, AdditiveStructure
+from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import example_fingerprints
@@ -26,10 +30,10 @@ from whence.jacobian.network import Choice, Network, Selection, follow_own_loss,
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Execution, Passes
-from whence.runtime.memory import Budget, is_full
+from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
 from whence.runtime.processes import ProcessGroup
-from whence.runtime.progress import Progress
+from whence.runtime.progress import Progress, clock
 from whence.tracer import Tracer
 from whence.trust import trust_of_fit
 from whence.trust.checks import MEANING
@@ -298,6 +302,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     _check_positions(problem, options.loo)
     ridge, source = _resolve_ridge(options.ridge, problem)
     structure, why = options.structure.resolve(problem, ridge)
+    _announce(problem, structure)
     loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
@@ -334,6 +339,30 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
             diagnostics=Diagnostics((chosen, *_diagnose(problem, bread, source, found.step, found.adjusted, loo))),
             fingerprints=fingerprints,
         )
+
+
+SHORT, LASTS = 5e7, 5.0
+"""Numbers of all gradients, examples times outputs times weights, up to which no fit lasts; and seconds that do."""
+
+
+def _announce(problem: Linearization, structure: Structure) -> None:
+    """Say what time and memory a fit on a CPU will take, before it starts, where it lasts."""
+    small = problem.n * problem.k * problem.selection.size < SHORT
+    unknown = type(structure).cost is Structure.cost or isinstance(problem.network.model, LeafSum)
+    if small or unknown or not problem.progress.enabled or problem.device.type != "cpu":
+        return
+    start = time.perf_counter()
+    first = problem.batches.first()
+    read = time.perf_counter()
+    with torch.no_grad():
+        problem.network(first.inputs)
+    reading, forward = (read - start) / first.size, (time.perf_counter() - read) / first.size
+    stream = LayerGradients(problem) if isinstance(structure, AdditiveStructure) else None
+    cost = structure.cost(measure_sizes(problem, stream, first.inputs, problem.n, first.size))
+    seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
+    if seconds >= LASTS:
+        most = "up to" if cost.bounded else "about"
+        problem.progress.say(f"whence: {cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}")
 
 
 def _resolve_ridge(ridge: float | Literal["auto", "loo"], problem: Linearization) -> tuple[float | None, str]:

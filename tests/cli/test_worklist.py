@@ -154,7 +154,9 @@ def test_true_answers_come_back_and_help(exported: Exported) -> None:
     answers[3] = ""  # one was skipped
     path = folder / "answers.json"
     path.write_text(json.dumps(label_studio_export(exported.tasks, answers, minimal=False)), encoding="utf-8")
-    found = run(exported.data, "--import", path, "--corrected", folder / "clean.csv")["import"]
+    content = run(exported.data, "--import", path, "--corrected", folder / "clean.csv")
+    found = content["import"]
+    assert content["rows"]["train"] == exported.content["rows"]["train"] + len(UNLABELLED)
     given = {row: answer for row, answer in zip(rows, answers, strict=True) if answer}
     before = {int(row["row"]): row["colour"] for row in exported.rows}
     assert found["changed"] == sorted(row for row in given if before[row] and given[row] != before[row])

@@ -13,6 +13,7 @@ from pages import DOCS, ROOT
 
 PAGES = {
     "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES},
+    "choosing.md": tables.TABLES,
     "classification.md": worth_tables.TABLES,
     "services.md": tables.TABLES,
     "tracing.md": tracing_tables.TABLES,

@@ -139,6 +139,7 @@ def table(
         first = predict_rows(fitted, read)
         before = first, RowLabels.of(first, prepared.split.train)
         prepared, read = answered.prepared, answered.prepared.table
+        content["rows"] = _data_summary(prepared)["rows"]
         fitted = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet)
     predictions = predict_rows(fitted, read, _rows_to_explain(prepared, verdicts))
     check_inputs(predictions, read.take(prepared.split.train))
@@ -267,7 +268,7 @@ def _fit_summary(
             "unlabelled": count_verdicts(verdicts.iloc[split.unlabelled]),
             "all": count_verdicts(verdicts),
         },
-        "suspects": [_suspect(predictions, labels, int(at)) for at in labels.order[:SUSPECTS]],
+        "suspects": [_suspect(predictions, labels, int(at)) for at in labels.doubtful[:SUSPECTS]],
         "wrong_labels": None if wrong is None else {**vars(wrong), "words": str(wrong)},
     }
 

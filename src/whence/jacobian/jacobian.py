@@ -147,9 +147,11 @@ class Jacobian:
                 return torch.cat([self._backward(outputs, part) for part in wanted.split(step)])
 
         size = batch_size(inputs, "this batch")
-        total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
+        total: Tensor | None = None
         for _, part in self._chunks.of(size, self.chunk_size or size, pull):
-            total += part
+            total = part if total is None else total.add_(part)
+        if total is None:  # of no examples
+            return torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
         return total
 
     def _backward(self, outputs: Tensor, cotangents: Tensor) -> Tensor:

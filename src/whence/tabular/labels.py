@@ -68,6 +68,11 @@ class RowLabels:
             return numpy.isfinite(self.labels) & (self.labels != self.suggested)
         return self.suspicion > DOUBTFUL
 
+    @property
+    def doubtful(self) -> Any:
+        """Positions of the rows whose label the other rows contradict, the most doubtful one first."""
+        return self.order[self.contradicted[self.order]]
+
     def wrong(self) -> WrongLabels | None:
         """How many labels are wrong in all; `None` for numbers, and where it cannot be known."""
         known = numpy.isfinite(self.labels)

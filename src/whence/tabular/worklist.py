@@ -43,7 +43,7 @@ class WorkItem:
 def work_items(prepared: Prepared, fitted: FittedTable, labels: RowLabels, most: int) -> list[WorkItem]:
     """Labels that the other rows contradict, the most doubtful first, then rows to label first; so many of each."""
     table, target = prepared.table, prepared.model.target
-    check = [int(at) for at in labels.order if labels.contradicted[at]][:most]
+    check = [int(at) for at in labels.doubtful[:most]]
     suggested = labels.suggested_cells()
 
     def item(at: int, todo: str) -> WorkItem:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whence.curvature.accumulate import working_precision
 from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
 from whence.curvature.leaves import LeafFeatures
 from whence.curvature.primal import FittedPrimal, Projected
@@ -600,6 +601,7 @@ def _sampled_share(
     Half of the sources have the largest leave-one-out residuals, the others represent the rest of the training set.
     """
     sample, d = _Sample.draw(fitted, sources, points), fitted.problem.selection.size
+    precision = working_precision(fitted.problem)
     within: dict[str, list[Tensor]] = {name: [] for name in ("point", "pull", "column")}
     rows = {"point": len(sample.signs), "pull": len(sample.counts)}
     rows["column"] = len(sample.counts) * min(columns, fitted.problem.k)
@@ -607,10 +609,10 @@ def _sampled_share(
     filled = dict.fromkeys(rows, 0)
     for at, one in sample.examples(fitted):
         cotangents = sample.cotangents(fitted, at, columns)
-        left = fitted.problem.jacobian().vjp(one, torch.cat([*cotangents.values()]).unsqueeze(1)).double()
+        left = fitted.problem.jacobian().vjp(one, torch.cat([*cotangents.values()]).unsqueeze(1)).to(precision)
         coordinates = features.into(left)
-        left -= features.lift(coordinates)
-        left -= features.lift(features.into(left))  # what rounding left of the basis
+        left -= features.lift(coordinates.to(precision))
+        left -= features.lift(features.into(left).to(precision))  # what rounding left of the basis
         sizes = [len(some) for some in cotangents.values()]
         for name, white, rest in zip(
             cotangents, core.whiten(coordinates).double().split(sizes), left.split(sizes), strict=True
