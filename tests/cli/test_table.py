@@ -14,6 +14,7 @@ import pytest
 
 from command_line import call, houses, read, write
 from whence.cli.console import UNUSABLE
+from whence.trust.checks import MEANING
 
 
 class Run(NamedTuple):
@@ -109,7 +110,7 @@ def test_report_and_rows_show_the_same_interval(regression: Run) -> None:
     page = (regression.folder / "report.html").read_text(encoding="utf-8")
     data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     mean, half = (np.frombuffer(base64.b64decode(data["arrays"][name]), "<f4") for name in ("mean", "wide"))
-    tested = [row for row in regression.rows if row["part"] == "held out"]
+    tested = [row for part in ("held out", "no target") for row in regression.rows if row["part"] == part]
     lower, upper = (np.array([float(row[name]) for row in tested]) for name in ("lower", "upper"))
     np.testing.assert_allclose(mean - half, lower, rtol=1e-4)
     np.testing.assert_allclose(mean + half, upper, rtol=1e-4)
@@ -273,11 +274,13 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
     for wanted in (
-        "60 rows; columns used: 1 number",
+        "60 rows (48 to train on, 12 held out); columns used: 1 number",
         "y: classification, 2 classes",
         "rows, never trained on",
     ):
         assert wanted in words
     for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Labels to check first", "r.html"):
         assert wanted in words
+    assert any(f"Trust {level}: {meaning}" in words for level, meaning in MEANING.items())
+    assert "tracer" not in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80

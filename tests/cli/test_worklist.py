@@ -202,7 +202,7 @@ def edited(exported: Exported, folder: Path, **cells: str) -> Path:
     ("cells", "words"),
     [
         ({"answer": "grean"}, "one of the classes 'blue', 'green', 'red' as the answer for row"),
-        ({"answer": "grean"}, "got 'grean'. Was 'green' meant?"),
+        ({"answer": "grean"}, "got 'grean'. Did you mean 'green'?"),
         ({"row": "900"}, "got row '900', which it does not have"),
         ({"row": "first"}, "got row 'first', which it does not have"),
         ({"key": "k00000000"}, "Was the file exported from another table"),

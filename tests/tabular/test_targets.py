@@ -79,7 +79,7 @@ def test_targets_that_cannot_be_used(values: Any, task: Task | None, message: st
 
 
 def test_name_that_is_none_gets_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"got 'Prize', which is none. Was 'price' meant\? Columns: price, area"):
+    with pytest.raises(InputError, match=r"got 'Prize', which is none. Did you mean 'price'\? Columns: price, area"):
         find_column("Prize", ["price", "area"])
     with pytest.raises(InputError, match=r"which is none\. Columns: a, b"):
         find_column("zzzzzz", ["a", "b"])

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy
+import torch
 import typer
 
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
 from whence.cli.worklist import check_corrected, export_path, print_answers, write_corrected, write_worklist
-from whence.display import percent
+from whence.display import count, percent
 from whence.io.files import replacing
 from whence.runtime.progress import Progress
 from whence.tabular.answers import apply_answers, compare, read_answers
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.labels import RowLabels
-from whence.tabular.predictions import RowPredictions, affordable_rows, predict_rows
+from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, check_inputs, predict_rows
 from whence.tabular.target import Task
 from whence.tabular.worklist import work_items
 
@@ -29,11 +30,10 @@ ADVICE = {
     "noisy labels nearby": "similar training rows err more than others: check the labels of those named in `check`",
     "scarce data": "few training rows are similar: collect more like these",
     "both": "check the labels, and collect more",
+    CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-DOUBT = {
-    "regression": "  doubt: standard deviations between the label and what the other rows say",
-    "classification": "  doubt: one minus the probability that the other rows give the label",
-}
+DOUBT = {"regression": "standard deviations off", "classification": "chance of the label"}
+"""What a suspicion is shown as."""
 FILES = {
     "csv": "All rows",
     "report": "Report",
@@ -142,6 +142,7 @@ def table(
         content["rows"] = _data_summary(prepared)["rows"]
         fitted = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet)
     predictions = predict_rows(fitted, read, _rows_to_explain(prepared, verdicts))
+    check_inputs(predictions, read.take(prepared.split.train))
     labels = RowLabels.of(predictions, prepared.split.train)
     if answered is not None and before is not None:
         content["import"] = {**compare(answered, before, (predictions, labels)), "unanswered": unanswered}
@@ -180,12 +181,17 @@ def write_csv(path: Path, frame: Any) -> None:
 
 
 def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str) -> None:
-    """Write the report on the held-out rows."""
-    test, train = prepared.table.take(prepared.split.test), prepared.table.take(prepared.split.train)
+    """Write the report on the rows that were held out, and on those without a label."""
+    split = prepared.split
+    test, train = (
+        prepared.table.take(numpy.concatenate([split.test, split.unlabelled])),
+        prepared.table.take(split.train),
+    )
     many = len(test) > ALL_TRACED
     about = (
-        f"{len(test):,} rows of {name} that the network was not trained on. Rows are counted from 1, below the "
-        "names of the columns."
+        f"{len(test):,} rows of {name} that the network was not trained on"
+        f"{f', {len(split.unlabelled):,} of them without a label' if len(split.unlabelled) else ''}. Rows are counted "
+        "from 1, below the names of the columns."
     )
     about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
     report_rows(path, fitted, test, about, train, traced=TRACED if many else len(test))
@@ -194,7 +200,7 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
 def report_rows(
     path: Path, fitted: FittedTable, table: TextTable, about: str, train: TextTable | None = None, traced: int = TRACED
 ) -> None:
-    """Write the report on the rows of a table; with targets where all of them have one."""
+    """Write the report on the rows of a table; with targets where some of them have one."""
     model, inputs = fitted.model, fitted.model.encode(table)
     values, target = model.targets(table), model.target
     shown, trained = (
@@ -204,7 +210,7 @@ def report_rows(
     word = "row" if train is not None else "training row"
     fitted.tracer.report(
         path,
-        model.batch(inputs, values) if numpy.isfinite(values).all() else inputs,
+        (inputs, torch.from_numpy(values)) if numpy.isfinite(values).any() else inputs,
         table=(shown, trained),
         ids=([f"row {row}" for row in table.rows], [f"{word} {row}" for row in fitted.rows]),
         title=f"{target.name}: how uncertain are predictions, and why?",
@@ -218,7 +224,13 @@ def _data_summary(prepared: Prepared) -> dict[str, Any]:
     """What is known before the training."""
     model, split, table = prepared.model, prepared.split, prepared.table
     return {
-        "rows": {"file": table.total, "used": len(table), "train": len(split.train), "test": len(split.test)},
+        "rows": {
+            "file": table.total,
+            "used": len(table),
+            "train": len(split.train),
+            "test": len(split.test),
+            "unlabelled": len(split.unlabelled),
+        },
         "target": {"name": model.target.name, "task": model.target.task, "classes": model.target.classes},
         "columns": [{"name": one.name, "kind": one.kind, "words": one.description} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
@@ -246,9 +258,16 @@ def _fit_summary(
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "newton_change": float(tracer.diagnostics["Newton change"]),
             "recentered": tracer.loo.recenter,
+            "trust": next(
+                {"level": one.value, "words": one.words} for one in tracer.diagnostics if one.name == "trust"
+            ),
         },
         "scores": {one.name: {"value": one.value, "words": one.words} for one in predictions.scores(split.test)},
-        "verdicts": {"held_out": count_verdicts(verdicts.iloc[split.test]), "all": count_verdicts(verdicts)},
+        "verdicts": {
+            "held_out": count_verdicts(verdicts.iloc[split.test]),
+            "unlabelled": count_verdicts(verdicts.iloc[split.unlabelled]),
+            "all": count_verdicts(verdicts),
+        },
         "suspects": [_suspect(predictions, labels, int(at)) for at in labels.doubtful[:SUSPECTS]],
         "wrong_labels": None if wrong is None else {**vars(wrong), "words": str(wrong)},
     }
@@ -279,8 +298,10 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
     rows, target = content["rows"], content["target"]
     kinds = Counter(column["kind"] for column in content["columns"])
     plural = {"number": "numbers", "category": "categories", "date": "dates"}
-    listed = ", ".join(f"{count} {plural[kind] if count > 1 else kind}" for kind, count in kinds.items())
-    output.fact("Data", f"{rows['used']:,} rows; columns used: {listed}")
+    listed = ", ".join(count(many, kind, plural[kind]) for kind, many in kinds.items())
+    parts = f"{rows['train']:,} to train on, {rows['test']:,} held out"
+    parts += f", {rows['unlabelled']:,} without a label" if rows["unlabelled"] else ""
+    output.fact("Data", f"{count(rows['used'], 'row')} ({parts}); columns used: {listed}")
     for excluded in content["left_out"]:
         output.fact("", f"left out {excluded['name']!r}: {excluded['reason']}")
     classes = f", {len(target['classes'])} classes" if target["classes"] else ""
@@ -290,7 +311,7 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
 
 def _print_fit(output: Output, content: dict[str, Any]) -> None:
     """What the network found, for people."""
-    network, fit, rows = content["network"], content["fit"], content["rows"]
+    network, fit, rows, target = content["network"], content["fit"], content["rows"], content["target"]
     output.fact(
         "Network",
         f"{network['inputs']} inputs, two hidden layers of {network['width']}, {network['weights']:,} weights; "
@@ -304,6 +325,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
         else f"the network is near its optimum (a last step would change its errors by {change})"
     )
     output.fact("Fit", f"{exact} on {rows['train']:,} rows; {optimum}")
+    output.fact("Trust", f"{fit['trust']['level']}: {fit['trust']['words']}")
     output.head(f"On {rows['test']:,} held-out rows, never trained on")
     scores = content["scores"]
     output.rows([[name, figure(one["value"]), one["words"]] for name, one in scores.items()], right=(1,))
@@ -311,16 +333,21 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     if explained:
         some = "" if explained == rows["test"] else f" ({explained:,} of them)"
         print_verdicts(output, counts, f"Why are predictions uncertain? Verdicts on the held-out rows{some}")
+        if content["verdicts"]["unlabelled"]:
+            head = f"And on the {count(rows['unlabelled'], 'row')} without a label"
+            print_verdicts(output, content["verdicts"]["unlabelled"], head)
         if sum(content["verdicts"]["all"].values()) < rows["used"]:
             output.say("  Not all rows have a verdict, which would take long: --verdicts all")
     if content["suspects"]:
         output.head("Labels to check first")
         output.rows(
-            [[f"{one['row']}", one["label"], one["others"], figure(one["suspicion"])] for one in content["suspects"]],
-            ["row", f"{content['target']['name']} in the file", "the other rows say", "doubt"],
+            [
+                [f"{one['row']}", one["label"], one["others"], _doubt_text(target["task"], one["suspicion"])]
+                for one in content["suspects"]
+            ],
+            ["row", f"{target['name']} in the file", "the other rows say", DOUBT[target["task"]]],
             right=(0, 3),
         )
-        output.say(DOUBT[content["target"]["task"]])
         if content["wrong_labels"]:
             output.say(f"  In all, {content['wrong_labels']['words']}")
     if "import" in content:
@@ -332,9 +359,23 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     output.fact("Time", f"{content['seconds']:.0f} s")
 
 
+def _doubt_text(task: str, suspicion: float) -> str:
+    r"""How far a label is from what the other rows say, or the chance that they leave it.
+
+    Examples:
+        >>> _doubt_text("regression", 3.448), _doubt_text("classification", 0.9917)
+        ('3.4', '0.8\xa0%')
+    """
+    return f"{suspicion:.1f}" if task == "regression" else percent(1.0 - suspicion)
+
+
 def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
     """How often each verdict was given, and what to do about it."""
     total = sum(counts.values())
     output.head(head)
-    lines = [[name, f"{count:,}", percent(count / total), ADVICE[name]] for name, count in counts.items()]
+    lines = [
+        [name, f"{number:,}", percent(number / total), ADVICE[name]]
+        for name, number in counts.items()
+        if number or name != CHECK_INPUT
+    ]
     output.rows(lines, right=(1, 2))

@@ -62,7 +62,7 @@ def charts(predictions: Predictions) -> list[Chart]:
         some = Uncertainty(predictions.answers[known], {}, variances)
         errors = (targets - some.mean).square().mean(1)
         calibration = interval_calibration(some, targets, predictions.noise.double())
-        return [calibration, risk_coverage(scores, errors, "mean squared error")]
+        return [calibration, risk_coverage(scores, errors, "typical error (RMSE)", root=True)]
     scores["belief alone"] = ("belief", -predictions.confidence[known])
     right = predictions.right[known]
     calibration = confidence_calibration(predictions.confidence[known].clamp(0.0, 1.0), right)
@@ -73,13 +73,15 @@ def risk_coverage(
     scores: dict[str, tuple[str, Tensor]],  # for each name its style and (m,) scores, higher for less sure
     losses: Tensor,  # (m,) 0 or 1, or squared errors
     risk: str,  # what the mean loss is called
+    root: bool = False,  # show its square root
 ) -> Chart:
     """Mean loss of the predictions that are kept, when the most uncertain ones are handed to a person."""
     m = len(losses)
     counts = np.unique(np.linspace(max(1, m // STEPS), m, STEPS).round().astype(int))
     coverage = tuple((counts / m).tolist())
+    shown = np.sqrt if root else np.asarray
     curves = [
-        Curve(name, style, coverage, tuple(kept_risk(score.numpy(), losses.numpy())[counts - 1].tolist()))
+        Curve(name, style, coverage, tuple(shown(kept_risk(score.numpy(), losses.numpy())[counts - 1]).tolist()))
         for name, (style, score) in scores.items()
     ]
     means = ", ".join(f"{curve.name} {number(float(np.mean(curve.y)))}" for curve in curves)
@@ -88,7 +90,7 @@ def risk_coverage(
         "share of predictions kept, the surest first",
         risk,
         tuple(curves),
-        f"At the right all predictions are kept: {risk} {number(float(losses.double().mean()))}. Towards the left the "
+        f"At the right all predictions are kept: {risk} {number(curves[0].y[-1])}. Towards the left the "
         f"most uncertain are left to a person. Lower is better; means over the curves: {means}.",
         top=max(max(curve.y) for curve in curves) or 1.0,
         diagonal=False,

@@ -334,11 +334,36 @@ class Predictions:
         same = self.answers == self.targets
         return same if same.ndim == 1 else same.all(1)
 
+    @cached_property
+    def scores(self) -> list[tuple[str, str]]:
+        """How good the predictions are where targets are known: names and values; the first output of several."""
+        known = self.known
+        if known is None or self.targets is None:
+            return []
+        right = float(self.right[known].double().mean())
+        if self.task.kind == "regression":
+            targets, answers = self.targets[known][:, 0], self.answers[known][:, 0]
+            mean_square, variance = float((targets - answers).square().mean()), float(targets.var(correction=0))
+            r2 = f"{1 - mean_square / variance:.2f}" if variance > 0 else "unknown"
+            which = f" of {self.task.names[0]}" if self.task.outputs > 1 else ""
+            return [
+                (f"R2{which}", r2),
+                (f"RMSE{which}", number(mean_square**0.5)),
+                ("inside their 95 % ranges", percent(right)),
+            ]
+        scores = [("accuracy", percent(right))]
+        if self.task.kind == "classification":
+            most = torch.bincount(self.targets[known]).max() / int(known.sum())
+            scores.append(("the most frequent class alone", percent(float(most))))
+        return scores
+
     def text(self, prediction: int) -> str:
-        """What was predicted."""
+        """What was predicted: a number with half its 95 % range, or a class with its probability."""
         text = self.task.text(self.answers[prediction])
         if self.task.kind == "regression" and self.task.outputs == 1:
             return f"{text} ± {number(float(self.half_width[prediction]), 2)}"
+        if self.task.kind == "classification":
+            return f"{text}, {percent(float(self.confidence[prediction].clamp(0.0, 1.0)))}"
         return text
 
     def probability_half_width(self, again: Uncertainty) -> Tensor:

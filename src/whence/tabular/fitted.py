@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
 from whence.display import listing
-from whence.errors import CorruptArtifactError, InputError
+from whence.errors import CorruptArtifactError, InputError, did_you_mean
 from whence.runtime.progress import Progress
 from whence.tabular.columns import (
     MAX_DISTANCE,
@@ -77,6 +77,7 @@ class TableModel:
             raise InputError(
                 f"expected the columns that the network was trained with, got none named "
                 f"{listing(list(map(repr, absent)), 8)}. Columns there are: {', '.join(list(table.columns)[:20])}."
+                f"{did_you_mean(absent[0], table.columns)}"
             )
         encoded = [column.encode(table.columns[column.name]) for column in self.columns]
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy
 
 from whence.display import listing
-from whence.errors import InputError, TargetError
+from whence.errors import InputError, TargetError, did_you_mean
 from whence.tabular.columns import category_of, guess_number_style, is_missing, parse_numbers
 
 Task = Literal["regression", "classification"]
@@ -63,9 +62,7 @@ def find_column(name: str, names: list[str]) -> str:
     """The column of that name, or an error that suggests the nearest names."""
     if name in names:
         return name
-    folded = {other.lower().strip(): other for other in names}
-    near = get_close_matches(name.lower(), list(folded), n=3, cutoff=0.5)
-    meant = f" Was {' or '.join(repr(folded[one]) for one in near)} meant?" if near else ""
+    meant = did_you_mean(name, names, most=3)
     raise InputError(
         f"expected the name of a column, got {name!r}, which is none.{meant} Columns: {listing(names, 20)}."
     )
