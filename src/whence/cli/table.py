@@ -168,6 +168,7 @@ def report_rows(
         names=list(target.classes) or [target.name],
         about=[about],
         traced=traced,
+        intervals=fitted.intervals,
     )
 
 

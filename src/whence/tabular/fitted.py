@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
 from whence.display import listing
 from whence.errors import CorruptArtifactError, InputError
+from whence.influence.intervals import Intervals
 from whence.runtime.progress import Progress
 from whence.tabular.columns import (
     MAX_DISTANCE,
@@ -37,7 +38,7 @@ from whence.tabular.network import build_network, choose_width, count_weights, i
 from whence.tabular.target import RowSplit, Target, Task, check_row_count, detect_target, find_column, split_rows
 
 FORMAT = "whence table"
-VERSION = 3
+VERSION = 4
 DESCRIPTION, WEIGHTS, TRAINING, FIT = "table.json", "network.safetensors", "training.safetensors", "fit.whence"
 
 LARGE_MEAN = 1e4
@@ -150,6 +151,7 @@ class FittedTable:
     inputs: Tensor  # (n, inputs) the encoded training rows
     values: Any  # (n,) their targets
     rows: Any  # number of each training row in its file
+    intervals: Intervals | None  # of new observations; `None` for classes
     weight_decay: float | None = None  # of the training; `None` if the fit was loaded
 
 
@@ -209,17 +211,20 @@ def fit_table(prepared: Prepared, *, structure: str = "auto", seed: int = 0, pro
     network = model.network()
     initialize(network, torch.Generator("cpu").manual_seed(seed))
     folds = [torch.from_numpy(numpy.isin(train_rows, rows)) for rows in prepared.split.validation]
-    weight_decay = train(network, model.target, inputs, torch.from_numpy(values), folds, Progress(progress))
+    trained = train(network, model.target, inputs, torch.from_numpy(values), folds, Progress(progress))
     options: dict[str, Any] = {
         "likelihood": model.target.likelihood,
         "structure": structure,
-        "ridge": ridge(model.target, weight_decay, len(values)),
+        "ridge": ridge(model.target, trained.weight_decay, len(values)),
         "progress": progress,
     }
     tracer = fit(network.eval(), [model.batch(inputs, values)], **options)
     if float(tracer.diagnostics["Newton change"]) > FAR_FROM_OPTIMUM:
         tracer = fit(network, [model.batch(inputs, values)], recenter=True, **options)
-    return FittedTable(model, tracer, inputs, values, prepared.table.rows[train_rows], weight_decay)
+    intervals = None
+    if model.target.task == "regression":
+        intervals = Intervals.of(tracer, torch.from_numpy(values).unsqueeze(1) - trained.held_out)
+    return FittedTable(model, tracer, inputs, values, prepared.table.rows[train_rows], intervals, trained.weight_decay)
 
 
 def ridge(target: Target, weight_decay: float, rows: int) -> float:
@@ -238,17 +243,18 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
     """Write a fitted table to a folder, which is there whole or not at all; no pickles, nothing that is ever run.
 
     `table.json` holds columns, target and `about`, how the network was trained; `network.safetensors` its weights;
-    `training.safetensors` the encoded training rows, which verdicts need; `fit.whence` the fit itself.
+    `training.safetensors` the encoded training rows, which verdicts need, and the calibration of intervals;
+    `fit.whence` the fit itself.
     """
     with replacing_folder(folder, DESCRIPTION) as new:
         description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model)}
         (new / DESCRIPTION).write_text(json.dumps({**description, "about": about}, indent=1), encoding="utf-8")
         save_file(fitted.tracer.problem.network.model.state_dict(), new / WEIGHTS)
         rows = torch.as_tensor(fitted.rows.astype("int64"), device="cpu")
-        save_file(
-            {"inputs": fitted.inputs, "values": torch.as_tensor(fitted.values, device="cpu"), "rows": rows},
-            new / TRAINING,
-        )
+        training = {"inputs": fitted.inputs, "values": torch.as_tensor(fitted.values, device="cpu"), "rows": rows}
+        if fitted.intervals is not None:
+            training |= {f"intervals.{name}": values for name, values in vars(fitted.intervals).items()}
+        save_file(training, new / TRAINING)
         fitted.tracer.save(new / FIT)
 
 
@@ -261,13 +267,15 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
         network.load_state_dict(load_file(folder / WEIGHTS))
         training = load_file(folder / TRAINING)
         inputs, values, rows = training["inputs"], training["values"].numpy(), training["rows"].numpy()
+        calibration = {name.removeprefix("intervals."): one for name, one in training.items() if "." in name}
+        intervals = Intervals(**calibration) if model.target.task == "regression" else None
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(
             f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Make it anew."
         ) from error
     tracer = load(folder / FIT, network.eval(), [model.batch(inputs, values)], progress=progress)
-    return FittedTable(model, tracer, inputs, values, rows)
+    return FittedTable(model, tracer, inputs, values, rows, intervals)
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -11,7 +10,7 @@ import torch
 
 from whence import Explanation, Uncertainty
 from whence.display import number
-from whence.estimators import observation_noise
+from whence.influence.intervals import LEVEL
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
 from whence.tabular.target import Target
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     import pandas
 
 BATCH = 1024
-LEVEL = 0.95
-"""Of the intervals."""
-
 EXPLAIN_WORK = 3e12
 """Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
 
@@ -92,10 +88,8 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     hec3 = uncertainty.hec3.sum(1).numpy()
     probabilities = numpy.zeros((len(table), 0))
     columns: dict[str, Any]
-    if model.target.task == "regression":
-        mean = uncertainty.mean[:, 0].numpy()
-        noise = float(observation_noise(tracer.residuals, tracer.loo_residuals)[0])
-        half = NormalDist().inv_cdf(0.5 + LEVEL / 2) * numpy.sqrt(hec3 + noise)
+    if fitted.intervals is not None:
+        mean, half = uncertainty.mean[:, 0].numpy(), fitted.intervals.half_width(uncertainty)[:, 0].numpy()
         columns = {"prediction": mean, "lower": mean - half, "upper": mean + half, "std": numpy.sqrt(hec3)}
     else:
         probabilities, std = _class_probabilities(model.target, uncertainty)

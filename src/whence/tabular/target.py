@@ -23,9 +23,9 @@ MAX_TARGET, MIN_STD = 1e15, 1e-15
 
 MIN_ROWS = 20
 MAX_TEST_ROWS = 10_000
-VALIDATION = 0.15
+VALIDATION, FOLDS = 0.15, 7
 SMALL = 2_000
-"""Training rows up to which three sets of validation rows are drawn instead of one."""
+"""Training rows up to which they are divided into so many sets of validation rows; beyond, one set of that share."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,8 @@ class RowSplit:
     """Positions of rows in the table."""
 
     train: Any  # what the final network is trained on; the validation rows are among them
-    # sets of rows that choose the weight decay, in trainings without them; several for small tables
+    # sets of rows that are predicted by trainings without them, to choose settings and to calibrate intervals; of small
+    # tables all training rows, in several sets
     validation: tuple[Any, ...]
     test: Any  # never trained on
     unlabelled: Any  # rows without a target, which are predicted only
@@ -196,7 +197,7 @@ def split_rows(values: Any, target: Target, test: float, seed: int) -> RowSplit:
     Examples:
         >>> split = split_rows(numpy.arange(100.0), Target("y", "regression"), 0.2, 0)
         >>> len(split.train), [len(rows) for rows in split.validation], len(split.test)
-        (80, [12, 12, 12], 20)
+        (80, [12, 12, 12, 11, 11, 11, 11], 20)
     """
     known = numpy.flatnonzero(numpy.isfinite(values))
     check_row_count(len(known), target.name)
@@ -204,11 +205,12 @@ def split_rows(values: Any, target: Target, test: float, seed: int) -> RowSplit:
     strata = [known[values[known] == index] for index in range(len(target.classes))] or [known]
     held_out, strata = _draw(strata, min(test, MAX_TEST_ROWS / len(known)), generator)
     train = numpy.sort(numpy.concatenate(strata))
-    validation = []
-    for _ in range(3 if len(train) <= SMALL else 1):
-        rows, strata = _draw(strata, VALIDATION * len(train) / sum(map(len, strata)), generator)
-        validation.append(rows)
-    return RowSplit(train, tuple(validation), held_out, numpy.flatnonzero(~numpy.isfinite(values)))
+    if len(train) <= SMALL:
+        shuffled = numpy.concatenate([generator.permutation(rows) for rows in strata])
+        validation = tuple(numpy.sort(shuffled[first::FOLDS]) for first in range(FOLDS))
+    else:
+        validation = (_draw(strata, VALIDATION, generator)[0],)
+    return RowSplit(train, validation, held_out, numpy.flatnonzero(~numpy.isfinite(values)))
 
 
 def check_row_count(known: int, name: str) -> None:
