@@ -124,6 +124,7 @@ IGNORED |= {
     "in_use",
     "saved",
 }  # memory beside chunks: a loaded fit plans anew
+IGNORED |= {"separate"}  # counts the batches that were checked so far
 
 
 def differences(one: Any, two: Any, where: str = "tracer", seen: set[int] | None = None) -> list[str]:

@@ -22,6 +22,7 @@ from whence.results import Uncertainty, join
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
+from whence.trees.network import fitted_trees, leaf_sum, training_batches
 
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
 
@@ -75,9 +76,9 @@ STRUCTURES: dict[str, type[Structure]] = {
 
 
 def fit(
-    model: nn.Module,
-    train_loader: Iterable[Any],
-    likelihood: str | Likelihood = "gaussian",
+    model: Any,
+    train_loader: Any,
+    likelihood: str | Likelihood | None = None,
     structure: str | Structure = "auto",
     parameters: Choice = "all",
     ridge: float | Literal["auto", "loo"] = "auto",
@@ -91,16 +92,19 @@ def fit(
     hessian_columns: Literal["auto", "all"] | int = "auto",
     execution: Execution | None = None,
 ) -> Tracer:
-    """Fit the uncertainty of a trained network, after the fact.
+    """Fit the uncertainty of a trained network, or of fitted trees, after the fact.
 
     The model is left exactly as found. The training data are read several times.
 
     Args:
-        model: trained network, in evaluation mode, on any device and of any floating dtype.
+        model: trained network, in evaluation mode, on any device and of any floating dtype; or fitted trees of
+            scikit-learn, XGBoost, LightGBM or CatBoost, or a pipeline that ends in them.
         train_loader: gives (inputs, targets), (inputs, targets, sample weights), or dicts with the targets under
-            "labels" and perhaps weights under "sample_weight"; can be read again and again.
-        likelihood: the loss it was trained with: "gaussian" (squared error), "categorical" (softmax cross-entropy),
-            "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its own.
+            "labels" and perhaps weights under "sample_weight"; can be read again and again. For trees (X, y) or
+            (X, y, sample_weight), as the model takes them.
+        likelihood: the loss it was trained with: "gaussian" (squared error, the default), "categorical" (softmax
+            cross-entropy), "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its
+            own. Trees know their own.
         structure: of the curvature. "auto" takes "exact" where that needs about a minute at most and fits in memory,
             else "core" (dense algebra where it matters, honest scale). By name also "ekfac" (the paper's, cheapest),
             "sketch", "kfac" and "diagonal"; or a `Structure` with options such as `whence.Exact(road="dual")`.
@@ -141,10 +145,13 @@ def fit(
         torch.Size([3, 1])
     """
     execution = checked_execution(execution)
+    if not isinstance(model, nn.Module):
+        trees = fitted_trees(model, train_loader, likelihood, structure, ridge)
+        model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
     processes = opened(execution.distributed)
     with processes.working():
         options = FitOptions(
-            likelihood=by_name(likelihood, LIKELIHOODS, Likelihood, "likelihood"),
+            likelihood=by_name("gaussian" if likelihood is None else likelihood, LIKELIHOODS, Likelihood, "likelihood"),
             structure=by_name(structure, STRUCTURES, Structure, "structure"),
             parameters=parameters,
             ridge=check_ridge(ridge),

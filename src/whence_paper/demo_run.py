@@ -103,15 +103,16 @@ def make_table(trials: list[Trial]) -> Table:
 def classes_table(classes: list[Classes]) -> Table:
     """AUROC of noise, scarcity and source beside what needs no whence, the mean over draws."""
     table = Table(
-        title="Ten digits, cross-entropy: the same questions, and scores that need no whence",
+        title="Ten digits, cross-entropy: the same questions, beside scores without whence",
         caption=f"Mean AUROC of {len(classes)} draws. kNN and DDU work with the network's last features.",
     )
-    table.add_column("test digits")
-    for name in (*OURS, *THEIRS):
-        table.add_column(name, justify="right")
+    table.add_column("score")
+    for question in ("noisy digit", "missing digit", "noisy against missing"):
+        table.add_column(question, justify="right")
     mean = mean_classes(classes)
-    for name, question in zip(QUESTIONS, ("noisy", "missing", "noisy against missing"), strict=True):
-        table.add_row(question, *(f"{mean.auroc[name][score]:.2f}" for score in (*OURS, *THEIRS)))
+    for name in (*OURS, *THEIRS):
+        numbers = (f"{mean.auroc[question][name]:.2f}" for question in QUESTIONS)
+        table.add_row(name, *numbers, end_section=name == OURS[-1])
     return table
 
 

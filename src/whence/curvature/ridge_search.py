@@ -21,6 +21,7 @@ from whence.curvature.exact import Exact
 from whence.curvature.primal import FittedPrimal
 from whence.data.targets import block_diagonal
 from whence.errors import InputError, SingularCurvatureError
+from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.linalg import eigenvectors
 
@@ -44,11 +45,14 @@ WEIGHT_DECAY = 0.01
 
 
 def default_ridge(problem: Linearization) -> tuple[float, str]:
-    """The ridge of a weight decay of 0.01 of the mean loss, and in words where it came from.
+    """The ridge of a weight decay of 0.01 of the mean loss, or that of trees; and in words where it came from.
 
     The mean runs over examples or positions by their weights, and over outputs where the loss does not tie them to each
     other. The decay is that of squared error with targets of variance one: in other units the ridge goes with them.
     """
+    model = problem.network.model
+    if isinstance(model, LeafSum) and model.own_ridge is not None:
+        return model.own_ridge
     weights = problem.sample_weights if problem.units is None else problem.units.weights
     n = float(problem.n * problem.k / problem.width if weights is None else weights.sum())
     if problem.sketch is not None:

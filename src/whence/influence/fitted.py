@@ -36,6 +36,7 @@ from whence.data.batches import (
 from whence.display import Shown
 from whence.errors import InputError, LoaderError, StaleModelError
 from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_blocks, hat_roots, out_of_range
+from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network, SelectedOutputs
 from whence.results import Diagnostics, Uncertainty
@@ -270,8 +271,11 @@ def inputs_of(
 
 def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
     positional = fitted.problem.batches.positional
+    model = fitted.problem.network.model
     if isinstance(x, InputCache):
         yield from x.read(lambda given: _batches(fitted, given))
+    elif isinstance(model, LeafSum):
+        yield from model.inputs(x)
     elif isinstance(x, (Tensor, Mapping, tuple)):
         yield split_targets(x, positional)[0]
     elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):

@@ -29,6 +29,7 @@ from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
 from whence.errors import InputError, SingularCurvatureError
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
+from whence.jacobian.leaves import LeafSum
 
 NEWTON_STEPS, CONVERGED = 200, 1e-12
 """Most Newton steps, and the size of the last one over that of g."""
@@ -116,6 +117,8 @@ def read_change(
     targets: dict[int, Tensor] = {}
     for example, target in relabel.items():
         at = _position(example, problem.n)
+        if isinstance(problem.network.model, LeafSum):
+            target = problem.network.model.targets([target], f"the new label of example {example}")[0]
         given = torch.as_tensor(target, device=problem.device)
         if given.is_floating_point() and not isinstance(target, Tensor):  # torch reads Python's numbers as float32
             given = torch.as_tensor(target, dtype=problem.dtype, device=problem.device)

@@ -1,0 +1,123 @@
+"""A sum of leaf values as a network: linear in its parameters, with sparse gradients, and read from rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from whence.errors import InputError, ShapeError, TargetError
+
+NUMBERS_AT_ONCE = 2**22
+"""Leaf values of a batch: rows times trees times outputs of a leaf."""
+
+
+class LeafSum(nn.Module):
+    """Outputs base + sum over trees of values[leaf], with the leaf values times a scale as parameters.
+
+    A penalty of the parameters is one of scale^2 times the squared leaf values, so that one ridge serves leaves that
+    the trees themselves penalise differently.
+
+    Attributes:
+        leaf_values: (leaves, w) parameters: what a leaf adds, times its scale.
+        scale: (leaves,) of each leaf.
+        outputs: (trees,) the output that each tree adds to; `None` where a leaf adds to all outputs.
+        base: (k,) outputs without trees.
+        encode: from rows of a table, as users pass them, to (n, trees) leaf numbers.
+        classes: labels in the order of the classes; `None` for numbers.
+        likelihood: name of the likelihood, which says how targets are encoded.
+        own_ridge: the ridge on the parameters where none is given, and in words where it comes from.
+        table: the training rows as the user passed them, to show them; `None` where they are not at hand.
+    """
+
+    scale: Tensor
+    base: Tensor
+
+    def __init__(
+        self,
+        values: Tensor,
+        outputs: Tensor | None,
+        base: Tensor,
+        encode: Callable[[Any], Any],
+        classes: Sequence[Any] | None,
+        likelihood: str,
+    ) -> None:
+        super().__init__()
+        self.leaf_values = nn.Parameter(values.clone())
+        self.register_buffer("scale", torch.ones(len(values), dtype=values.dtype))
+        self.register_buffer("base", base)
+        self.register_buffer("outputs", outputs)
+        self.encode, self.classes, self.likelihood = encode, classes, likelihood
+        self.own_ridge: tuple[float, str] | None = None
+        self.table: Any = None
+        self.eval()
+
+    def forward(self, leaves: Tensor) -> Tensor:
+        """(n, k) outputs from (n, trees) leaf numbers."""
+        index = leaves.long()
+        values = F.embedding(index, self.leaf_values) / self.scale[index].unsqueeze(2)
+        if self.outputs is None:
+            return self.base + values.sum(1)
+        return self.base + values.squeeze(2) @ self.one_hot_outputs(values.dtype)
+
+    def one_hot_outputs(self, dtype: torch.dtype) -> Tensor:
+        """(trees, k) which output each tree adds to."""
+        assert self.outputs is not None
+        return F.one_hot(self.outputs, len(self.base)).to(dtype)
+
+    def rescale(self, scale: Tensor) -> None:
+        """Let the parameters be the same leaf values times another scale (leaves,)."""
+        with torch.no_grad():
+            self.leaf_values.mul_((scale / self.scale).unsqueeze(1))
+            self.scale.copy_(scale)
+
+    def inputs(self, x: Any) -> Iterator[dict[str, Tensor]]:
+        """Batches of leaf numbers, from rows of a table or (rows, targets); those that are leaf numbers already stay."""
+        if isinstance(x, (tuple, list)) and x and isinstance(x[0], (tuple, Mapping)):  # batches of leaf numbers
+            for one in x:
+                yield from self.inputs(one)
+            return
+        rows = x[0] if isinstance(x, tuple) else x
+        if isinstance(rows, Mapping):
+            yield dict(rows)
+            return
+        try:
+            leaves = torch.from_numpy(numpy.ascontiguousarray(self.encode(rows), dtype=numpy.int32))
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise InputError(
+                f"expected rows that the model accepts, got {type(rows).__name__} and from the model: {error}"
+            ) from error
+        for part in leaves.split(max(1, NUMBERS_AT_ONCE // (leaves.shape[1] * self.leaf_values.shape[1]))):
+            yield {"leaves": part}
+
+    def targets(self, y: Any, where: str = "y") -> Tensor:
+        """Targets as the likelihood takes them: numbers, classes by number, or shares of classes."""
+        given = numpy.asarray(y)
+        if self.classes is None:
+            if given.dtype.kind not in "fiub":
+                raise TargetError(f"expected numbers in {where}, got {given.dtype}. The model is one of regression.")
+            if given.dtype.kind == "f" and not numpy.isfinite(given).all():
+                at = int(numpy.flatnonzero(~numpy.isfinite(given).reshape(len(given), -1).all(1))[0])
+                raise TargetError(f"expected finite numbers in {where}, got {given[at]} in row {at}. Leave it out.")
+            return torch.as_tensor(given.astype(numpy.float64))
+        if given.ndim == 2 and given.shape[1] == 1:
+            given = given[:, 0]
+        if given.ndim != 1:
+            raise ShapeError(f"expected one label a row in {where}, got an array of shape {given.shape}.")
+        numbers = {label: at for at, label in enumerate(self.classes)}
+        unknown = next((at for at, label in enumerate(given.tolist()) if label not in numbers), None)
+        if unknown is not None:
+            raise TargetError(
+                f"expected labels of the model's classes {list(self.classes)[:10]} in {where}, got "
+                f"{given[unknown]!r} in row {unknown}."
+            )
+        codes = torch.tensor([numbers[label] for label in given.tolist()])
+        if self.likelihood == "categorical":
+            return codes
+        if self.likelihood == "bernoulli":
+            return codes.to(self.base.dtype)
+        return F.one_hot(codes, len(self.classes)).to(self.base.dtype)

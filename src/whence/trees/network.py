@@ -1,0 +1,132 @@
+"""From a fitted ensemble of trees and its training data to what `whence.fit` works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from whence.curvature import Structure
+from whence.errors import InputError, ShapeError
+from whence.jacobian.leaves import LeafSum
+from whence.likelihoods import LIKELIHOODS, Likelihood
+from whence.trees.ensemble import TreeEnsemble
+
+
+@dataclass(frozen=True)
+class FittedTrees:
+    """Trees as a network of leaf values, with their training data in batches."""
+
+    model: LeafSum
+    batches: list[tuple[Any, ...]]
+    likelihood: Likelihood
+    structure: str | Structure
+    notes: tuple[str, ...]
+
+
+def leaf_sum(ensemble: TreeEnsemble) -> LeafSum:
+    """The network of an ensemble: leaf values are its parameters."""
+    return LeafSum(
+        torch.tensor(ensemble.values, dtype=torch.float64),
+        None if ensemble.outputs is None else torch.tensor(ensemble.outputs, dtype=torch.int64),
+        torch.tensor(ensemble.base, dtype=torch.float64),
+        ensemble.leaves,
+        ensemble.classes,
+        ensemble.likelihood,
+    )
+
+
+def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
+    """Batches (leaf numbers, targets) or (leaf numbers, targets, weights) of (X, y) or (X, y, sample_weight)."""
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+        raise InputError(
+            f"expected the training data of trees as (X, y) or (X, y, sample_weight), got {type(data).__name__}."
+        )
+    model.table = data[0]
+    inputs = list(model.inputs(data[0]))
+    columns = [model.targets(data[1])]
+    if len(data) == 3 and data[2] is not None:
+        columns.append(torch.as_tensor(numpy.asarray(data[2], dtype=numpy.float64)))
+    sizes = [len(one["leaves"]) for one in inputs]
+    for name, column in zip(("y", "sample_weight"), columns, strict=False):
+        if column.ndim == 0 or len(column) != sum(sizes):
+            raise ShapeError(
+                f"expected {name} with one entry for each of the {sum(sizes)} rows of X, got shape "
+                f"{tuple(column.shape)}."
+            )
+    return list(zip(inputs, *(column.split(sizes) for column in columns), strict=True))
+
+
+def _likelihood(given: str | Likelihood | None, ensemble: TreeEnsemble) -> Likelihood:
+    """That of the trees; one that is given must be of the same kind, perhaps with options."""
+    name = given.name if isinstance(given, Likelihood) else given
+    if name is not None and name != ensemble.likelihood:
+        raise InputError(
+            f"expected likelihood {ensemble.likelihood!r}, that of the loss these trees were grown with, got {name!r}. "
+            "Leave it out."
+        )
+    return given if isinstance(given, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
+
+
+def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[Any, ...]]) -> Tensor:
+    """(leaves,) sum over the training rows in a leaf of their weight times the Hessian of the loss in its output."""
+    masses = torch.zeros_like(model.scale)
+    for inputs, targets, *weights in batches:
+        leaves = inputs["leaves"].long()
+        with torch.no_grad():
+            outputs = model(leaves)
+        checked = likelihood.check_targets(targets, outputs, "y")
+        roots = likelihood.hessian_root(outputs, checked)
+        each = torch.ones_like(outputs) if roots is None else roots.square().sum(2)  # (n, k) the Hessian's diagonal
+        if weights:
+            each = each * weights[0].unsqueeze(1)
+        by_tree = each.mean(1, keepdim=True).expand(leaves.shape) if model.outputs is None else each[:, model.outputs]
+        masses.index_add_(0, leaves.reshape(-1), by_tree.reshape(-1))
+    return masses
+
+
+def own_penalty(ensemble: TreeEnsemble, masses: Tensor) -> tuple[Tensor, str]:
+    """(leaves,) the penalty of each squared leaf value that the trees' own shrinkage and L2 amount to, and in words.
+
+    One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - shrinkage) / shrinkage + l2 /
+    shrinkage, for n the mass of the leaf and r the sum of its residuals.
+    """
+    eta = ensemble.shrinkage
+    penalty = masses * ((1 - eta) / eta) + ensemble.l2 / eta
+    words = f"the trees' own, shrinkage {eta:.4g} and L2 {ensemble.l2:g}, on each leaf value by the mass of its leaf"
+    return penalty, words
+
+
+def fitted_trees(
+    model: Any, data: Any, likelihood: str | Likelihood | None, structure: str | Structure, ridge: Any
+) -> FittedTrees:
+    """What `whence.fit` works on, for trees of any library, scaled so that a ridge of one is their own by default."""
+    ensemble = read_ensemble(model)
+    likelihood = _likelihood(likelihood, ensemble)
+    network = leaf_sum(ensemble)
+    batches = training_batches(network, data)
+    if ridge == "auto":
+        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches))
+        exists = bool((penalty > 0).all())
+        if exists:
+            network.rescale(penalty.sqrt())
+        network.own_ridge = (1.0 if exists else 0.0, words)
+    return FittedTrees(network, batches, likelihood, structure, ensemble.notes)
+
+
+def read_ensemble(model: Any) -> TreeEnsemble:
+    """The trees of a model of some library; an error where no adapter takes it."""
+    from whence import trees
+
+    found = model if isinstance(model, TreeEnsemble) else getattr(trees, "read", lambda _: None)(model)
+    if found is None:
+        raise InputError(
+            "expected a torch.nn.Module, or fitted trees (DecisionTree, RandomForest, ExtraTrees, GradientBoosting or "
+            "HistGradientBoosting of scikit-learn, XGBoost, LightGBM, CatBoost, or a Pipeline that ends in one of "
+            f"them), got {type(model).__name__}."
+        )
+    return found

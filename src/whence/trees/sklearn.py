@@ -1,0 +1,177 @@
+"""Trees of scikit-learn: single ones, forests, and gradient boosting with and without histograms."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from whence.trees.ensemble import Loss, TreeEnsemble
+from whence.trees.reading import LeafNumbers, loss_not_taken, not_fitted, not_taken, noted
+
+MONOTONE = "Monotone constraints bound the leaf values."
+WEIGHTED = "The loss weights rows by their class (class_weight)."
+
+
+def read(model: Any) -> TreeEnsemble | None:
+    """The trees of a fitted model of scikit-learn; `None` for a model of another kind."""
+    # scikit-learn is loaded: the model is an object of it.
+    from sklearn import ensemble, tree
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils.validation import check_is_fitted
+
+    kinds = {
+        (tree.DecisionTreeRegressor, tree.DecisionTreeClassifier): _single,
+        (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier): _forest,
+        (ensemble.ExtraTreesRegressor, ensemble.ExtraTreesClassifier): _forest,
+        (ensemble.GradientBoostingRegressor, ensemble.GradientBoostingClassifier): _boosting,
+        (ensemble.HistGradientBoostingRegressor, ensemble.HistGradientBoostingClassifier): _histogram_boosting,
+    }
+    reader = next((reader for kind, reader in kinds.items() if isinstance(model, kind)), None)
+    if reader is None:
+        return None
+    try:
+        check_is_fitted(model)
+    except NotFittedError:
+        raise not_fitted(model) from None
+    return reader(model)
+
+
+def _single(model: Any) -> TreeEnsemble:
+    return _averaged(model, [model], 1.0, ())
+
+
+def _forest(model: Any) -> TreeEnsemble:
+    trees = model.estimators_
+    # Rows that a bootstrap did not draw are not counted by the root.
+    share = float(numpy.mean([tree.tree_.n_node_samples[0] for tree in trees]) / model._n_samples)
+    bootstrap = f"Each tree saw a bootstrap sample, {share:.0%} of the training rows on average."
+    return _averaged(model, trees, share if model.bootstrap else 1.0, ((model.bootstrap, bootstrap),))
+
+
+def _averaged(model: Any, trees: list[Any], share: float, notes: tuple[tuple[Any, str], ...]) -> TreeEnsemble:
+    """Means of targets, or shares of classes, averaged over trees: squared error on numbers, or on zeros and ones."""
+    classes = getattr(model, "classes_", None)
+    if classes is None and model.criterion not in ("squared_error", "friedman_mse"):
+        raise loss_not_taken(model, model.criterion, "criterion 'squared_error' or 'friedman_mse'")
+    if classes is not None and model.n_outputs_ > 1:
+        got = f"with {model.n_outputs_} outputs"
+        raise not_taken(model, "a classifier of one output", got, "Fit one classifier for each output.")
+    numbers = LeafNumbers([tree.tree_.children_left < 0 for tree in trees])
+    # (nodes, outputs, 1) for numbers and (nodes, 1, classes) for classes.
+    nodes = numpy.concatenate([tree.tree_.value.reshape(tree.tree_.node_count, -1) for tree in trees])
+    values = nodes[numbers.is_leaf] / len(trees)
+    return TreeEnsemble(
+        leaves=lambda x: numbers(model.apply(x)),
+        values=values,
+        outputs=None,
+        base=numpy.zeros(values.shape[1]),
+        likelihood="gaussian",
+        shrinkage=1 / len(trees),
+        classes=None if classes is None else tuple(classes.tolist()),
+        sample_share=share,
+        notes=noted(
+            (
+                *notes,
+                (getattr(model, "class_weight", None) is not None, WEIGHTED),
+                (model.monotonic_cst is not None, MONOTONE),
+            )
+        ),
+    )
+
+
+def _boosting(model: Any) -> TreeEnsemble:
+    # The first constant is an estimator, which is fitted with the rest.
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+
+    classes = getattr(model, "classes_", None)
+    likelihood = _likelihood(model, classes)
+    if not isinstance(model.init_, DummyClassifier | DummyRegressor | str):
+        got = f"with init={type(model.init_).__name__}"
+        raise not_taken(model, "init=None or init='zero'", got, "whence takes boosting that starts with a constant.")
+    trees = model.estimators_.ravel()  # an iteration has one tree for each output
+    numbers = LeafNumbers([tree.tree_.children_left < 0 for tree in trees])
+    values = numpy.concatenate([tree.tree_.value[:, 0, 0] for tree in trees])[numbers.is_leaf] * model.learning_rate
+    base = model._raw_predict_init(numpy.zeros((1, model.n_features_in_)))[0]
+    return TreeEnsemble(
+        leaves=lambda x: numbers(model.apply(x)),
+        values=values[:, None],
+        outputs=_outputs(len(trees), len(base)),
+        base=base,
+        likelihood=likelihood,
+        shrinkage=float(model.learning_rate),
+        classes=None if classes is None else tuple(classes.tolist()),
+        sample_share=float(model.subsample),
+        notes=noted(
+            (
+                (model.subsample < 1, f"Each tree saw a random {model.subsample:.0%} of the training rows."),
+                (model.n_iter_no_change is not None, _held_out(model)),
+            )
+        ),
+    )
+
+
+def _histogram_boosting(model: Any) -> TreeEnsemble:
+    classes = getattr(model, "classes_", None)
+    likelihood = _likelihood(model, classes)
+    predictors = [predictor for iteration in model._predictors for predictor in iteration]
+    is_leaf = [predictor.nodes["is_leaf"].astype(bool) for predictor in predictors]
+    values = numpy.concatenate([p.nodes["value"][leaf] for p, leaf in zip(predictors, is_leaf, strict=True)])
+    base = model._baseline_prediction.ravel().astype(numpy.float64)
+    finders = []
+    first = 0
+    for predictor, leaf in zip(predictors, is_leaf, strict=True):
+        finder = copy(predictor)  # the same tree, whose leaves have their own numbers for values
+        finder.nodes = predictor.nodes.copy()
+        finder.nodes["value"][leaf] = first + numpy.arange(leaf.sum())
+        finders.append(finder)
+        first += int(leaf.sum())
+
+    def leaves(x: Any) -> NDArray[numpy.int64]:
+        # The number of threads that scikit-learn itself would use.
+        from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
+
+        rows = model._preprocess_X(x, reset=False)
+        known = model._bin_mapper.make_known_categories_bitsets()
+        threads = _openmp_effective_n_threads()
+        found = [finder.predict(rows, *known, threads).astype(numpy.int64) for finder in finders]
+        return numpy.stack(found, 1)
+
+    return TreeEnsemble(
+        leaves=leaves,
+        values=values[:, None].astype(numpy.float64),
+        outputs=_outputs(len(predictors), len(base)),
+        base=base,
+        likelihood=likelihood,
+        shrinkage=float(model.learning_rate),
+        l2=float(model.l2_regularization),
+        classes=None if classes is None else tuple(classes.tolist()),
+        notes=noted(
+            (
+                (model.do_early_stopping_ and model.validation_fraction is not None, _held_out(model)),
+                (getattr(model, "class_weight", None) is not None, WEIGHTED),
+                (model.monotonic_cst is not None, MONOTONE),
+            )
+        ),
+    )
+
+
+def _likelihood(model: Any, classes: Any) -> Loss:
+    taken = "squared_error" if classes is None else "log_loss"
+    if model.loss != taken:
+        raise loss_not_taken(model, model.loss, f"loss {taken!r}")
+    if classes is None:
+        return "gaussian"
+    return "bernoulli" if len(classes) == 2 else "categorical"
+
+
+def _outputs(trees: int, outputs: int) -> NDArray[numpy.int64] | None:
+    return None if outputs == 1 else numpy.arange(trees) % outputs
+
+
+def _held_out(model: Any) -> str:
+    share = model.validation_fraction
+    rows = f"{share:.0%}" if isinstance(share, float) else f"{share}"
+    return f"Early stopping held out {rows} of the rows that the model was fitted on: no tree saw them."
