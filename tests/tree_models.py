@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.tree import DecisionTreeRegressor
+
 from whence.trees import TreeEnsemble
 
 

@@ -22,7 +22,7 @@ from whence.results import Uncertainty, join
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
-from whence.trees.network import fitted_trees, leaf_sum, training_batches
+from whence.trees.network import fitted_trees
 
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.influence.intervals import Intervals, left_out_variances
+from whence.influence.intervals import Intervals, conformal_quantile, left_out_variances
 
 RIDGE = 0.5
 
@@ -77,6 +77,20 @@ def test_errors_of_models_that_did_not_see_the_examples_set_the_width() -> None:
 @pytest.mark.parametrize(("count", "place"), [(19, 19), (18, 18), (100, 96), (5, 5)])
 def test_quantile_is_that_of_conformal_prediction(count: int, place: int) -> None:
     """The ceil(.95 (s + 1))th smallest of s scores, or the largest."""
-    one = torch.ones(1).double()
-    intervals = Intervals(one, one, one, one, torch.arange(1, count + 1).double().unsqueeze(1))
-    assert float(intervals.quantile(0.95)) == place
+    scores = torch.arange(1, count + 1).double()[torch.randperm(count)].unsqueeze(1)
+    assert float(conformal_quantile(scores, 0.95)) == place
+
+
+def test_narrow_and_wide_intervals_are_calibrated_apart() -> None:
+    """Calibration examples of scale 2 have errors three times as large as their scale says."""
+    one, count = torch.ones(1).double(), 400
+    scales = torch.cat([torch.full((count,), 1.0), torch.full((count,), 2.0)]).double().unsqueeze(1)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    scores = torch.linspace(0, 1, count).double()[order].repeat(2).unsqueeze(1) * (1 + 2 * (scales > 1))
+    intervals = Intervals(one, one, one, 0 * one, scales, scores)
+    zeros = torch.zeros(2, 1).double()
+    hec3 = torch.tensor([[0.0], [3.0]]).double()  # beside noise 1: scales 1 and 2
+    u = whence.Uncertainty(zeros, {}, {"ho": zeros + 1, "hec3": hec3, "laplace": zeros})
+    narrow, wide = intervals.half_width(u).squeeze(1).tolist()
+    assert narrow == pytest.approx(0.95, abs=0.05)
+    assert wide == pytest.approx(2 * 3 * 0.95, abs=0.3)

@@ -47,8 +47,10 @@ def test_ranges_hold_what_they_promise(generator: torch.Generator) -> None:
     m = 20_000
     zeros, one = torch.zeros(m, 1), torch.ones(1, dtype=torch.float64)
     u = Uncertainty(zeros, {}, {"hec3": zeros + 3.0, "ho": zeros + 1.0, "laplace": zeros})
-    scores = torch.randn(m, 1, dtype=torch.float64, generator=generator).abs().sort(dim=0).values
-    intervals = Intervals(noise=one, relative=one, ordinary=one, exponent=0 * one, scores=scores)
+    scores = torch.randn(m, 1, dtype=torch.float64, generator=generator).abs()
+    intervals = Intervals(
+        noise=one, relative=one, ordinary=one, exponent=0 * one, scales=0 * scores + 2.0, scores=scores
+    )
     targets = 2.0 * torch.randn(m, 1, generator=generator)
     right, narrow = (interval_calibration(u, factor * targets, intervals).curves[0] for factor in (1.0, 1.4))
     np.testing.assert_allclose(right.y, right.x, atol=0.02)

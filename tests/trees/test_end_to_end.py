@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy
 import pytest
 from sklearn.ensemble import GradientBoostingRegressor
-from tree_models import boosting_ensemble, table
 
 import whence
+from tree_models import boosting_ensemble, table
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,9 @@ EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 CLEARLY_BETTER = 1e-3
 """Of the mean log-likelihood: a larger exponent must gain this much."""
 
+BIN, MOST_BINS = 100, 5
+"""Calibration examples in a bin, at least, and number of bins, at most."""
+
 FREEDOM, MEDIAN = 4.0, 0.7407
 """Degrees of freedom of the t distribution that exponents are judged by, and the median of its absolute value."""
 
@@ -46,14 +49,16 @@ class Intervals:
     s^2(x) = (HeC3(x) + noise r(x)^exponent) max(1, scarcity)^(1/4). r(x) is the average of the squared leave-one-out
     residuals of the training examples that the prediction leans on, relative to that of all: HeC3 / Ho up to a factor.
     Scarcity is the leverage relative to that of a training example that was left out. q is the conformal quantile of
-    |error| / s over training examples that the model had not seen.
+    |error| / s over training examples that the model had not seen, those with a scale s like this one: bins of equal
+    size, up to five where there are enough examples, so that wide and narrow intervals hold what they promise alike.
 
     Attributes:
         noise: (k,) mean variance of a new observation around the regression function.
         relative: (k,) noise that Ho assumes over the mean squared leave-one-out residual: HeC3 / Ho times this is r.
         ordinary: (k,) median of Laplace's variance of the calibration examples, each left out.
         exponent: (k,) how far r is believed.
-        scores: (s, k) |error| / s of the calibration examples, ascending.
+        scales: (s, k) s of the calibration examples, ascending.
+        scores: (s, k) |error| / s of the same examples.
 
     Examples:
         >>> import torch, whence
@@ -70,6 +75,7 @@ class Intervals:
     relative: Tensor
     ordinary: Tensor
     exponent: Tensor
+    scales: Tensor
     scores: Tensor
 
     @classmethod
@@ -89,12 +95,16 @@ class Intervals:
         noise = observation_noise(residuals[known], loo[known]).clamp_min(1e-12 * errors[known].square().mean(0))
         relative = divide(fitted.sigma.diagonal().double().cpu(), loo[known].square().mean(0), 1.0)
         ordinary = variances["laplace"].median(dim=0).values
-        tried = [cls(noise, relative, ordinary, torch.full_like(noise, exponent), sizes[:0]) for exponent in EXPONENTS]
+        tried = [
+            cls(noise, relative, ordinary, torch.full_like(noise, exponent), sizes[:0], sizes[:0])
+            for exponent in EXPONENTS
+        ]
         scales = torch.stack([one.scale(variances) for one in tried])  # (exponents, s, k)
         best = [_best(sizes[:, output], scales[:, :, output]) for output in range(sizes.shape[1])]
         exponent = torch.stack([tried[at].exponent[output] for output, at in enumerate(best)])
         found = replace(tried[0], exponent=exponent)
-        return replace(found, scores=(sizes / found.scale(variances)).sort(dim=0).values)
+        ordered, order = found.scale(variances).sort(dim=0)
+        return replace(found, scales=ordered, scores=sizes.gather(0, order) / ordered)
 
     def scale(self, variances: Mapping[str, Tensor]) -> Tensor:
         """(m, k) s(x), above zero, from Ho, HeC3 and Laplace's variance."""
@@ -104,14 +114,25 @@ class Intervals:
         square = (hec3 + self.noise * local**self.exponent) * scarcity**FAR
         return square.sqrt().clamp_min(torch.finfo(square.dtype).tiny)
 
-    def quantile(self, level: float = LEVEL) -> Tensor:
-        """(k,) the ceil(level (s + 1))th of s scores; the largest, where that is more than there are."""
-        count = len(self.scores)
-        return self.scores[min(max(math.ceil(level * (count + 1)), 1), count) - 1]
-
     def half_width(self, uncertainty: Uncertainty, level: float = LEVEL) -> Tensor:
         """(m, k) half the width of the interval of a new observation around each prediction."""
-        return self.quantile(level) * self.scale(_variances(uncertainty))
+        scales = self.scale(_variances(uncertainty))
+        bins = min(max(len(self.scores) // BIN, 1), MOST_BINS)
+        factors = torch.stack([conformal_quantile(some, level) for some in self.scores.tensor_split(bins)])  # (bins, k)
+        edges = torch.stack([some[0] for some in self.scales.tensor_split(bins)])[1:]
+        which = torch.searchsorted(edges.T.contiguous(), scales.T.contiguous()).T  # (m, k)
+        return factors.gather(0, which) * scales
+
+
+def conformal_quantile(scores: Tensor, level: float) -> Tensor:
+    """(k,) the ceil(level (s + 1))th smallest of scores (s, k); the largest, where that is more than there are.
+
+    Examples:
+        >>> conformal_quantile(torch.arange(1.0, 101.0).unsqueeze(1), 0.95)
+        tensor([96.])
+    """
+    count = len(scores)
+    return scores.sort(dim=0).values[min(max(math.ceil(level * (count + 1)), 1), count) - 1]
 
 
 def _variances(uncertainty: Uncertainty) -> dict[str, Tensor]:
