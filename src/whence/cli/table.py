@@ -1,4 +1,4 @@
-"""`whence table`: train a network on a table in a file, and report on it."""
+"""`whence table`: train a network or trees on a table in a file, and report on it."""
 
 from __future__ import annotations
 
@@ -62,18 +62,22 @@ def table(
         console.Structure | None,
         typer.Option(help="Of the curvature; exact where it fits when not given, else core."),
     ] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Of the two hidden layers.")] = None,
+    model: Annotated[
+        Literal["auto", "network", "trees"],
+        typer.Option(help="A network, gradient boosting, or both and the better one by validation rows."),
+    ] = "auto",
+    width: Annotated[int | None, typer.Option(min=1, help="Of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all random draws.")] = 0,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write the CSV file only.")] = False,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
-    """Train a network on a table, and say which rows it is unsure about, and why.
+    """Train a model on a table, and say which rows it is unsure about, and why.
 
-    Finds out what each column holds, fills gaps, encodes, and trains a small network; a fifth of the rows is held out
-    for honest numbers. Writes an HTML report on the held-out rows, and a CSV file with the prediction, Ho, HeC3, their
-    ratio and a verdict for each row.
+    Finds out what each column holds, trains a small network and gradient boosting, and takes the one with the smaller
+    error on validation rows; a fifth of the rows is held out for honest numbers. Writes an HTML report on the held-out
+    rows, and a CSV file with the prediction, Ho, HeC3, their ratio and a verdict for each row.
 
     Examples:
     - `whence table houses.csv --target price`
@@ -103,8 +107,8 @@ def table(
     )
     content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
     _print_data(output, content)
-    fitted = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet)
-    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, verdicts))
+    fitted = fit_table(prepared, learner=model, structure=structure or "auto", seed=seed, progress=not quiet)
+    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
     suspicion = numpy.full(len(read), numpy.nan)
     suspicion[prepared.split.train] = fitted.tracer.training_frame()["suspicion"].to_numpy()
     content.update(_fit_summary(prepared, fitted, predictions, suspicion))
@@ -112,19 +116,19 @@ def table(
     if report_path is not None:
         _write_report(report_path, prepared, fitted, data.name)
     if save is not None:
-        save_table(fitted, save, {"data": data.name, "network": content["network"], "scores": content["scores"]})
+        save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
     output.finish(content)
 
 
-def _rows_to_explain(prepared: Prepared, verdicts: Verdicts) -> Any:
+def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
     everything = numpy.arange(len(prepared.table))
     held_out = numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
     if verdicts == "auto":
-        model = prepared.model
-        some = affordable_rows(everything, held_out, len(prepared.split.train), model.target.outputs, model.weights)
+        outputs, weights = fitted.model.target.outputs, fitted.tracer.problem.selection.size
+        some = affordable_rows(everything, held_out, len(prepared.split.train), outputs, weights)
     else:
         some = {"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts]
     return numpy.sort(some)
@@ -141,7 +145,7 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
     test, train = prepared.table.take(prepared.split.test), prepared.table.take(prepared.split.train)
     many = len(test) > ALL_TRACED
     about = (
-        f"{len(test):,} rows of {name} that the network was not trained on. Rows are counted from 1, below the "
+        f"{len(test):,} rows of {name} that the model was not trained on. Rows are counted from 1, below the "
         "names of the columns."
     )
     about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
@@ -188,15 +192,17 @@ def _fit_summary(
     prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, suspicion: Any
 ) -> dict[str, Any]:
     """What is known after it."""
-    model, split, tracer = prepared.model, prepared.split, fitted.tracer
+    model, split, tracer = fitted.model, prepared.split, fitted.tracer
     verdicts = predictions.frame["verdict"]
+    sizes = {"inputs": len(model.inputs), "width": model.width, "weights": model.weights}
     return {
-        "network": {
-            "inputs": len(model.inputs),
-            "width": model.width,
-            "weights": model.weights,
-            "weight_decay": fitted.weight_decay,
+        "model": {
+            "kind": model.learner,
+            "validation": {"score": "RMSE" if model.target.task == "regression" else "log loss"}
+            | (fitted.validation or {}),
             "validation_rows": sum(map(len, split.validation)),
+            **(sizes if model.learner == "network" else {}),
+            **(fitted.settings or {}),
         },
         "fit": {
             "structure": tracer.diagnostics["structure"],
@@ -248,17 +254,15 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
 
 
 def _print_fit(output: Output, content: dict[str, Any]) -> None:
-    """What the network found, for people."""
-    network, fit, rows = content["network"], content["fit"], content["rows"]
-    output.fact(
-        "Network",
-        f"{network['inputs']} inputs, two hidden layers of {network['width']}, {network['weights']:,} weights; "
-        f"weight decay {network['weight_decay']:g}, chosen by {network['validation_rows']:,} validation rows",
-    )
+    """What the model found, for people."""
+    fit, rows = content["fit"], content["rows"]
+    _print_model(output, content["model"])
     exact = "exact algebra" if fit["structure"] == "exact" else f"structure {fit['structure']}, an approximation"
     change = percent(fit["newton_change"])
     optimum = (
-        f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
+        "the trees are kept, and their leaf values are what may vary"
+        if content["model"]["kind"] == "trees"
+        else f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
         if fit["recentered"]
         else f"the network is near its optimum (a last step would change its errors by {change})"
     )
@@ -288,6 +292,24 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
         if path is not None:
             output.file({"csv": "All rows", "report": "Report", "saved": "Saved"}[name], path)
     output.fact("Time", f"{content['seconds']:.0f} s")
+
+
+def _print_model(output: Output, model: dict[str, Any]) -> None:
+    """Which model was taken, and why."""
+    scores = dict(model["validation"])
+    score = scores.pop("score")
+    rows = f"{model['validation_rows']:,} validation rows"
+    if model["kind"] == "trees":
+        words = f"gradient boosting, {model['trees']:,} trees with {model['leaves']:,} leaves; settings"
+    else:
+        words = (
+            f"network, {model['inputs']} inputs, two hidden layers of {model['width']}, {model['weights']:,} weights; "
+            f"weight decay {model['weight_decay']:g},"
+        )
+    output.fact("Model", f"{words} chosen by {rows}")
+    if len(scores) > 1:
+        listed = ", ".join(f"{kind} {figure(value)}" for kind, value in scores.items())
+        output.fact("", f"the better one: {score} on {rows} they had not seen: {listed}")
 
 
 def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:

@@ -18,7 +18,6 @@ from whence.tabular.target import Target
 if TYPE_CHECKING:
     import pandas
 
-BATCH = 1024
 EXPLAIN_WORK = 3e12
 """Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
 
@@ -84,7 +83,7 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
 
     model, tracer = fitted.model, fitted.tracer
     inputs = model.encode(table)
-    uncertainty = tracer.predict(list(inputs.split(BATCH)), covariance=True)
+    uncertainty = tracer.predict(fitted.batches(inputs), covariance=True)
     hec3 = uncertainty.hec3.sum(1).numpy()
     probabilities = numpy.zeros((len(table), 0))
     columns: dict[str, Any]
@@ -103,7 +102,7 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     frame = pandas.DataFrame(columns)
     explained = numpy.asarray(explain, dtype=int)
     if len(explained):
-        explanation = tracer.explain(list(inputs[torch.as_tensor(explained, device="cpu")].split(BATCH)))
+        explanation = tracer.explain(fitted.batches(inputs[torch.as_tensor(explained, device="cpu")]))
         verdicts = _verdict_columns(explanation, fitted.rows)
         for name, cells in verdicts.items():
             frame[name] = "" if isinstance(cells[0], str) else numpy.nan

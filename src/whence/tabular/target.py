@@ -12,6 +12,7 @@ import numpy
 from whence.display import listing
 from whence.errors import InputError, TargetError
 from whence.tabular.columns import category_of, guess_number_style, is_missing, parse_numbers
+from whence.trees.ensemble import Loss
 
 Task = Literal["regression", "classification"]
 MAX_CLASSES = 50
@@ -45,7 +46,7 @@ class Target:
         return len(self.classes) if len(self.classes) > 2 else 1
 
     @property
-    def likelihood(self) -> str:
+    def likelihood(self) -> Loss:
         """As `whence.fit` calls it."""
         if self.task == "regression":
             return "gaussian"
