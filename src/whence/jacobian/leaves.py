@@ -30,12 +30,14 @@ class LeafSum(nn.Module):
         encode: from rows of a table, as users pass them, to (n, trees) leaf numbers.
         classes: labels in the order of the classes; `None` for numbers.
         likelihood: name of the likelihood, which says how targets are encoded.
+        notes: what users should know of the trees.
         own_ridge: the ridge on the parameters where none is given, and in words where it comes from.
         table: the training rows as the user passed them, to show them; `None` where they are not at hand.
     """
 
     scale: Tensor
     base: Tensor
+    outputs: Tensor | None
 
     def __init__(
         self,
@@ -45,13 +47,14 @@ class LeafSum(nn.Module):
         encode: Callable[[Any], Any],
         classes: Sequence[Any] | None,
         likelihood: str,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.leaf_values = nn.Parameter(values.clone())
         self.register_buffer("scale", torch.ones(len(values), dtype=values.dtype))
         self.register_buffer("base", base)
         self.register_buffer("outputs", outputs)
-        self.encode, self.classes, self.likelihood = encode, classes, likelihood
+        self.encode, self.classes, self.likelihood, self.notes = encode, classes, likelihood, tuple(notes)
         self.own_ridge: tuple[float, str] | None = None
         self.table: Any = None
         self.eval()
@@ -76,7 +79,7 @@ class LeafSum(nn.Module):
             self.scale.copy_(scale)
 
     def inputs(self, x: Any) -> Iterator[dict[str, Tensor]]:
-        """Batches of leaf numbers, from rows of a table or (rows, targets); those that are leaf numbers already stay."""
+        """Batches of leaf numbers from rows of a table, or from (rows, targets); leaf numbers stay as they are."""
         if isinstance(x, (tuple, list)) and x and isinstance(x[0], (tuple, Mapping)):  # batches of leaf numbers
             for one in x:
                 yield from self.inputs(one)

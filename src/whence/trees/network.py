@@ -10,11 +10,13 @@ import numpy
 import torch
 from torch import Tensor
 
-from whence.curvature import Structure
+from whence.curvature import Exact, Structure
+from whence.curvature.leaves import LeafAuto, LeafCore
 from whence.errors import InputError, ShapeError
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.trees.ensemble import TreeEnsemble
+from whence.trees.registry import read
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,7 @@ class FittedTrees:
     model: LeafSum
     batches: list[tuple[Any, ...]]
     likelihood: Likelihood
-    structure: str | Structure
-    notes: tuple[str, ...]
+    structure: Structure
 
 
 def leaf_sum(ensemble: TreeEnsemble) -> LeafSum:
@@ -37,6 +38,7 @@ def leaf_sum(ensemble: TreeEnsemble) -> LeafSum:
         ensemble.leaves,
         ensemble.classes,
         ensemble.likelihood,
+        ensemble.notes,
     )
 
 
@@ -89,16 +91,25 @@ def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[
     return masses
 
 
-def own_penalty(ensemble: TreeEnsemble, masses: Tensor) -> tuple[Tensor, str]:
+def own_penalty(ensemble: TreeEnsemble, masses: Tensor, several: bool) -> tuple[Tensor, str]:
     """(leaves,) the penalty of each squared leaf value that the trees' own shrinkage and L2 amount to, and in words.
 
     One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - shrinkage) / shrinkage + l2 /
     shrinkage, for n the mass of the leaf and r the sum of its residuals.
     """
     eta = ensemble.shrinkage
+    if several:
+        eta = min(eta, LARGEST_SHRINKAGE)
     penalty = masses * ((1 - eta) / eta) + ensemble.l2 / eta
     words = f"the trees' own, shrinkage {eta:.4g} and L2 {ensemble.l2:g}, on each leaf value by the mass of its leaf"
     return penalty, words
+
+
+STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "core": LeafCore}
+"""Structures of the curvature of leaf values, by name."""
+
+LARGEST_SHRINKAGE = 0.9
+"""Of several trees: without shrinkage they share directions that no penalty would tell apart."""
 
 
 def fitted_trees(
@@ -110,19 +121,24 @@ def fitted_trees(
     network = leaf_sum(ensemble)
     batches = training_batches(network, data)
     if ridge == "auto":
-        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches))
+        several = batches[0][0]["leaves"].shape[1] > 1
+        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches), several)
         exists = bool((penalty > 0).all())
         if exists:
             network.rescale(penalty.sqrt())
         network.own_ridge = (1.0 if exists else 0.0, words)
-    return FittedTrees(network, batches, likelihood, structure, ensemble.notes)
+    if not isinstance(structure, Exact | LeafCore | LeafAuto) and structure not in STRUCTURES:
+        raise InputError(
+            f"expected structure to be one of {', '.join(map(repr, STRUCTURES))}, or whence.Exact, for trees, got "
+            f"{structure!r}. Kronecker factors and sketches of layers have no meaning for leaf values."
+        )
+    chosen = STRUCTURES[structure]() if isinstance(structure, str) else structure
+    return FittedTrees(network, batches, likelihood, chosen)
 
 
 def read_ensemble(model: Any) -> TreeEnsemble:
     """The trees of a model of some library; an error where no adapter takes it."""
-    from whence import trees
-
-    found = model if isinstance(model, TreeEnsemble) else getattr(trees, "read", lambda _: None)(model)
+    found = model if isinstance(model, TreeEnsemble) else read(model)
     if found is None:
         raise InputError(
             "expected a torch.nn.Module, or fitted trees (DecisionTree, RandomForest, ExtraTrees, GradientBoosting or "
