@@ -152,6 +152,11 @@ class Prepared:
     notes: tuple[str, ...]  # what was guessed, excluded or repaired
 
     @property
+    def trees_model(self) -> TableModel:
+        """How rows become inputs of trees."""
+        return replace(self.model, learner="trees")
+
+    @property
     def folds(self) -> list[Tensor]:
         """Masks (n,) of the training rows in each set of validation rows."""
         return [torch.from_numpy(numpy.isin(self.split.train, rows)) for rows in self.split.validation]
@@ -285,7 +290,7 @@ def _train_network(prepared: Prepared, seed: int, progress: Progress) -> Candida
 
 
 def _grow_trees(prepared: Prepared, progress: Progress) -> Candidate:
-    model = replace(prepared.model, learner="trees")
+    model = prepared.trees_model
     inputs = model.encode(prepared.table.take(prepared.split.train))
     categories = sum(column.kind == "category" for column in model.columns)
     values = prepared.values[prepared.split.train]
