@@ -29,7 +29,7 @@ def regression(tmp_path_factory: pytest.TempPathFactory) -> Run:
     columns["price"][7] = ""  # to be predicted only
     data = write(folder / "houses.csv", columns)
     files = ("--out", folder / "report.html", "--csv", folder / "rows.csv", "--save", folder / "saved")
-    result = call("table", data, "-t", "price", "--width", "6", "--json", "--quiet", *files)
+    result = call("table", data, "-t", "price", "--model", "network", "--width", "6", "--json", "--quiet", *files)
     assert result.exit_code == 0, result.output
     return Run(folder, json.loads(result.stdout), read(folder / "rows.csv"))
 
@@ -42,7 +42,7 @@ def classification(tmp_path_factory: pytest.TempPathFactory) -> Run:
     kind = np.where(x[:, 0] > 0.3, "red", np.where(x[:, 1] > 0, "green", "blue"))
     data = write(folder / "colours.csv", {"a": x[:, 0], "b": x[:, 1], "colour": kind})
     result = call(
-        "table", data, "-t", "colour", "--width", "4", "--json", "-q", "--no-report",
+        "table", data, "-t", "colour", "--model", "network", "--width", "4", "--json", "-q", "--no-report",
         "--csv", folder / "rows.csv", "--save", folder / "saved",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -269,6 +269,8 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
     for wanted in (
+        "chosen by 48 validation rows",
+        "the better one: log loss on 48 validation rows they had not seen: network ",
         "60 rows; columns used: 1 number",
         "y: classification, 2 classes",
         "rows, never trained on",
@@ -277,3 +279,66 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Training labels to check first", "r.html"):
         assert wanted in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("trees")
+    data = write(folder / "houses.csv", houses())
+    files = ("--out", folder / "report.html", "--csv", folder / "rows.csv", "--save", folder / "saved")
+    result = call("table", data, "-t", "price", "--model", "trees", "--json", "--quiet", *files)
+    assert result.exit_code == 0, result.output
+    return Run(folder, json.loads(result.stdout), read(folder / "rows.csv"))
+
+
+def test_trees_are_said_with_their_score(trees: Run) -> None:
+    model = trees.content["model"]
+    assert model["kind"] == "trees"
+    assert model["validation"]["score"] == "RMSE"
+    assert list(model["validation"]) == ["score", "trees"]
+    assert model["leaves"] >= model["trees"] > 0
+    tested = [row for row in trees.rows if row["part"] == "held out"]
+    inside = [float(row["lower"]) <= float(row["price"]) <= float(row["upper"]) for row in tested]
+    assert trees.content["scores"]["coverage"]["value"] == pytest.approx(np.mean(inside))
+    assert trees.content["scores"]["R2"]["value"] > 0.5
+
+
+def test_saved_trees_predict_the_same_and_hold_no_code(trees: Run, tmp_path: Path) -> None:
+    names = sorted(path.name for path in (trees.folder / "saved").iterdir())
+    assert names == ["fit.whence", "table.json", "training.safetensors", "trees.safetensors"]
+    out = tmp_path / "again.csv"
+    result = call("predict", trees.folder / "saved", trees.folder / "houses.csv", "--csv", out, "-q")
+    assert result.exit_code == 0, result.output
+    for before, after in zip(trees.rows, read(out), strict=True):
+        for name in ("prediction", "lower", "upper", "ho", "hec3", "noise", "scarcity"):
+            assert float(after[name]) == pytest.approx(float(before[name]), rel=1e-5)
+        assert after["verdict"] == before["verdict"]
+    result = call("explain", trees.folder / "saved", trees.folder / "houses.csv", "-r", "3", "-q")
+    assert result.exit_code == 0, result.output
+    assert "with 95 % confidence" in result.stdout
+
+
+def test_report_of_trees(trees: Run, tmp_path: Path) -> None:
+    page = (trees.folder / "report.html").read_text(encoding="utf-8")
+    coverage = trees.content["scores"]["coverage"]["value"]
+    assert f"Ranges that promise 95 % hold {coverage:.1%} of the observed values" in page
+    out = tmp_path / "again.html"
+    result = call("report", trees.folder / "saved", trees.folder / "houses.csv", "--out", out, "-q")
+    assert result.exit_code == 0, result.output
+    assert out.is_file()
+
+
+def test_rows_of_a_group_are_held_out_together(tmp_path: Path) -> None:
+    columns = houses(120)
+    columns["owner_id"] = [f"{number // 4}" for number in range(120)]
+    data = write(tmp_path / "owners.csv", columns)
+    files = ("--no-report", "--csv", tmp_path / "rows.csv", "--verdicts", "none")
+    options = ("-t", "price", "--model", "trees", "-q", "--json")
+    result = call("table", data, *options, "--groups", "owner_id", *files)
+    assert result.exit_code == 0, result.output
+    parts: dict[str, set[str]] = {}
+    for number, row in enumerate(read(tmp_path / "rows.csv")):
+        parts.setdefault(columns["owner_id"][number], set()).add(row["part"])
+    assert all(len(found) == 1 for found in parts.values())
+    assert {"train", "held out"} == set.union(*parts.values())
+    assert "'owner_id'" in " ".join(json.loads(result.stdout)["notes"])

@@ -48,6 +48,9 @@ def table(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", "-x", help="A column to leave out; may be given several times.")
     ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="A column whose rows of one value, such as a person's, are held out together.")
+    ] = None,
     out: console.Report = None,
     csv: Annotated[Path | None, typer.Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[
@@ -101,6 +104,7 @@ def table(
         target,
         task=task,
         ignore=ignore or (),
+        groups=groups,
         test=held_out,
         width=width,
         seed=seed,

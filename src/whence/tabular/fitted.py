@@ -24,6 +24,7 @@ from whence.errors import CorruptArtifactError, InputError
 from whence.influence.intervals import Intervals
 from whence.runtime.progress import Progress
 from whence.tabular.boosting import Trees, grow
+from whence.tabular.checks import drop_copies, suspicious_columns
 from whence.tabular.columns import (
     MAX_DISTANCE,
     Column,
@@ -36,7 +37,16 @@ from whence.tabular.columns import (
 )
 from whence.tabular.files import TextTable
 from whence.tabular.network import build_network, choose_width, count_weights, initialize, mean_loss, train
-from whence.tabular.target import RowSplit, Target, Task, check_row_count, detect_target, find_column, split_rows
+from whence.tabular.target import (
+    RowSplit,
+    Target,
+    Task,
+    check_row_count,
+    detect_target,
+    find_column,
+    group_labels,
+    split_rows,
+)
 
 FORMAT = "whence table"
 VERSION = 4
@@ -198,6 +208,7 @@ def prepare(
     *,
     task: Task | None = None,
     ignore: Sequence[str] = (),
+    groups: str | None = None,
     test: float = 0.2,
     width: int | None = None,
     seed: int = 0,
@@ -205,14 +216,24 @@ def prepare(
     """Detect the target and the columns, and split the rows: all that can be wrong with a table is found here.
 
     The task and the width of the hidden layers are guessed when `None`; `test` is the share of rows that are held out.
+    Rows with the same value in the column `groups` are held out together.
     """
     names, notes = list(table.columns), list(table.notes)
     name = find_column(target, names)
-    ignored = {find_column(one, names) for one in ignore}
+    ignored = {find_column(one, names): "as you asked" for one in ignore}
+    labels = None
+    if groups is not None:
+        ignored[find_column(groups, names)] = "names the groups"
+        labels = group_labels(table.columns[find_column(groups, names)])
     check_row_count(int((~is_missing(table.columns[name])).sum()), name)
     detected = detect_target(name, table.columns[name], task, notes)
     values = detected.parse(table.columns[name])
-    split = split_rows(values, detected, test, seed)
+    split = split_rows(values, detected, test, seed, labels)
+    if labels is not None:
+        notes.append(
+            f"rows with the same {groups!r} are held out together, in testing, validation and the calibration of "
+            "intervals; Ho, HeC3 and doubts leave out single rows"
+        )
     if len(split.unlabelled):
         notes.append(f"rows without a value of {name!r}: {len(split.unlabelled):,}; predicted, but not trained on")
     if detected.task == "regression":
@@ -224,13 +245,15 @@ def prepare(
                 "to see more digits of the predictions"
             )
     found = [
-        ExcludedColumn(one, "as you asked")
+        ExcludedColumn(one, ignored[one])
         if one in ignored
         else detect_column(one, table.columns[one][split.train], notes, table.rows[split.train])
         for one in names
         if one != name
     ]
+    found = drop_copies(found, table.take(split.train), name)
     columns = tuple(one for one in found if not isinstance(one, ExcludedColumn))
+    notes += suspicious_columns(columns, table.take(split.train), detected, grouped=labels is not None)
     excluded = tuple(one for one in found if isinstance(one, ExcludedColumn))
     if not columns:
         reasons = "; ".join(f"{one.name!r}: {one.reason}" for one in excluded[:5]) or "it has no other column"

@@ -22,7 +22,7 @@ MAX_CODES = 10
 MAX_TARGET, MIN_STD = 1e15, 1e-15
 """Largest target, and smallest standard deviation of it, whose variances are still computed and shown."""
 
-MIN_ROWS = 20
+MIN_ROWS, MIN_GROUPS = 20, 8
 MAX_TEST_ROWS = 10_000
 VALIDATION, FOLDS = 0.15, 7
 SMALL = 2_000
@@ -192,8 +192,10 @@ class RowSplit:
         return [str(name) for name in names]
 
 
-def split_rows(values: Any, target: Target, test: float, seed: int) -> RowSplit:
+def split_rows(values: Any, target: Target, test: float, seed: int, groups: Any = None) -> RowSplit:
     """Draw the parts at random, stratified by class, by targets (m,) as numbers, NaN where there is none.
+
+    Rows with the same label in `groups` (m,) stay together in one part; there is no stratification then.
 
     Examples:
         >>> split = split_rows(numpy.arange(100.0), Target("y", "regression"), 0.2, 0)
@@ -203,6 +205,9 @@ def split_rows(values: Any, target: Target, test: float, seed: int) -> RowSplit:
     known = numpy.flatnonzero(numpy.isfinite(values))
     check_row_count(len(known), target.name)
     generator = numpy.random.default_rng(seed)
+    unlabelled = numpy.flatnonzero(~numpy.isfinite(values))
+    if groups is not None:
+        return _split_groups(known, values, target, test, groups, unlabelled, generator)
     strata = [known[values[known] == index] for index in range(len(target.classes))] or [known]
     held_out, strata = _draw(strata, min(test, MAX_TEST_ROWS / len(known)), generator)
     train = numpy.sort(numpy.concatenate(strata))
@@ -211,7 +216,54 @@ def split_rows(values: Any, target: Target, test: float, seed: int) -> RowSplit:
         validation = tuple(numpy.sort(shuffled[first::FOLDS]) for first in range(FOLDS))
     else:
         validation = (_draw(strata, VALIDATION, generator)[0],)
-    return RowSplit(train, validation, held_out, numpy.flatnonzero(~numpy.isfinite(values)))
+    return RowSplit(train, validation, held_out, unlabelled)
+
+
+def _split_groups(
+    known: Any,
+    values: Any,
+    target: Target,
+    test: float,
+    groups: Any,
+    unlabelled: Any,
+    generator: numpy.random.Generator,
+) -> RowSplit:
+    """The same for whole groups: those drawn first are held out, the others go to the smallest set in turn."""
+    labels, codes = numpy.unique(groups[known].astype(str), return_inverse=True)
+    if len(labels) < MIN_GROUPS:
+        raise InputError(
+            f"expected at least {MIN_GROUPS} groups of rows with a value of {target.name!r}, to train on some and test "
+            f"on others, got {len(labels)}. Leave out --groups, or name another column."
+        )
+    order = generator.permutation(len(labels))
+    sizes = numpy.bincount(codes)[order].cumsum() / len(known)
+    last = max(1, int(numpy.abs(sizes - min(test, MAX_TEST_ROWS / len(known))).argmin()) + 1)
+    held_out = known[numpy.isin(codes, order[:last])]
+    train = known[~numpy.isin(codes, order[:last])]
+    missing = [name for index, name in enumerate(target.classes) if not (values[train] == index).any()]
+    if missing:
+        raise InputError(
+            f"expected rows of every class of {target.name!r} in several groups, got {missing[0]!r} in held-out ones "
+            "alone. Leave out --groups, or pass another --seed."
+        )
+    sets: list[list[Any]] = [[] for _ in range(min(FOLDS, len(labels) - last))]
+    for group in order[last:]:
+        smallest = min(sets, key=lambda rows: sum(map(len, rows)))
+        smallest.append(known[codes == group])
+    folds = tuple(numpy.sort(numpy.concatenate(rows)) for rows in sets)
+    return RowSplit(train, folds if len(train) <= SMALL else folds[:1], held_out, unlabelled)
+
+
+def group_labels(cells: Any) -> Any:
+    """(m,) the group of each row; a row without one is a group of its own.
+
+    Examples:
+        >>> group_labels(numpy.array(["a", "", "a", "?"], dtype=object)).tolist()
+        ['a', '(row 1)', 'a', '(row 3)']
+    """
+    missing = is_missing(cells)
+    named = zip(cells, missing, strict=True)
+    return numpy.array([f"(row {at})" if gone else cell.strip() for at, (cell, gone) in enumerate(named)], dtype=object)
 
 
 def check_row_count(known: int, name: str) -> None:
