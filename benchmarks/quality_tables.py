@@ -115,7 +115,10 @@ def quality_peers(record: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     parts = [f"{made(record)} {packages}. {record['cpu_s'] / 60:.0f} minutes of processor time."]
     head = "question | best of the peers | best of `whence` | network alone"
-    parts += ["The best of each side, where a peer is ahead first.", table(head, winners(record))]
+    parts += [
+        "The best method of each side; rows where another library is ahead come first.",
+        table(head, winners(record)),
+    ]
     uci = record["uci"]
     if uci:
         splits = ", ".join(map(str, sorted({run["split"] for run in uci})))

@@ -98,7 +98,7 @@ def cost(record: dict[str, Any]) -> str:
     parts = [f"{made(record)} Floors for `ekfac`: {cost_tables.floors()}."]
     ahead = cost_tables.winners(record["rows"])
     if ahead:
-        parts.append("The least of each side, where `ekfac` is furthest behind a peer first.")
+        parts.append("The lowest cost of each side; rows where `ekfac` is furthest behind another library come first.")
         parts.append(table("what | best of the peers | `whence`, ekfac | `whence`, cheapest", ahead))
     head = (
         "model | subject | n | fit | predict | batch fit, predict | points timed | extra MB fit, predict"

@@ -87,7 +87,7 @@ def verdicts(record: Row) -> str:
             best = max(found.values())
             cells = [f"**{value:.3f}**" if value == best else f"{value:.3f}" for value in found.values()]
             areas.append([case, contrast, *cells])
-    parts = [made(record), f"Per cent of the points that are called {told}.", table(head, lines)]
+    parts = [made(record), f"Percentage of the points that are called {told}.", table(head, lines)]
     names = list(next(iter(studies.values()))[0]["auroc"])
     parts += ["AUROC, means over draws; HeC3/Ho is `ratio`.", table(" | ".join(["study", "", *names]), areas)]
     for (case,), rows in studies.items():

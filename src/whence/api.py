@@ -21,7 +21,7 @@ from whence.results import Uncertainty, join
 from whence.runtime.execution import Execution, check_memory, checked_execution
 from whence.runtime.processes import Distributed, Processes, opened
 from whence.tracer import Tracer
-from whence.trees.network import fitted_trees, leaf_sum, read_ensemble, training_batches
+from whence.trees.network import fitted_trees, leaf_sum, training_batches
 
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
 
@@ -145,7 +145,7 @@ def fit(
     """
     execution = checked_execution(execution)
     if not isinstance(model, nn.Module):
-        trees = fitted_trees(model, train_loader, likelihood, structure, ridge)
+        trees = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge)
         model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
     processes = opened(execution.distributed)
     with processes.working():
@@ -209,7 +209,7 @@ def load(
             "whence's own."
         )
     if not isinstance(model, nn.Module):
-        model = leaf_sum(read_ensemble(model))
+        model = leaf_sum(model)[0]
         train_loader = None if train_loader is None else training_batches(model, train_loader)
     given = Given(unwrap(model), train_loader, likelihood, max_memory, progress)
     return restore(Path(path), given, Tracer)

@@ -42,7 +42,7 @@ def test_the_tables_of_sources_are_on_their_page() -> None:
 def test_the_comparison_says_what_the_cost_of_laplace_is() -> None:
     text = (DOCS / "comparison.md").read_text(encoding="utf-8")
     said = re.search(
-        r"fit for \[([\d.]+) to ([\d.]+) times the cost.*predictions ([\d,]+) to ([\d,]+) times as dear", text
+        r"fit for \[([\d.]+) to ([\d.]+) times the cost.*predictions ([\d,]+) to ([\d,]+) times as expensive", text
     )
     assert said is not None
     rows = json.loads((ROOT / "results" / "cost.json").read_text(encoding="utf-8"))["rows"]

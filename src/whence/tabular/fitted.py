@@ -132,8 +132,10 @@ class TableModel:
             return numpy.full(len(table), numpy.nan)
         return self.target.parse(table.columns[self.target.name])
 
-    def batch(self, inputs: Tensor, values: Any) -> tuple[Tensor, Tensor]:
+    def batch(self, inputs: Tensor, values: Any) -> tuple[Tensor, Any]:
         """Inputs and targets as `whence.fit` takes them."""
+        if self.learner == "trees":
+            return inputs, values
         targets = torch.as_tensor(values, device="cpu")
         if self.target.outputs > 1:
             return inputs, targets.long()
@@ -324,7 +326,7 @@ def _grow_trees(prepared: Prepared, progress: Progress) -> Candidate:
 def _fit(trained: Candidate, values: Any, structure: str, progress: bool) -> Tracer:
     model, target = trained.model, trained.model.target
     if isinstance(trained.predictor, Trees):
-        data = (trained.inputs, values)
+        data = model.batch(trained.inputs, values)
         return fit(trained.predictor.ensemble(target), data, structure=structure, progress=progress)
     options: dict[str, Any] = {
         "likelihood": target.likelihood,
@@ -398,7 +400,7 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Make it anew."
         ) from error
     if isinstance(predictor, Trees):
-        tracer = load(folder / FIT, predictor.ensemble(model.target), (inputs, values), progress=progress)
+        tracer = load(folder / FIT, predictor.ensemble(model.target), model.batch(inputs, values), progress=progress)
     else:
         tracer = load(folder / FIT, predictor, [model.batch(inputs, values)], progress=progress)
     return FittedTable(model, predictor, tracer, inputs, values, rows, intervals)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from whence.curvature import Exact, Structure
 from whence.curvature.leaves import LeafAuto, LeafCore
-from whence.errors import InputError, ShapeError
+from whence.errors import InputError
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.trees.ensemble import TreeEnsemble
@@ -29,9 +28,10 @@ class FittedTrees:
     structure: Structure
 
 
-def leaf_sum(ensemble: TreeEnsemble) -> LeafSum:
-    """The network of an ensemble: leaf values are its parameters."""
-    return LeafSum(
+def leaf_sum(model: Any) -> tuple[LeafSum, TreeEnsemble]:
+    """The trees of a model as a network, whose parameters are their leaf values; and as an ensemble."""
+    ensemble = read_ensemble(model)
+    network = LeafSum(
         torch.tensor(ensemble.values, dtype=torch.float64),
         None if ensemble.outputs is None else torch.tensor(ensemble.outputs, dtype=torch.int64),
         torch.tensor(ensemble.base, dtype=torch.float64),
@@ -40,6 +40,8 @@ def leaf_sum(ensemble: TreeEnsemble) -> LeafSum:
         ensemble.likelihood,
         ensemble.notes,
     )
+    network.reread = lambda: read_ensemble(model).values
+    return network, ensemble
 
 
 def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
@@ -49,18 +51,7 @@ def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
             f"expected the training data of trees as (X, y) or (X, y, sample_weight), got {type(data).__name__}."
         )
     model.table = data[0]
-    inputs = list(model.inputs(data[0]))
-    columns = [model.targets(data[1])]
-    if len(data) == 3 and data[2] is not None:
-        columns.append(torch.as_tensor(numpy.asarray(data[2], dtype=numpy.float64)))
-    sizes = [len(one["leaves"]) for one in inputs]
-    for name, column in zip(("y", "sample_weight"), columns, strict=False):
-        if column.ndim == 0 or len(column) != sum(sizes):
-            raise ShapeError(
-                f"expected {name} with one entry for each of the {sum(sizes)} rows of X, got shape "
-                f"{tuple(column.shape)}."
-            )
-    return list(zip(inputs, *(column.split(sizes) for column in columns), strict=True))
+    return model.batches(*data)
 
 
 def _likelihood(given: str | Likelihood | None, ensemble: TreeEnsemble) -> Likelihood:
@@ -113,12 +104,18 @@ LARGEST_SHRINKAGE = 0.9
 
 
 def fitted_trees(
-    model: Any, data: Any, likelihood: str | Likelihood | None, structure: str | Structure, ridge: Any
+    model: Any,
+    data: Any,
+    likelihood: str | Likelihood | None,
+    structure: str | Structure,
+    parameters: Any,
+    ridge: Any,
 ) -> FittedTrees:
     """What `whence.fit` works on, for trees of any library, scaled so that a ridge of one is their own by default."""
-    ensemble = read_ensemble(model)
+    if not isinstance(parameters, str) or parameters != "all":
+        raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
+    network, ensemble = leaf_sum(model)
     likelihood = _likelihood(likelihood, ensemble)
-    network = leaf_sum(ensemble)
     batches = training_batches(network, data)
     if ridge == "auto":
         several = batches[0][0]["leaves"].shape[1] > 1
