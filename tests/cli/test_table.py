@@ -279,6 +279,8 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Training labels to check first", "r.html"):
         assert wanted in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
+    page = " ".join((tmp_path / "r.html").read_text(encoding="utf-8").split())
+    assert "the better one: log loss on 48 validation rows they had not seen: network " in page
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def table(
     content.update(_fit_summary(prepared, fitted, predictions, suspicion))
     write_csv(csv_path, predictions.rows_frame(prepared.split.names(), suspicion))
     if report_path is not None:
-        _write_report(report_path, prepared, fitted, data.name)
+        _write_report(report_path, prepared, fitted, data.name, f"Model: {'; '.join(_model_words(content['model']))}.")
     if save is not None:
         save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
@@ -144,13 +144,13 @@ def write_csv(path: Path, frame: Any) -> None:
         frame.to_csv(file, index=False, float_format="%.6g")
 
 
-def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str) -> None:
-    """Write the report on the held-out rows."""
+def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:
+    """Write the report on the held-out rows, with words on the model that was taken."""
     test, train = prepared.table.take(prepared.split.test), prepared.table.take(prepared.split.train)
     many = len(test) > ALL_TRACED
     about = (
         f"{len(test):,} rows of {name} that the model was not trained on. Rows are counted from 1, below the "
-        "names of the columns."
+        f"names of the columns. {model}"
     )
     about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
     report_rows(path, fitted, test, about, train, traced=TRACED if many else len(test))
@@ -260,7 +260,8 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
 def _print_fit(output: Output, content: dict[str, Any]) -> None:
     """What the model found, for people."""
     fit, rows = content["fit"], content["rows"]
-    _print_model(output, content["model"])
+    for head, words in zip(("Model", ""), _model_words(content["model"]), strict=False):
+        output.fact(head, words)
     exact = "exact algebra" if fit["structure"] == "exact" else f"structure {fit['structure']}, an approximation"
     change = percent(fit["newton_change"])
     optimum = (
@@ -298,7 +299,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     output.fact("Time", f"{content['seconds']:.0f} s")
 
 
-def _print_model(output: Output, model: dict[str, Any]) -> None:
+def _model_words(model: dict[str, Any]) -> list[str]:
     """Which model was taken, and why."""
     scores = dict(model["validation"])
     score = scores.pop("score")
@@ -310,10 +311,9 @@ def _print_model(output: Output, model: dict[str, Any]) -> None:
             f"network, {model['inputs']} inputs, two hidden layers of {model['width']}, {model['weights']:,} weights; "
             f"weight decay {model['weight_decay']:g},"
         )
-    output.fact("Model", f"{words} chosen by {rows}")
-    if len(scores) > 1:
-        listed = ", ".join(f"{kind} {figure(value)}" for kind, value in scores.items())
-        output.fact("", f"the better one: {score} on {rows} they had not seen: {listed}")
+    listed = ", ".join(f"{kind} {figure(value)}" for kind, value in scores.items())
+    better = [f"the better one: {score} on {rows} they had not seen: {listed}"] if len(scores) > 1 else []
+    return [f"{words} chosen by {rows}", *better]
 
 
 def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
