@@ -75,3 +75,9 @@ class FormatError(WhenceError, ValueError):
 
 class ProcessError(WhenceError, RuntimeError):
     """Another process of the same fit failed, died or hangs."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, short enough for another message."""
+    text = str(error).strip()
+    return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__

@@ -17,18 +17,18 @@ from whence.curvature.base import NO_GROUPS
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import example_fingerprints
-from whence.errors import InputError, TooLargeError
+from whence.errors import InputError, TooLargeError, first_line
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
-from whence.jacobian.network import Choice, Network, Selection, first_line, follow_own_loss, select, unwrap
+from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Execution, Passes
 from whence.runtime.memory import Budget, is_full
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
-from whence.runtime.processes import Processes
+from whence.runtime.processes import ProcessGroup
 from whence.runtime.progress import Progress
 from whence.tracer import Tracer
 from whence.trust import trust_of_fit
@@ -39,18 +39,13 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
     if isinstance(ridge, str) and ridge in ("auto", "loo"):
         return "auto" if ridge == "auto" else "loo"
     try:
-        value = None if isinstance(ridge, str) else float(ridge)
+        value = math.nan if isinstance(ridge, str) else float(ridge)
     except (TypeError, ValueError):
-        value = None
-    if value is None:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
         raise InputError(
-            f'expected ridge to be a number, "auto" or "loo", got {ridge!r}. It is lambda in sum of squared errors + '
-            "lambda ||w||^2; see whence.ridge_from_weight_decay."
-        )
-    if not math.isfinite(value) or value < 0:
-        raise InputError(
-            f"expected ridge >= 0 and finite, got {ridge}. It is lambda in sum of squared errors + lambda ||w||^2; "
-            "see whence.ridge_from_weight_decay."
+            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {ridge!r}. It is lambda in sum of '
+            "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
         )
     return value
 
@@ -157,7 +152,7 @@ class FitOptions:
 
 
 def run_fit(
-    options: FitOptions, model: nn.Module, loader: Iterable[Any], processes: Processes, progress: bool
+    options: FitOptions, model: nn.Module, loader: Iterable[Any], processes: ProcessGroup, progress: bool
 ) -> Tracer:
     """Fit a trained network on its training data, or on this process's shard of them."""
     options = replace(options, groups=_gather_groups(options.groups, processes))
@@ -188,7 +183,7 @@ def run_fit(
         return _with_trust(tracer, bar)
 
 
-def _gather_groups(groups: Any, processes: Processes) -> list[Any] | None:
+def _gather_groups(groups: Any, processes: ProcessGroup) -> list[Any] | None:
     """Labels of all training examples, where each process has those of its own.
 
     Whether they are as many as examples is checked where these are known.
@@ -198,7 +193,7 @@ def _gather_groups(groups: Any, processes: Processes) -> list[Any] | None:
     if hasattr(groups, "tolist"):
         groups = groups.tolist()
     listed = list(groups) if isinstance(groups, Iterable) else [groups]
-    return [label for labels in processes.tell("the groups", listed) for label in labels]
+    return [label for labels in processes.all_gather_object("the groups", listed) for label in labels]
 
 
 def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions) -> Selection:
@@ -209,7 +204,7 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
     batches.notes.extend(network.check_repeatable(first.inputs))
     if not examples_differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
         batches.notes.extend(network.check_separate(batches.distinct_inputs()))
-    selection = select(network.model, options.parameters, lambda: network.last_module(first.inputs))
+    selection = select(network, options.parameters, first.inputs)
     unused = network.check_connected(selection.parameters, first.inputs)
     if unused:
         batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
@@ -233,8 +228,8 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     _check_alike(processes, {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model))
     examples = example_fingerprints(batches)
     if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
-        limit = limit // processes.neighbours
-    limit = min(processes.tell("the memory", limit))
+        limit = limit // processes.local_size
+    limit = min(processes.all_gather_object("the memory", limit))
     if execution.checkpoint is not None:
         passes.checkpointed = True
         if processes.rank == 0:
@@ -247,13 +242,13 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
                 limit,
                 batches.progress,
             )
-        limit = processes.tell("the checkpoint", limit)[0]
+        limit = processes.all_gather_object("the checkpoint", limit)[0]
     return Budget(batches.device, limit)
 
 
-def _check_alike(processes: Processes, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
+def _check_alike(processes: ProcessGroup, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
     """Raise unless all processes fit the same network with the same options."""
-    first, *others = processes.tell("the options", (options, weights))
+    first, *others = processes.all_gather_object("the options", (options, weights))
     for rank, other in enumerate(others, start=1):
         for what, mine, theirs in zip(("option", "weights of"), first, other, strict=True):
             name = next((one for one in mine.keys() | theirs.keys() if mine.get(one) != theirs.get(one)), None)
@@ -267,7 +262,7 @@ def _check_alike(processes: Processes, options: Mapping[str, Any], weights: Mapp
 def _finish_passes(batches: Batches) -> None:
     """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
     if batches.passes.shared:
-        gathered = batches.passes.process_group.tell("the fingerprints of the data", batches.fingerprints)
+        gathered = batches.passes.process_group.all_gather_object("the fingerprints of the data", batches.fingerprints)
         batches.fingerprints[:] = [one for each in gathered for one in each]
     batches.end_fit()
     batches.passes.close()
@@ -294,7 +289,6 @@ def _fit_within_memory(options: FitOptions, problem: Linearization, fingerprints
                 raise
             before = replace(before, chunk_size=problem.chunk_size)
             least = before.budget.limit
-        problem.passes.restart()
         problem = with_less_memory(before, full, least)  # what did not fit is gone by now, with the error that held it
 
 

@@ -517,7 +517,7 @@ class TrainingRows:
             need, "the gradients of all training examples in each process", "Use Exact(road='primal'), or one process."
         )
         found = [rows for _, rows in self.read("rows")]
-        everything = process_group.gather(torch.cat(found) if found else None, "rows", problem.device)
+        everything = process_group.all_gather(torch.cat(found) if found else None, "rows", problem.device)
         self._cached, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
 
     def times(self, vectors: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class Core(FeatureStructure):
             r = max(1, min(wanted, self.largest, affordable, useful))
         picked = torch.zeros(len(joined), dtype=torch.uint8, device=joined.device)
         picked[order[:r]] = 1
-        problem.passes.process_group.share([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
+        problem.passes.process_group.broadcast([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
         r = int(picked.sum(dtype=torch.int64))
         parts = picked.split([s.numel() for s in spectrum])
         share = float(freedom[r - 1] / freedom[-1]) if float(freedom[-1]) > 0 else 1.0
@@ -173,7 +173,7 @@ class Sketch(FeatureStructure):
         """Draw the projections, then the primal algebra."""
         features = sketch_features(LayerGradients(problem), self.size, self.seed)
         bases = [one for basis in features.bases for one in basis.tensors]
-        problem.passes.process_group.share(bases, 0, "the sketch")  # may be rounded otherwise elsewhere
+        problem.passes.process_group.broadcast(bases, 0, "the sketch")  # may be rounded otherwise elsewhere
         r = features.size
         problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
         features.notes.append(f"random sketch of {r} features for {problem.selection.size} weights")

@@ -30,7 +30,7 @@ from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, combine, 
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
 from whence.linalg import check_finite_sums, eigenvectors, eigh
-from whence.runtime.processes import Processes, assign_by_cost
+from whence.runtime.processes import ProcessGroup, assign_by_cost
 
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
 PANELS = 4  # of about equal width, 5/8 of the products of the whole, make a symmetric product
@@ -378,7 +378,7 @@ Eigenbasis = tuple[Basis, Tensor | None]
 def decompose(
     factors: Sequence[Factors],
     make: Callable[[int, list[str]], Eigenbasis],
-    process_group: Processes,
+    process_group: ProcessGroup,
     device: torch.device,
     notes: list[str],
 ) -> list[Eigenbasis]:
@@ -392,7 +392,7 @@ def decompose(
         at: [None if one is None else (tuple(one.shape), one.dtype) for one in (basis.inputs, basis.outputs, spectrum)]
         for at, (basis, spectrum) in mine.items()
     }
-    every = process_group.tell("the eigenvectors of all layers", (specs, own))
+    every = process_group.all_gather_object("the eigenvectors of all layers", (specs, own))
     found = []
     for at, owner in enumerate(owners):
         if owner == process_group.rank:
@@ -401,7 +401,7 @@ def decompose(
         else:
             wanted = every[owner][0][at]
             parts = [None if one is None else torch.empty(one[0], dtype=one[1], device=device) for one in wanted]
-        process_group.share([part for part in parts if part is not None], owner, "the eigenvectors of all layers")
+        process_group.broadcast([part for part in parts if part is not None], owner, "the eigenvectors of all layers")
         found.append((Basis(factors[at].block, parts[0], parts[1]), parts[2]))
     notes += [note for _, each in every for note in each]
     return found
@@ -520,7 +520,7 @@ class SpectrumSums(Accumulator):
             self.weights[:, -1] = 0.0
         elif noise is not None and problem.k > 1:  # with one output the noise is a factor
             sizes, self.frame = eigh(noise)
-            problem.passes.process_group.share([sizes, self.frame], 0, "eigenvalues")
+            problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
             self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
         self.cotangents = ConstantCotangents(self.frame.T)
         self.sums = [MomentSums(basis, len(self.weights), problem.device) for basis in bases]

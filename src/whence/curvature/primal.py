@@ -202,7 +202,7 @@ def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str])
     problem = rows.problem
     values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
     # signs of eigenvectors are arbitrary: those of one process serve all
-    problem.passes.process_group.share([values, vectors], 0, "leave-one-out path")
+    problem.passes.process_group.broadcast([values, vectors], 0, "leave-one-out path")
     weights = rows.features.weights()
 
     def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -420,7 +420,7 @@ class FittedPrimal(FittedCurvature):
             ridge = path.best
         whiten = factored(sums.curvature, prescale, ridge, rows)
         # sums of meats are in these coordinates: the same in all processes
-        problem.passes.process_group.share([whiten.scale, whiten.inverse], 0, "curvature")
+        problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (sums.score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
         found = rows.accumulate(PrimalLeverage(rows, whiten, step))
@@ -552,7 +552,7 @@ def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
         raise singular(ridge, len(scale) - problem.n * each - penalty, len(scale))
     if not problem.passes.process_group.alone:  # triangles of all processes' rows
         triangle = torch.linalg.qr(stacked[:numbers], mode="r").R
-        found = problem.passes.process_group.gather(triangle, "curvature", stacked.device)
+        found = problem.passes.process_group.all_gather(triangle, "curvature", stacked.device)
         stacked, numbers = torch.cat([found, found.new_zeros(penalty, found.shape[1])]), len(found)
     stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[:penalty])
     upper: Tensor = torch.linalg.qr(stacked, mode="r").R

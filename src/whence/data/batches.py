@@ -167,12 +167,12 @@ class Batches:
     def _find_first(self) -> Any:
         process_group = self.passes.process_group
         local = next(self.read(None), None)
-        have_any = process_group.tell("the first batch", local is not None)
+        have_any = process_group.all_gather_object("the first batch", local is not None)
         if not any(have_any):
             raise no_examples()
         owner = have_any.index(True)
         sent = None if local is None else to_device((local.inputs, local.targets, local.weights), torch.device("cpu"))
-        return process_group.tell("the first batch", sent if process_group.rank == owner else None)[owner]
+        return process_group.all_gather_object("the first batch", sent if process_group.rank == owner else None)[owner]
 
     def distinct_inputs(self) -> Inputs:
         """The inputs of the first batch, with some of later ones where it has no two examples that differ."""
@@ -187,7 +187,7 @@ class Batches:
                 break
         process_group = self.passes.process_group
         sent = local if process_group.alone else to_device(local, torch.device("cpu"))
-        gathered = [one for each in process_group.tell("the first examples", sent) for one in each]
+        gathered = [one for each in process_group.all_gather_object("the first examples", sent) for one in each]
         others = [one for one in to_device(gathered, self.device) if can_concatenate(inputs, one)]
         return concatenate([inputs, *others])
 
