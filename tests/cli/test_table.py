@@ -119,7 +119,21 @@ def test_a_column_of_huge_numbers_is_used_like_any_other(tmp_path: Path) -> None
     scores = []
     for unit in (1.0, 1e200):
         data = write(tmp_path / "huge.csv", {"x": x * unit, "y": x + 0.1 * np.sin(100 * x)})
-        result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r")
+        result = call(
+            "table",
+            data,
+            "-t",
+            "y",
+            "--model",
+            "network",
+            "--width",
+            "4",
+            "-q",
+            "--json",
+            "--no-report",
+            "--csv",
+            tmp_path / "r",
+        )
         assert result.exit_code == 0, result.output
         scores.append(json.loads(result.stdout)["scores"]["R2"]["value"])
     assert scores[0] > 0.9
@@ -129,7 +143,21 @@ def test_a_column_of_huge_numbers_is_used_like_any_other(tmp_path: Path) -> None
 def test_a_single_huge_number_is_noted(tmp_path: Path) -> None:
     x = np.random.default_rng(3).normal(size=60)
     data = write(tmp_path / "huge.csv", {"x": [1e200, *x[1:]], "y": x})
-    result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r.csv")
+    result = call(
+        "table",
+        data,
+        "-t",
+        "y",
+        "--model",
+        "network",
+        "--width",
+        "4",
+        "-q",
+        "--json",
+        "--no-report",
+        "--csv",
+        tmp_path / "r.csv",
+    )
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert "'x' holds extreme values in 1 of 60 rows, such as '1e+200'" in content["notes"][0]
@@ -139,7 +167,21 @@ def test_a_single_huge_number_is_noted(tmp_path: Path) -> None:
 def test_a_large_mean_of_the_target_costs_no_digits(tmp_path: Path) -> None:
     x = np.random.default_rng(3).normal(size=60)
     data = write(tmp_path / "far.csv", {"x": x, "y": [f"{1e9 + value:.6f}" for value in x]})
-    result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r.csv")
+    result = call(
+        "table",
+        data,
+        "-t",
+        "y",
+        "--model",
+        "network",
+        "--width",
+        "4",
+        "-q",
+        "--json",
+        "--no-report",
+        "--csv",
+        tmp_path / "r.csv",
+    )
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert content["scores"]["R2"]["value"] > 0.9
