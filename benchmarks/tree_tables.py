@@ -69,6 +69,8 @@ def trees(record: dict[str, Any]) -> str:
 
 def _short(value: float) -> str:
     """Three digits."""
+    if value > 1000:
+        return "over 1,000"
     return f"{value:.3g}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3g}"
 
 

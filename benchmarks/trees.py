@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -79,7 +80,8 @@ def cost(sizes: tuple[tuple[int, int], ...]) -> list[dict[str, Any]]:
     found = []
     for n, trees in sizes:
         command = [sys.executable, "-m", "benchmarks.trees", "one", "--rows", str(n), "--trees", str(trees)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        surrounding = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=surrounding)
         found.append(json.loads(done.stdout.splitlines()[-1]))
         say(found[-1])
     return found

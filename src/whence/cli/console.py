@@ -60,10 +60,11 @@ def check_writable(*files: Path | None) -> None:
             stop(f"expected the name of a file to write, got the folder {file}.")
 
 
-def check_not_data(csv: Path, data: Path | None) -> None:
-    """Exit where the results would replace the data."""
-    if data is not None and csv.exists() and data.exists() and csv.samefile(data):
-        stop(f"expected another file for the results than the data themselves, got {csv} for both.")
+def check_not_data(file: Path | None, *data: Path | None) -> None:
+    """Exit where the results would replace a file that is read."""
+    for read in filter(None, data):
+        if file is not None and file.exists() and read.exists() and file.samefile(read):
+            stop(f"expected another file for the results than the one that is read, got {file} for both.")
 
 
 def handle_errors(command: Callable[P, R]) -> Callable[P, R]:

@@ -12,13 +12,17 @@ import typer
 
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
+from whence.cli.worklist import check_corrected, export_path, print_answers, write_corrected, write_worklist
 from whence.display import percent
 from whence.io.files import replacing
 from whence.runtime.progress import Progress
+from whence.tabular.answers import apply_answers, compare, read_answers
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
+from whence.tabular.labels import RowLabels
 from whence.tabular.predictions import RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
+from whence.tabular.worklist import work_items
 
 ADVICE = {
     "confident": "nothing to do",
@@ -28,7 +32,15 @@ ADVICE = {
 }
 DOUBT = {
     "regression": "  doubt: standard deviations between the label and what the other rows say",
-    "classification": "  doubt: grows as the other rows leave the label less of a chance",
+    "classification": "  doubt: one minus the probability that the other rows give the label",
+}
+FILES = {
+    "csv": "All rows",
+    "report": "Report",
+    "saved": "Saved",
+    "worklist": "Worklist",
+    "labelling": "Labelling",
+    "corrected": "Corrected",
 }
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000
@@ -55,6 +67,18 @@ def table(
     csv: Annotated[Path | None, typer.Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep everything in this folder, for predict, explain and report.")
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(help="Write labels to check and rows to label: label-studio, csv, or a .json or .csv file."),
+    ] = None,
+    export_rows: Annotated[int, typer.Option(min=1, help="At most this many of each in --export.")] = 100,
+    answers: Annotated[
+        Path | None,
+        typer.Option("--import", help="Answers to --export: the CSV filled in, or JSON from Label Studio; retrains."),
+    ] = None,
+    corrected: Annotated[
+        Path | None, typer.Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
     ] = None,
     rows: console.Rows = 50_000,
     held_out: Annotated[float, typer.Option(min=0.05, max=0.5, help="Share of the rows kept apart for testing.")] = 0.2,
@@ -86,16 +110,21 @@ def table(
     - `whence table houses.csv --target price`
     - `whence table bank.csv -t y -x duration --save bank-fit` leaves a column out, and keeps the fit
     - `whence table big.parquet -t y --rows 20000 --json > result.json`
+    - `whence table bank.csv -t y --export label-studio` writes the labels to check as tasks
+    - `whence table bank.csv -t y --import answers.json` trains again with the answers, and compares
     """
     began = time.perf_counter()
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    console.check_writable(report_path, csv_path)
-    console.check_not_data(csv_path, data)
+    export_file = None if export is None else export_path(export, stem)
+    console.check_writable(report_path, csv_path, export_file, corrected)
+    for written in (csv_path, export_file, corrected):
+        console.check_not_data(written, data, answers)
     if save is not None:
         check_folder(save)
     output = Output(as_json)
+    given, unanswered = ([], 0) if answers is None else read_answers(answers)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
         stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.columns))}.")
@@ -111,17 +140,32 @@ def table(
     )
     content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
     _print_data(output, content)
-    fitted = fit_table(prepared, learner=model, structure=structure or "auto", seed=seed, progress=not quiet)
+    answered = None if answers is None else apply_answers(prepared, given, answers.name)
+    check_corrected(corrected, answered, read)
+    options: dict[str, Any] = {"structure": structure or "auto", "seed": seed, "progress": not quiet}
+    fitted, before = fit_table(prepared, learner=model, **options), None
+    if answered is not None:
+        first = predict_rows(fitted, read)
+        before = first, RowLabels.of(first, prepared.split.train)
+        prepared, read = answered.prepared, answered.prepared.table
+        content["rows"] = _data_summary(prepared)["rows"]
+        fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
     predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
-    suspicion = numpy.full(len(read), numpy.nan)
-    suspicion[prepared.split.train] = fitted.tracer.training_frame()["suspicion"].to_numpy()
-    content.update(_fit_summary(prepared, fitted, predictions, suspicion))
-    write_csv(csv_path, predictions.rows_frame(prepared.split.names(), suspicion))
+    labels = RowLabels.of(predictions, prepared.split.train)
+    if answered is not None and before is not None:
+        content["import"] = {**compare(answered, before, (predictions, labels)), "unanswered": unanswered}
+    content.update(_fit_summary(prepared, fitted, predictions, labels))
+    write_csv(csv_path, predictions.rows_frame(prepared.split.names(), labels.columns()))
     if report_path is not None:
         _write_report(report_path, prepared, fitted, data.name, f"Model: {'; '.join(_model_words(content['model']))}.")
     if save is not None:
         save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
+    content["files"] |= write_corrected(corrected, read)
+    if export_file is not None:
+        items = work_items(prepared, fitted, labels, export_rows)
+        content["files"] |= write_worklist(export_file, items, prepared.model.target)
+        content["export"] = dict(Counter(item.todo for item in items))
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
     output.finish(content)
@@ -193,11 +237,11 @@ def _data_summary(prepared: Prepared) -> dict[str, Any]:
 
 
 def _fit_summary(
-    prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, suspicion: Any
+    prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, labels: RowLabels
 ) -> dict[str, Any]:
     """What is known after it."""
     model, split, tracer = fitted.model, prepared.split, fitted.tracer
-    verdicts = predictions.frame["verdict"]
+    verdicts, wrong = predictions.frame["verdict"], labels.wrong()
     sizes = {"inputs": len(model.inputs), "width": model.width, "weights": model.weights}
     return {
         "model": {
@@ -217,7 +261,8 @@ def _fit_summary(
         },
         "scores": {one.name: {"value": one.value, "words": one.words} for one in predictions.scores(split.test)},
         "verdicts": {"held_out": count_verdicts(verdicts.iloc[split.test]), "all": count_verdicts(verdicts)},
-        "suspects": [_suspect(predictions, at, suspicion[at]) for at in _largest(suspicion)],
+        "suspects": [_suspect(predictions, labels, int(at)) for at in labels.doubtful[:SUSPECTS]],
+        "wrong_labels": None if wrong is None else {**vars(wrong), "words": str(wrong)},
     }
 
 
@@ -227,19 +272,17 @@ def count_verdicts(verdicts: Any) -> dict[str, int]:
     return {name: counts[name] for name in ADVICE} if any(verdicts) else {}
 
 
-def _largest(suspicion: Any) -> list[int]:
-    known = numpy.flatnonzero(numpy.isfinite(suspicion))
-    return [int(at) for at in known[numpy.argsort(-suspicion[known], kind="stable")][:SUSPECTS]]
-
-
-def _suspect(predictions: RowPredictions, at: int, suspicion: float) -> dict[str, Any]:
-    """A training row whose label is doubtful."""
-    target, predicted = predictions.fitted.model.target, predictions.frame["prediction"].iloc[at]
+def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[str, Any]:
+    """A row whose label is doubtful, and what the other rows say."""
+    target, sure = labels.target, float(labels.sure[at])
+    suggested = labels.suggested_cells()[at] if target.classes else figure(labels.suggested[at])
     return {
         "row": int(predictions.table.rows[at]),
-        "label": str(predictions.table.columns[target.name][at]) if target.classes else figure(predictions.values[at]),
-        "predicted": str(predicted) if target.classes else figure(float(predicted)),
-        "suspicion": float(suspicion),
+        "label": str(predictions.table.columns[target.name][at]) if target.classes else figure(labels.labels[at]),
+        "suggested": str(suggested),
+        "suggested_probability" if target.classes else "suggested_std": sure,
+        "others": f"{suggested} ({percent(sure)})" if target.classes else f"{suggested} ± {figure(sure)}",
+        "suspicion": float(labels.suspicion[at]),
     }
 
 
@@ -282,20 +325,21 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
         if sum(content["verdicts"]["all"].values()) < rows["used"]:
             output.say("  Not all rows have a verdict, which would take long: --verdicts all")
     if content["suspects"]:
-        output.head("Training labels to check first")
+        output.head("Labels to check first")
         output.rows(
-            [
-                [f"{one['row']}", one["label"], one["predicted"], figure(one["suspicion"])]
-                for one in content["suspects"]
-            ],
-            ["row", f"{content['target']['name']} in the file", "predicted", "doubt"],
+            [[f"{one['row']}", one["label"], one["others"], figure(one["suspicion"])] for one in content["suspects"]],
+            ["row", f"{content['target']['name']} in the file", "the other rows say", "doubt"],
             right=(0, 3),
         )
         output.say(DOUBT[content["target"]["task"]])
+        if content["wrong_labels"]:
+            output.say(f"  In all, {content['wrong_labels']['words']}")
+    if "import" in content:
+        print_answers(output, content["import"], rows["test"])
     output.say()
     for name, path in content["files"].items():
         if path is not None:
-            output.file({"csv": "All rows", "report": "Report", "saved": "Saved"}[name], path)
+            output.file(FILES[name], path)
     output.fact("Time", f"{content['seconds']:.0f} s")
 
 

@@ -102,6 +102,10 @@ class Likelihood(ABC):
         found = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
         return found, torch.zeros_like(found)
 
+    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor | None:
+        """Targets (n, k) as `check_targets` returns them, from residuals without sample weights; `None` if unknown."""
+        return None
+
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(n, q) squared lengths of the columns of the Hessian's root R."""
         root = self.hessian_root(outputs, targets)

@@ -248,7 +248,11 @@ class TrainingLabels:
         """What the other examples say in its place."""
         if self.task.kind == "regression":
             return self.task.text(self.others[example])
-        return self.task.text(self.task.decide(self.other_probabilities[example : example + 1])[0])
+        probabilities = self.other_probabilities[example : example + 1]
+        text = self.task.text(self.task.decide(probabilities)[0])
+        if self.task.kind == "multilabel":
+            return text
+        return f"{text} ({percent(float(probabilities.max().clamp(0.0, 1.0)))})"
 
     def doubt_text(self, example: int) -> str:
         """How badly its label fits what the others say."""

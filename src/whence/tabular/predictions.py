@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,14 +58,12 @@ class RowPredictions:
             return score_numbers(values, *(frame[name].to_numpy() for name in ("prediction", "lower", "upper")))
         return score_classes(values.astype(int), self.probabilities[rows], target.classes)
 
-    def rows_frame(self, part: list[str] | None = None, suspicion: Any = None) -> pandas.DataFrame:
+    def rows_frame(self, part: list[str] | None = None, labels: Mapping[str, Any] | None = None) -> pandas.DataFrame:
         """One line for each row of the file: its number, its identifiers and target, and what was predicted.
 
-        With the part of the split that each belongs to, and how doubtful its label is (NaN if it was not trained on).
+        With the part of the split that each belongs to, and columns of what the other rows say of its label.
         """
-        model, frame = self.fitted.model, self.frame.copy()
-        if suspicion is not None:
-            frame["suspicion"] = suspicion
+        model, frame = self.fitted.model, self.frame.assign(**labels or {})
         identifiers = [column.name for column in model.excluded if column.identifier]
         for name in reversed([name for name in (*identifiers, model.target.name) if name in self.table.columns]):
             unique = name
