@@ -31,7 +31,19 @@ class Exported(NamedTuple):
 
 def run(data: Path, *options: str | Path, target: str = "colour") -> dict[str, Any]:
     folder = data.parent
-    fixed = ("--width", "4", "-q", "--json", "--no-report", "--verdicts", "none", "--csv", folder / "rows.csv")
+    fixed = (
+        "--model",
+        "network",
+        "--width",
+        "4",
+        "-q",
+        "--json",
+        "--no-report",
+        "--verdicts",
+        "none",
+        "--csv",
+        folder / "rows.csv",
+    )
     result = call("table", data, "-t", target, *fixed, *options)
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
@@ -262,7 +274,8 @@ def test_a_corrected_table_needs_answers_and_all_rows(
 ) -> None:
     data, options = exported.data, ["--rows", rows, "--corrected", tmp_path / "clean.csv"]
     if answers:  # to a row that was drawn
-        call("table", data, "-t", "colour", "-q", "--rows", rows, "--export", tmp_path / "todo.csv", "--width", "2",
+        call("table", data, "-t", "colour", "-q", "--rows", rows, "--export", tmp_path / "todo.csv",
+             "--model", "network", "--width", "2",
              "--no-report", "--verdicts", "none", "--csv", tmp_path / "rows.csv")  # fmt: skip
         filled = [{**row, "answer": row["suggested"]} for row in read(tmp_path / "todo.csv")]
         options += ["--import", write(tmp_path / "a.csv", {name: [row[name] for row in filled] for name in filled[0]})]

@@ -1,4 +1,4 @@
-"""`whence table`: train a network on a table in a file, and report on it."""
+"""`whence table`: train a network or trees on a table in a file, and report on it."""
 
 from __future__ import annotations
 
@@ -60,6 +60,9 @@ def table(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", "-x", help="A column to leave out; may be given several times.")
     ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="A column whose rows of one value, such as a person's, are held out together.")
+    ] = None,
     out: console.Report = None,
     csv: Annotated[Path | None, typer.Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[
@@ -86,18 +89,22 @@ def table(
         console.Structure | None,
         typer.Option(help="Of the curvature; exact where it fits when not given, else core."),
     ] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Of the two hidden layers.")] = None,
+    model: Annotated[
+        Literal["auto", "network", "trees"],
+        typer.Option(help="A network, gradient boosting, or both and the better one by validation rows."),
+    ] = "auto",
+    width: Annotated[int | None, typer.Option(min=1, help="Of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all random draws.")] = 0,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write the CSV file only.")] = False,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
-    """Train a network on a table, and say which rows it is unsure about, and why.
+    """Train a model on a table, and say which rows it is unsure about, and why.
 
-    Finds out what each column holds, fills gaps, encodes, and trains a small network; a fifth of the rows is held out
-    for honest numbers. Writes an HTML report on the held-out rows, and a CSV file with the prediction, Ho, HeC3, their
-    ratio and a verdict for each row.
+    Finds out what each column holds, trains a small network and gradient boosting, and takes the one with the smaller
+    error on validation rows; a fifth of the rows is held out for honest numbers. Writes an HTML report on the held-out
+    rows, and a CSV file with the prediction, Ho, HeC3, their ratio and a verdict for each row.
 
     Examples:
     - `whence table houses.csv --target price`
@@ -126,6 +133,7 @@ def table(
         target,
         task=task,
         ignore=ignore or (),
+        groups=groups,
         test=held_out,
         width=width,
         seed=seed,
@@ -134,14 +142,15 @@ def table(
     _print_data(output, content)
     answered = None if answers is None else apply_answers(prepared, given, answers.name)
     check_corrected(corrected, answered, read)
-    fitted, before = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet), None
+    options: dict[str, Any] = {"structure": structure or "auto", "seed": seed, "progress": not quiet}
+    fitted, before = fit_table(prepared, learner=model, **options), None
     if answered is not None:
         first = predict_rows(fitted, read)
         before = first, RowLabels.of(first, prepared.split.train)
         prepared, read = answered.prepared, answered.prepared.table
         content["rows"] = _data_summary(prepared)["rows"]
-        fitted = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet)
-    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, verdicts))
+        fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
+    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
     check_inputs(predictions, read.take(prepared.split.train))
     labels = RowLabels.of(predictions, prepared.split.train)
     if answered is not None and before is not None:
@@ -149,9 +158,9 @@ def table(
     content.update(_fit_summary(prepared, fitted, predictions, labels))
     write_csv(csv_path, predictions.rows_frame(prepared.split.names(), labels.columns()))
     if report_path is not None:
-        _write_report(report_path, prepared, fitted, data.name)
+        _write_report(report_path, prepared, fitted, data.name, f"Model: {'; '.join(_model_words(content['model']))}.")
     if save is not None:
-        save_table(fitted, save, {"data": data.name, "network": content["network"], "scores": content["scores"]})
+        save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
     content["files"] |= write_corrected(corrected, read)
     if export_file is not None:
@@ -163,12 +172,12 @@ def table(
     output.finish(content)
 
 
-def _rows_to_explain(prepared: Prepared, verdicts: Verdicts) -> Any:
+def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
     everything = numpy.arange(len(prepared.table))
     held_out = numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
     if verdicts == "auto":
-        model = prepared.model
-        some = affordable_rows(everything, held_out, len(prepared.split.train), model.target.outputs, model.weights)
+        outputs, weights = fitted.model.target.outputs, fitted.tracer.problem.selection.size
+        some = affordable_rows(everything, held_out, len(prepared.split.train), outputs, weights)
     else:
         some = {"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts]
     return numpy.sort(some)
@@ -180,7 +189,7 @@ def write_csv(path: Path, frame: Any) -> None:
         frame.to_csv(file, index=False, float_format="%.6g")
 
 
-def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str) -> None:
+def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:
     """Write the report on the rows that were held out, and on those without a label."""
     split = prepared.split
     test, train = (
@@ -189,9 +198,9 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
     )
     many = len(test) > ALL_TRACED
     about = (
-        f"{len(test):,} rows of {name} that the network was not trained on"
+        f"{len(test):,} rows of {name} that the model was not trained on"
         f"{f', {len(split.unlabelled):,} of them without a label' if len(split.unlabelled) else ''}. Rows are counted "
-        "from 1, below the names of the columns."
+        f"from 1, below the names of the columns. {model}"
     )
     about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
     report_rows(path, fitted, test, about, train, traced=TRACED if many else len(test))
@@ -217,6 +226,7 @@ def report_rows(
         names=list(target.classes) or [target.name],
         about=[about],
         traced=traced,
+        intervals=fitted.intervals,
     )
 
 
@@ -242,15 +252,17 @@ def _fit_summary(
     prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, labels: RowLabels
 ) -> dict[str, Any]:
     """What is known after it."""
-    model, split, tracer = prepared.model, prepared.split, fitted.tracer
+    model, split, tracer = fitted.model, prepared.split, fitted.tracer
     verdicts, wrong = predictions.frame["verdict"], labels.wrong()
+    sizes = {"inputs": len(model.inputs), "width": model.width, "weights": model.weights}
     return {
-        "network": {
-            "inputs": len(model.inputs),
-            "width": model.width,
-            "weights": model.weights,
-            "weight_decay": fitted.weight_decay,
+        "model": {
+            "kind": model.learner,
+            "validation": {"score": "RMSE" if model.target.task == "regression" else "log loss"}
+            | (fitted.validation or {}),
             "validation_rows": sum(map(len, split.validation)),
+            **(sizes if model.learner == "network" else {}),
+            **(fitted.settings or {}),
         },
         "fit": {
             "structure": tracer.diagnostics["structure"],
@@ -310,17 +322,16 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
 
 
 def _print_fit(output: Output, content: dict[str, Any]) -> None:
-    """What the network found, for people."""
-    network, fit, rows, target = content["network"], content["fit"], content["rows"], content["target"]
-    output.fact(
-        "Network",
-        f"{network['inputs']} inputs, two hidden layers of {network['width']}, {network['weights']:,} weights; "
-        f"weight decay {network['weight_decay']:g}, chosen by {network['validation_rows']:,} validation rows",
-    )
+    """What the model found, for people."""
+    fit, rows, target = content["fit"], content["rows"], content["target"]
+    for head, words in zip(("Model", ""), _model_words(content["model"]), strict=False):
+        output.fact(head, words)
     exact = "exact algebra" if fit["structure"] == "exact" else f"structure {fit['structure']}, an approximation"
     change = percent(fit["newton_change"])
     optimum = (
-        f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
+        "the trees are kept, and their leaf values are what may vary"
+        if content["model"]["kind"] == "trees"
+        else f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
         if fit["recentered"]
         else f"the network is near its optimum (a last step would change its errors by {change})"
     )
@@ -367,6 +378,23 @@ def _doubt_text(task: str, suspicion: float) -> str:
         ('3.4', '0.8\xa0%')
     """
     return f"{suspicion:.1f}" if task == "regression" else percent(1.0 - suspicion)
+
+
+def _model_words(model: dict[str, Any]) -> list[str]:
+    """Which model was taken, and why."""
+    scores = dict(model["validation"])
+    score = scores.pop("score")
+    rows = f"{model['validation_rows']:,} validation rows"
+    if model["kind"] == "trees":
+        words = f"gradient boosting, {model['trees']:,} trees with {model['leaves']:,} leaves; settings"
+    else:
+        words = (
+            f"network, {model['inputs']} inputs, two hidden layers of {model['width']}, {model['weights']:,} weights; "
+            f"weight decay {model['weight_decay']:g},"
+        )
+    listed = ", ".join(f"{kind} {figure(value)}" for kind, value in scores.items())
+    better = [f"the better one: {score} on {rows} they had not seen: {listed}"] if len(scores) > 1 else []
+    return [f"{words} chosen by {rows}", *better]
 
 
 def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from whence.display import number
+from whence.influence.intervals import Intervals
 from whence.report.task import Predictions
 from whence.results import Uncertainty
 
@@ -58,10 +57,11 @@ def charts(predictions: Predictions) -> list[Chart]:
     scores = {"HeC3": ("hec3", u.hec3.sum(1).cpu()[known]), "Ho": ("ho", u.ho.sum(1).cpu()[known])}
     if predictions.task.kind == "regression":
         targets = predictions.targets[known]
-        variances = {name: u.variance(name).cpu().double()[known] for name in ("ho", "hec3")}
+        assert predictions.intervals is not None
+        variances = {name: u.variance(name).cpu().double()[known] for name in ("ho", "hec3", "laplace")}
         some = Uncertainty(predictions.answers[known], {}, variances)
         errors = (targets - some.mean).square().mean(1)
-        calibration = interval_calibration(some, targets, predictions.noise.double())
+        calibration = interval_calibration(some, targets, predictions.intervals)
         return [calibration, risk_coverage(scores, errors, "typical error (RMSE)", root=True)]
     scores["belief alone"] = ("belief", -predictions.confidence[known])
     right = predictions.right[known]
@@ -111,24 +111,17 @@ def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]
     return risk
 
 
-def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tensor) -> Chart:
-    """How often ranges for a new observation hold it, against how often they promise to, with (k,) noise variances."""
-    levels = np.array([0.02, 0.05, *np.arange(0.1, 0.95, 0.05), 0.95, 0.99])
-    quantiles = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels], device="cpu")
+def interval_calibration(uncertainty: Uncertainty, targets: Tensor, intervals: Intervals) -> Chart:
+    """How often ranges for a new observation hold it, against how often they promise to."""
+    levels = [0.02, 0.05, *np.arange(0.1, 0.95, 0.05).tolist(), 0.95, 0.99]
     error = (targets - uncertainty.mean.cpu()).abs()
-    curves = []
-    for name, estimator in (("HeC3 + noise", "hec3"), ("Ho + noise", "ho")):
-        deviation = (uncertainty.variance(estimator).cpu() + noise.cpu()).sqrt()
-        scaled = error / deviation.clamp_min(torch.finfo(deviation.dtype).tiny)
-        held = [float((scaled <= quantile).double().mean()) for quantile in quantiles]
-        curves.append(Curve(name, estimator, tuple(levels.tolist()), tuple(held)))
-    at = int(np.abs(levels - 0.95).argmin())
+    held = [float((error <= intervals.half_width(uncertainty, level)).double().mean()) for level in levels]
     return Chart(
         "Are the ranges as wide as they should be?",
         "share promised",
         "share held",
-        tuple(curves),
-        f"Ranges that promise 95 % hold {curves[0].y[at]:.1%} of the observed values. On the line promises are kept; "
+        (Curve("ranges", "hec3", tuple(levels), tuple(held)),),
+        f"Ranges that promise 95 % hold {held[-2]:.1%} of the observed values. On the line promises are kept; "
         "below it the ranges are too narrow, above it too wide.",
     )
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from whence.display import number, percent
 from whence.errors import InputError, ShapeError
-from whence.estimators import observation_noise
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
+from whence.influence.intervals import Intervals
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts
@@ -79,6 +79,7 @@ class Report:
         trust: Trust | Diagnostics | None = None,
         level: float = 0.95,
         traced: int = 500,
+        intervals: Intervals | None = None,
     ) -> Report:
         """Compute a report.
 
@@ -97,7 +98,7 @@ class Report:
             train = batches.loader
         train_data = DataSource.of(train, batches.positional, "train")
         training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
-        predictions, first_batch = _predict(fitted, test_data, training)
+        predictions, first_batch = _predict(fitted, test_data, training, intervals)
         sizes = len(predictions), len(training)
         pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str)
         test_ids, train_ids = ids if pair else (ids, None)
@@ -238,7 +239,9 @@ def _as_ids(ids: Sequence[Any] | None, total: int, what: str) -> tuple[str, ...]
     return None if ids is None else tuple(map(str, ids))
 
 
-def _predict(fitted: Fitted, source: DataSource, training: TrainingLabels) -> tuple[Predictions, Any]:
+def _predict(
+    fitted: Fitted, source: DataSource, training: TrainingLabels, intervals: Intervals | None
+) -> tuple[Predictions, Any]:
     """All predictions, with the targets that came along, and the first batch of inputs."""
     targets: list[Tensor | None] = []
     first: list[Any] = []
@@ -254,9 +257,9 @@ def _predict(fitted: Fitted, source: DataSource, training: TrainingLabels) -> tu
     if known and len(known) != len(targets):
         raise InputError("expected targets with all test batches or with none, got them with some only.")
     joined = torch.cat(known) if known else None
-    return Predictions.of(
-        uncertainty, training.task, observation_noise(fitted.residuals, fitted.loo_residuals), joined
-    ), first[0]
+    if intervals is None and training.task.kind == "regression":
+        intervals = Intervals.of(fitted)
+    return Predictions.of(uncertainty, training.task, intervals, joined), first[0]
 
 
 def value_text(finding: Finding) -> str:

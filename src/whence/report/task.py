@@ -19,6 +19,7 @@ from whence.data.batches import Inputs, batch_size, in_order, split_targets, tak
 from whence.display import listing, number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted
+from whence.influence.intervals import Intervals
 from whence.influence.training import label_suspicion, residuals_without
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
@@ -270,18 +271,20 @@ class Predictions:
 
     uncertainty: Uncertainty
     task: Task
-    noise: Tensor  # (k,) variance of a new observation around the prediction, for regression
+    intervals: Intervals | None  # of new observations, for regression
     targets: Tensor | None  # as `Task.read_targets` has them
 
     @classmethod
-    def of(cls, uncertainty: Uncertainty, task: Task, noise: Tensor, targets: Tensor | None) -> Predictions:
+    def of(
+        cls, uncertainty: Uncertainty, task: Task, intervals: Intervals | None, targets: Tensor | None
+    ) -> Predictions:
         """With targets in any form that the likelihood takes."""
         if targets is not None:
             targets = task.read_targets(targets)
             shape = uncertainty.mean.shape[:1] if task.kind == "classification" else uncertainty.mean.shape
             if targets.shape != shape:
                 raise ShapeError(f"expected test targets of shape {tuple(shape)}, got {tuple(targets.shape)}.")
-        return cls(uncertainty, task, noise.cpu(), targets)
+        return cls(uncertainty, task, intervals, targets)
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -313,8 +316,9 @@ class Predictions:
 
     @cached_property
     def new_half_width(self) -> Tensor:
-        """(m, k) half the 95 % range of a new observation: HeC3 and noise."""
-        return QUANTILE * (self.uncertainty.hec3.cpu().double() + self.noise).sqrt()
+        """(m, k) half the 95 % range of a new observation."""
+        assert self.intervals is not None
+        return self.intervals.half_width(self.uncertainty)
 
     @cached_property
     def known(self) -> Tensor | None:

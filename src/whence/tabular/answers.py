@@ -272,5 +272,5 @@ def _relabelled(answered: Answered, fitted: FittedTable) -> dict[int, Any]:
     prepared = answered.prepared
     rows = prepared.table.rows[answered.changed]
     places = {int(row): at for at, row in enumerate(fitted.rows)}
-    targets = prepared.model.batch(torch.zeros(0, device="cpu"), prepared.values[answered.changed])[1]
+    targets = fitted.model.batch(torch.zeros(0, device="cpu"), prepared.values[answered.changed])[1]
     return {places[int(row)]: one for row, one in zip(rows, targets, strict=True) if int(row) in places}

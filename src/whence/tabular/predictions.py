@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -12,7 +11,7 @@ import torch
 
 from whence import Explanation, Uncertainty
 from whence.display import number
-from whence.estimators import observation_noise
+from whence.influence.intervals import LEVEL
 from whence.report.usual import UsualValues, frame_of
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
@@ -20,10 +19,6 @@ from whence.tabular.target import Target
 
 if TYPE_CHECKING:
     import pandas
-
-BATCH = 1024
-LEVEL = 0.95
-"""Of the intervals."""
 
 EXPLAIN_WORK = 3e12
 """Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
@@ -88,14 +83,12 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
 
     model, tracer = fitted.model, fitted.tracer
     inputs = model.encode(table)
-    uncertainty = tracer.predict(list(inputs.split(BATCH)), covariance=True)
+    uncertainty = tracer.predict(fitted.batches(inputs), covariance=True)
     hec3 = uncertainty.hec3.sum(1).numpy()
     probabilities = numpy.zeros((len(table), 0))
     columns: dict[str, Any]
-    if model.target.task == "regression":
-        mean = uncertainty.mean[:, 0].numpy()
-        noise = float(observation_noise(tracer.residuals, tracer.loo_residuals)[0])
-        half = NormalDist().inv_cdf(0.5 + LEVEL / 2) * numpy.sqrt(hec3 + noise)
+    if fitted.intervals is not None:
+        mean, half = uncertainty.mean[:, 0].numpy(), fitted.intervals.half_width(uncertainty)[:, 0].numpy()
         columns = {"prediction": mean, "lower": mean - half, "upper": mean + half, "std": numpy.sqrt(hec3)}
     else:
         probabilities, std = _class_probabilities(model.target, uncertainty)
@@ -109,7 +102,7 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     frame = pandas.DataFrame(columns)
     explained = numpy.asarray(explain, dtype=int)
     if len(explained):
-        explanation = tracer.explain(list(inputs[torch.as_tensor(explained, device="cpu")].split(BATCH)))
+        explanation = tracer.explain(fitted.batches(inputs[torch.as_tensor(explained, device="cpu")]))
         verdicts = _verdict_columns(explanation, fitted.rows)
         for name, cells in verdicts.items():
             frame[name] = "" if isinstance(cells[0], str) else numpy.nan
