@@ -21,7 +21,7 @@ from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import example_fingerprints
-from whence.errors import InputError, TooLargeError, first_line
+from whence.errors import InputError, TooLargeError, did_you_mean, first_line
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
@@ -36,6 +36,7 @@ from whence.runtime.processes import ProcessGroup
 from whence.runtime.progress import Progress, clock
 from whence.tracer import Tracer
 from whence.trust import trust_of_fit
+from whence.trust.checks import MEANING
 
 
 def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
@@ -85,7 +86,7 @@ def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
         return given
     if isinstance(given, str) and given in known:
         return known[given]()
-    hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "")
+    hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "") or did_you_mean(given, known)
     raise InputError(
         f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.{hint}"
     )
@@ -388,10 +389,10 @@ def _check_positions(problem: Linearization, loo: str) -> None:
 def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     """Add to the diagnostics how far to trust the fit, from the fit alone; say so where it is not fine."""
     trust = trust_of_fit(tracer)
-    odd = ", ".join(check.name for check in trust if check.level not in ("fine", "not checked"))
-    if odd:
-        bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) says why and what to do")
-    finding = Finding("trust", trust.level, f"{odd or 'as far as a fit alone can show'}; tracer.trust() looks closer")
+    flagged = ", ".join(check.name for check in trust.not_fine)
+    if trust.not_fine:
+        bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
+    finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
     names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
         Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")
@@ -423,8 +424,6 @@ def _diagnose(
     freedom = bread.degrees_of_freedom
     undetermined = loo.policy == "exact" and adjusted.guarded > 0
     names = list(problem.selection.parameters)
-    trees = isinstance(problem.network.model, LeafSum)  # which are never at a joint optimum
-    advised = moved > 0.1 and not loo.recenter and not trees
     more = ", ..." * (len(names) > 6)
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {', '.join(names[:6])}{more}"),
@@ -444,8 +443,7 @@ def _diagnose(
         Finding(
             "Newton change",
             moved,
-            "how far that step would move the training residuals, over their size (root mean squares)"
-            + ("; the network is not at its optimum: consider recenter=True" * advised),
+            "how far that step would move the training residuals, over their size (root mean squares)",
         ),
         Finding("leverage policy", loo.policy, ""),
         Finding(

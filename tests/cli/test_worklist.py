@@ -31,7 +31,19 @@ class Exported(NamedTuple):
 
 def run(data: Path, *options: str | Path, target: str = "colour") -> dict[str, Any]:
     folder = data.parent
-    fixed = ("--width", "4", "-q", "--json", "--no-report", "--verdicts", "none", "--csv", folder / "rows.csv")
+    fixed = (
+        "--model",
+        "network",
+        "--width",
+        "4",
+        "-q",
+        "--json",
+        "--no-report",
+        "--verdicts",
+        "none",
+        "--csv",
+        folder / "rows.csv",
+    )
     result = call("table", data, "-t", target, *fixed, *options)
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
@@ -202,7 +214,7 @@ def edited(exported: Exported, folder: Path, **cells: str) -> Path:
     ("cells", "words"),
     [
         ({"answer": "grean"}, "one of the classes 'blue', 'green', 'red' as the answer for row"),
-        ({"answer": "grean"}, "got 'grean'. Was 'green' meant?"),
+        ({"answer": "grean"}, "got 'grean'. Did you mean 'green'?"),
         ({"row": "900"}, "got row '900', which it does not have"),
         ({"row": "first"}, "got row 'first', which it does not have"),
         ({"key": "k00000000"}, "Was the file exported from another table"),
@@ -262,7 +274,8 @@ def test_a_corrected_table_needs_answers_and_all_rows(
 ) -> None:
     data, options = exported.data, ["--rows", rows, "--corrected", tmp_path / "clean.csv"]
     if answers:  # to a row that was drawn
-        call("table", data, "-t", "colour", "-q", "--rows", rows, "--export", tmp_path / "todo.csv", "--width", "2",
+        call("table", data, "-t", "colour", "-q", "--rows", rows, "--export", tmp_path / "todo.csv",
+             "--model", "network", "--width", "2",
              "--no-report", "--verdicts", "none", "--csv", tmp_path / "rows.csv")  # fmt: skip
         filled = [{**row, "answer": row["suggested"]} for row in read(tmp_path / "todo.csv")]
         options += ["--import", write(tmp_path / "a.csv", {name: [row[name] for row in filled] for name in filled[0]})]

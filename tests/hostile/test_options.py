@@ -58,6 +58,7 @@ def test_options_of_the_execution_are_no_options_of_fit(option: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
+        ("likelihood", 3),
         ("structure", 3),
         ("noise", None),
         ("loo", True),

@@ -20,7 +20,7 @@ def fitted() -> tuple[Prepared, FittedTable]:
     y[:6] = ""
     table = TextTable({"x": np.array([f"{value:.3f}" for value in x], dtype=object), "y": y}, np.arange(1, 61), 60)
     ready = prepare(table, "y", width=2)
-    return ready, fit_table(ready)
+    return ready, fit_table(ready, learner="network")
 
 
 def test_rows_to_label_are_those_that_suggest_names(fitted: tuple[Prepared, FittedTable]) -> None:

@@ -30,6 +30,7 @@ from whence.errors import (
     UncapturedParameterError,
     UnsupportedLayerError,
     WhenceError,
+    did_you_mean,
     first_line,
 )
 from whence.runtime.model_state import plain_kernels, without_cudnn
@@ -472,8 +473,10 @@ def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any)
     unmatched = [q for q, found in matches.items() if not found & wanted]
     if unmatched:
         frozen = [names[i][0] for q in unmatched for i in matches[q]]
+        meant = did_you_mean(unmatched[0], [*trainable, "all", "last_layer"])
         raise InputError(
-            f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}. "
+            f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}."
+            f"{meant} "
             + (f"Frozen (requires_grad=False): {_listing(frozen)}. " if frozen else "")
             + f"The model has: {_listing(trainable)}."
         )

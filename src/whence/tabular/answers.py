@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy
 import torch
 
 from whence.display import listing
-from whence.errors import InputError, WhenceError
+from whence.errors import InputError, WhenceError, did_you_mean
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared
 from whence.tabular.labels import RowLabels, row_batches
@@ -178,7 +177,7 @@ def _cell(answer: Answer, target: Target, source: str) -> str:
         return value
     if not target.classes:
         raise InputError(f"expected a number as the answer for row {answer.row} in {source}, got {value!r}.")
-    meant = "".join(f" Was {name!r} meant?" for name in get_close_matches(value, target.classes, n=1))
+    meant = did_you_mean(value, target.classes)
     raise InputError(
         f"expected one of the classes {listing(list(map(repr, target.classes)), 10)} as the answer for row "
         f"{answer.row} in {source}, got {value!r}.{meant}"
@@ -273,5 +272,5 @@ def _relabelled(answered: Answered, fitted: FittedTable) -> dict[int, Any]:
     prepared = answered.prepared
     rows = prepared.table.rows[answered.changed]
     places = {int(row): at for at, row in enumerate(fitted.rows)}
-    targets = prepared.model.batch(torch.zeros(0, device="cpu"), prepared.values[answered.changed])[1]
+    targets = fitted.model.batch(torch.zeros(0, device="cpu"), prepared.values[answered.changed])[1]
     return {places[int(row)]: one for row, one in zip(rows, targets, strict=True) if int(row) in places}

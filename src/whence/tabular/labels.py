@@ -10,7 +10,7 @@ import numpy
 from whence.influence.wrong_labels import WrongLabels, wrong_labels
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
-from whence.tabular.predictions import BATCH, RowPredictions
+from whence.tabular.predictions import RowPredictions
 from whence.tabular.target import Target
 
 DOUBTFUL = 2.0
@@ -19,7 +19,7 @@ DOUBTFUL = 2.0
 
 def row_batches(fitted: FittedTable, table: TextTable) -> Any:
     """The rows of a table as a tracer takes them."""
-    return list(fitted.model.encode(table).split(BATCH))
+    return fitted.batches(fitted.model.encode(table))
 
 
 @dataclass(frozen=True)
