@@ -67,21 +67,6 @@ def mirror(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:
-    """Products rows @ triangle^T for rows (..., r) and a lower triangle (r, r), without most of its zeros.
-
-    Examples:
-        >>> times_lower(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
-        tensor([1., 5.])
-    """
-    if len(triangle) <= NARROWEST:
-        return rows @ triangle.T
-    found = torch.empty_like(rows)
-    for here in panels(len(triangle)):
-        found[..., here] = rows[..., : here.stop] @ triangle[here, : here.stop].T
-    return found
-
-
 def inverse_norm(factor: Tensor, steps: int = 12) -> float:
     """About the largest eigenvalue of the inverse of C C^T, for a Cholesky factor C: by power iteration, from below.
 

@@ -42,7 +42,7 @@ from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
-from whence.linalg import add_gram, eigenvectors, inverse_norm, mirror, times_lower
+from whence.linalg import NARROWEST, add_gram, eigenvectors, inverse_norm, mirror, panels
 from whence.runtime.execution import State
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
@@ -410,6 +410,21 @@ class PrimalMeats(RowAccumulator):
         for name, sums in self.group_sums.items():
             add_gram(self.matrices[name], sums.reshape(-1, len(self.total)))
         return {name: mirror(matrix) for name, matrix in self.matrices.items()}
+
+
+def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:
+    """Products rows @ triangle^T for rows (..., r) and a lower triangle (r, r), without most of its zeros.
+
+    Examples:
+        >>> times_lower(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
+        tensor([1., 5.])
+    """
+    if len(triangle) <= NARROWEST:
+        return rows @ triangle.T
+    found = torch.empty_like(rows)
+    for here in panels(len(triangle)):
+        found[..., here] = rows[..., : here.stop] @ triangle[here, : here.stop].T
+    return found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from whence.curvature.kronecker import Factors, second_moment
+from whence.curvature.primal import times_lower
 from whence.curvature.rotation import Factored, along, energy, total
 from whence.jacobian.gradients import Block, Dense, Kronecker, Whole
-from whence.linalg import NARROWEST, WIDEST, add_gram, mirror, times_lower
+from whence.linalg import NARROWEST, WIDEST, add_gram, mirror
 
 
 def normal(*shape: int) -> Tensor:
