@@ -196,7 +196,7 @@ def test_what_a_person_sees(exported: Exported, tmp_path: Path) -> None:
     filled = [{**row, "answer": exported.truth[int(row["row"]) - 1]} for row in exported.csv]
     path = write(tmp_path / "answers.csv", {name: [row[name] for row in filled] for name in filled[0]})
     options = ("--width", "4", "-q", "--no-report", "--verdicts", "none", "--csv", tmp_path / "r.csv", "--import", path)
-    result = call("table", exported.data, "-t", "colour", *options)
+    result = call("table", exported.data, "-t", "colour", "--model", "network", *options)
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
     for wanted in ("the other rows say", "before expected after", "labels changed", "5 rows labelled", "% of labels"):
