@@ -324,7 +324,7 @@ def test_a_network_that_is_undecided_is_not_called_confident(generator: torch.Ge
     found = tracer.explain(torch.tensor([[4.0, 4.0], [-4.0, 4.0], [4.0, -4.01]], dtype=torch.float64))
     assert found.verdicts == ("confident", "scarce data", "scarce data")
     assert found.undecided.tolist() == [False, True, True]
-    assert "the network itself is undecided" in found.sentence(1)
+    assert "the model itself is undecided" in found.sentence(1)
     assert not bool(tracer.explain(x).noisy.any())  # a clean table has no noisy verdicts
 
 

@@ -127,14 +127,14 @@ class Explanation(Shown):
 
     @property
     def undecided(self) -> Tensor:
-        """(m,) whether the network itself is undecided, and labels nearby do not explain why."""
+        """(m,) whether the model itself is undecided, and labels nearby do not explain why."""
         return (self.probability < UNDECIDED) & ~self.noisy
 
     @property
     def scarce(self) -> Tensor:
         """(m,) whether fewer training examples support the prediction than ordinary ones support each other.
 
-        Beside noisy labels only from twice the limit on. So is a prediction that the network itself is undecided about,
+        Beside noisy labels only from twice the limit on. So is a prediction that the model itself is undecided about,
         where the labels nearby agree.
         """
         beside = ~self.noisy | (self.scarcity >= BESIDE_NOISE * self.scarcity_limit)
@@ -170,7 +170,7 @@ class Explanation(Shown):
         )
         if bool(self.undecided[number]):
             words += (
-                "; the network itself is undecided: it gives its answer a probability of "
+                "; the model itself is undecided: it gives its answer a probability of "
                 f"{percent(float(self.probability[number]))}, and labels nearby do not explain it"
             )
         return words

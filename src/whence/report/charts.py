@@ -134,11 +134,11 @@ def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
     y = tuple(float(right[part].double().mean()) for part in bins)
     error = sum(len(part) * abs(a - b) for part, a, b in zip(bins, x, y, strict=True)) / len(order)
     return Chart(
-        "Is the network as often right as it believes?",
+        "Is the model as often right as it believes?",
         "belief in the answer",
         "share of right answers",
-        (Curve("network", "hec3", x, y),),
-        f"Each point is a tenth of the predictions. The network believes {float(confidence.double().mean()):.1%} on "
+        (Curve("model", "hec3", x, y),),
+        f"Each point is a tenth of the predictions. The model believes {float(confidence.double().mean()):.1%} on "
         f"average and is right in {float(right.double().mean()):.1%}; the mean distance from the line is {error:.1%}. "
         "Below the line it is too sure of itself.",
     )

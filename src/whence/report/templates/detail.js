@@ -5,7 +5,7 @@ const reasons = (i) => {
   const limit = data.classes ? percent(data.noiseLimit) : short(data.noiseLimit, 2);
   const noise = `${around}; noisy from ${limit} on.`;
   const scarcity = `Its leverage is ${short(points.scarcity[i], 2)} times the ordinary one; ${percent(points.scarcityP[i])} of ordinary training examples reach that.`;
-  const undecided = points.probability[i] < data.undecided && !(points.verdict[i] & 1) ? [`The network itself is undecided: it gives its answer a probability of ${percent(points.probability[i])}.`] : [];
+  const undecided = points.probability[i] < data.undecided && !(points.verdict[i] & 1) ? [`The model itself is undecided: it gives its answer a probability of ${percent(points.probability[i])}.`] : [];
   return [noise, scarcity, ...undecided];
 };
 
@@ -14,7 +14,7 @@ const ADVICE = [
   "Check the labels listed under “labels to check”.",
   "Collect and label more inputs like this one.",
   "Check the labels listed, and collect more inputs like this one.",
-  "Check the input: what the network says about it means nothing.",
+  "Check the input: what the model says about it means nothing.",
 ];
 const FIRST_CAUSES = data.form === "image" ? 6 : 3;
 
