@@ -14,7 +14,7 @@ import typer
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
 from whence.cli.worklist import check_corrected, export_path, print_answers, write_corrected, write_worklist
-from whence.display import count, percent
+from whence.display import count, number, percent
 from whence.io.files import replacing
 from whence.runtime.progress import Progress
 from whence.tabular.answers import apply_answers, compare, read_answers
@@ -300,7 +300,7 @@ def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[st
         "label": str(predictions.table.columns[target.name][at]) if target.classes else figure(labels.labels[at]),
         "suggested": str(suggested),
         "suggested_probability" if target.classes else "suggested_std": sure,
-        "others": f"{suggested} ({percent(sure)})" if target.classes else f"{suggested} ± {figure(sure)}",
+        "others": f"{suggested} ({percent(sure)})" if target.classes else f"{number(labels.suggested[at])} ± {number(sure, 2)}",
         "suspicion": float(labels.suspicion[at]),
     }
 
