@@ -17,7 +17,7 @@ from torch.func import jvp, vmap
 from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.capture import Capture
 from whence.jacobian.functional import OneByOne
-from whence.jacobian.network import Network, Selection, first_line
+from whence.jacobian.network import Network, Selection, SoftmaxColumns, first_line
 from whence.jacobian.record import gradients
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import after_fork, plain_kernels
@@ -140,7 +140,7 @@ class Jacobian:
             with torch.enable_grad(), plain_kernels():
                 outputs = self.network(take(inputs, where))
                 wanted = cotangents[:, where].to(outputs.dtype)
-                step = max(1, self.chunk(1) // len(outputs))
+                step = 1 if isinstance(inputs, SoftmaxColumns) else max(1, self.chunk(1) // len(outputs))
                 return torch.cat([self._backward(outputs, part) for part in wanted.split(step)])
 
         size = batch_size(inputs, "this batch")
