@@ -389,9 +389,7 @@ class SoftmaxColumns:
     def apply(self, outputs: Tensor) -> Tensor:
         """(n, c) of outputs (n, K)."""
         n, t, _ = self.classes.shape
-        f = outputs.reshape(n, t, -1)
-        if f.dtype.itemsize < torch.float32.itemsize:
-            f = f.float()
+        f = widened(outputs).reshape(n, t, -1)
         p = f.detach().softmax(2)
         top = p.argmax(2, keepdim=True)
         classes = self.classes.long()
@@ -407,13 +405,13 @@ class SoftmaxColumns:
     def products(self, outputs: Tensor, most: int = 2**23) -> tuple[Tensor, Tensor]:
         """(n, c) as of `apply`, and (n, c, c) inner products of the gradients, for outputs (n, ..., k).
 
-        In double precision, of a part of the positions at once, whose outputs are `most` or fewer.
+        Of a part of the positions at once, whose outputs are `most` or fewer.
         """
         k, shape = outputs.shape[-1], self.classes.shape
         flat, each = outputs.reshape(-1, k), self.classes.long().flatten(0, 1)
         parts = []
         for some, classes in zip(*(one.split(max(1, most // k)) for one in (flat, each)), strict=True):
-            f = some.double()
+            f = widened(some)
             p = f.softmax(1)
             probability = p.gather(1, classes)
             top = p.argmax(1, keepdim=True)
@@ -422,7 +420,7 @@ class SoftmaxColumns:
             elsewhere = torch.where(own, 0.0, probability)
             values = f.gather(1, classes) - (p * f).sum(1, keepdim=True)
             squares = others.square().sum(1, keepdim=True).expand_as(values)
-            parts.append(torch.stack([probability, at_top, elsewhere, values, squares]))
+            parts.append(torch.stack([probability, at_top, elsewhere, values, squares]).double())
         found = torch.cat(parts, dim=1).unflatten(1, shape[:2])
         probability, at_top, elsewhere, values, squares = found.unbind(0)
         h = self.weights.double() * torch.maximum(probability, self.floors.double()).sqrt()
@@ -430,6 +428,16 @@ class SoftmaxColumns:
         crossed = (h * elsewhere).mT @ h
         gram = (h * at_top).mT @ (h * at_top) - crossed - crossed.mT + (h * squares).mT @ h
         return (h * values).sum(1), gram + torch.einsum("ntc,ntcd,ntd->ncd", h, same.double(), h)
+
+
+def widened(outputs: Tensor) -> Tensor:
+    """Outputs in single precision at least, for a softmax.
+
+    Examples:
+        >>> widened(torch.zeros(1, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    return outputs.float() if outputs.dtype.itemsize < torch.float32.itemsize else outputs
 
 
 OutputView: TypeAlias = SelectedOutputs | OutputMixtures | SoftmaxColumns

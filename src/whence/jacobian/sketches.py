@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 from whence.data.batches import Batch, Batches, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import InputError, StaleModelError
-from whence.jacobian.network import Network, OutputMixtures, OutputView, SeparateExamples, SoftmaxColumns
+from whence.jacobian.network import Network, OutputMixtures, OutputView, SeparateExamples, SoftmaxColumns, widened
 from whence.likelihoods import Categorical, Likelihood
 
 ALL_OUTPUTS = 64
@@ -40,7 +40,7 @@ CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 """The outputs of one chunk of a batch, or the combinations of them that are stored, are kept under this size."""
 
 POSITION_BYTES = 64 * 2**20
-"""Probabilities of so many positions are held at once in double precision."""
+"""Sums of probabilities, in double precision, are held for so many positions at once."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class SketchedBatches:
             uniform = random_uniform(*self._places(batch, weights), self.seed).reshape(-1)
             step = max(1, POSITION_BYTES // (k * torch.float64.itemsize))
             pairs = [
-                sample_labels(some.double().softmax(1), drawn, self.columns)
+                sample_labels(widened(some).softmax(1), drawn, self.columns)
                 for some, drawn in zip(flat.split(step), uniform.split(step), strict=True)
             ]
             classes, floors = (torch.cat(each).unflatten(0, (n, -1)) for each in zip(*pairs, strict=True))
@@ -340,7 +340,7 @@ def sample_labels(p: Tensor, uniform: Tensor, columns: int) -> tuple[Tensor, Ten
     floors = torch.where(enough.any(1, keepdim=True), shares.gather(1, first), 0.0)
     chances = torch.where(p > floors, 1.0, p / floors.clamp_min(torch.finfo(p.dtype).tiny))
     wanted = uniform.unsqueeze(1) + torch.arange(columns, device=p.device)
-    found = torch.searchsorted(chances.cumsum(1), wanted, right=True)
+    found = torch.searchsorted(chances.cumsum(1, dtype=torch.float64), wanted, right=True)
     return torch.where(found < k, found, -1).int(), floors.squeeze(1)
 
 
