@@ -11,18 +11,57 @@ from typing import Any
 import pytest
 import torch
 
-from pages import ROOT, blocks, same_words
+from pages import ROOT, blocks
 
 README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 
 
-def test_code_prints_what_is_shown() -> None:
-    [(code, shown)] = [(found["code"], found["shown"]) for found in blocks(README)]
+def users_own() -> dict[str, Any]:
+    """What a reader of the README has: a trained network, a table, a language model, and their data."""
+    import numpy as np
+    from sklearn.datasets import load_diabetes, load_digits
+    from transformers import GPT2Config, GPT2LMHeadModel  # not needed by the other tests here
+
+    inputs, labels = (torch.from_numpy(one) for one in load_digits(n_class=3, return_X_y=True))
+    inputs = inputs[:200].float() / 16
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(200):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[:150]), labels[:150]).backward()
+        optimizer.step()
+    rows, targets = load_diabetes(return_X_y=True)
+    sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 20, (12, 8)))
+    return {
+        "model": model,
+        "train_loader": [(inputs[:150], labels[:150])],
+        "x": inputs[150:],
+        "X": rows[:300],
+        "y": targets[:300],
+        "X_new": rows[300:305],
+        "language_model": GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)),
+        "text_batches": [{"input_ids": tokens[:10], "labels": tokens[:10]}],
+        "query": {"input_ids": tokens[10:]},
+    }
+
+
+def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a report is written
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), torch.random.fork_rng(devices=[]):
-        exec(compile(code, "README.md", "exec"), {})
-    same_words(printed.getvalue(), shown)
+        torch.manual_seed(0)
+        names = users_own()
+        for found in blocks(README):
+            *lines, last = found["code"].strip().splitlines()
+            exec(compile("\n".join(lines), "README.md", "exec"), names)
+            names["answer"] = eval(compile(last, "README.md", "eval"), names)
+            if "X_new" in last:
+                assert len(names["answer"]) == 5
+    assert names["answer"].shape == (2, 3)
+    assert printed.getvalue().startswith(("confident", "noisy", "scarce", "both"))
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 STYLE = """
@@ -54,11 +93,19 @@ def test_links_lead_somewhere() -> None:
 
 @pytest.mark.slow
 def test_table_is_the_mean_of_five_draws() -> None:
-    from whence_paper.demo_trial import QUESTIONS, SCORES, mean_auroc, run_trial  # scikit-learn, for this test alone
+    from whence_paper.demo_classes import mean_classes, run_classes  # scikit-learn, for this test alone
+    from whence_paper.demo_trial import QUESTIONS
 
-    mean = mean_auroc([run_trial(seed) for seed in range(5)])
-    rows = re.findall(r"^\| [^|]+ \|((?: [\d.*]+ \|){4})$", TEXT, re.MULTILINE)
-    shown = [[float(cell.strip(" *")) for cell in row.split("|")[:4]] for row in rows]
-    assert len(shown) == len(QUESTIONS)
-    for question, cells in zip(QUESTIONS, shown, strict=True):
-        assert cells == pytest.approx([mean[question][name] for name in SCORES], abs=0.015)
+    mean = mean_classes([run_classes(seed) for seed in range(5)])
+    scores = [
+        cell.strip() for cell in re.search(r"^\| which test digits\? \|(.*)\|$", TEXT, re.MULTILINE)[1].split("|")
+    ]
+    rows = re.findall(r"^\| [^|]+ \|((?: [\d.*]+ \|){7})$", TEXT, re.MULTILINE)
+    assert len(rows) == 2
+    for question, row in zip(QUESTIONS, rows, strict=False):
+        shown = [float(cell.strip(" *")) for cell in row.split("|")[:7]]
+        assert shown == pytest.approx([mean.auroc[question][name] for name in scores], abs=0.015)
+    said = [int(share) for share in re.findall(r"(\d+) % ", TEXT[: TEXT.index("## ")])]
+    noisy, missing, others = (mean.verdicts[group] for group in ("noisy", "missing", "others"))
+    shares = (noisy["noisy labels nearby"], missing["scarce data"], others["confident"])
+    assert said == pytest.approx([100 * share for share in shares], abs=1.5)

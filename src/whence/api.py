@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -146,7 +145,7 @@ def fit(
     """
     execution = checked_execution(execution)
     if not isinstance(model, nn.Module):
-        trees = fitted_trees(model, train_loader, likelihood, structure, ridge)
+        trees = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge)
         model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
     processes = opened(execution.distributed)
     with processes.working():
@@ -169,8 +168,8 @@ def fit(
 
 def load(
     path: str | os.PathLike[str],
-    model: nn.Module,
-    train_loader: Iterable[Any] | None = None,
+    model: Any,
+    train_loader: Any = None,
     *,
     likelihood: Likelihood | None = None,
     max_memory: float | None = None,
@@ -183,10 +182,11 @@ def load(
 
     Args:
         path: of the file.
-        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device.
-        train_loader: the training data of the fit, in the same batches. Without them everything works that needs none:
-            `predict` (but for `Exact` on its dual and matrix-free roads), residuals, leverages, `training_frame()`,
-            `suggest`. `attribute`, `explain` and `what_if` ask for them.
+        model: the network that was fitted, with the weights of that time, in evaluation mode, on any device; or the
+            trees that were fitted.
+        train_loader: the training data of the fit, in the same batches; (X, y) for trees. Without them everything works
+            that needs none: `predict` (but for `Exact` on its dual and matrix-free roads), residuals, leverages,
+            `training_frame()`, `suggest`. `attribute`, `explain` and `what_if` ask for them.
         likelihood: the one that was fitted with, where it is not one of whence's own.
         max_memory: bytes that may be taken; as it was when not given, or 80 % of what is free, if that is less.
         progress: show a progress line with the time left on anything over a second.
@@ -208,6 +208,9 @@ def load(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
             "whence's own."
         )
+    if not isinstance(model, nn.Module):
+        model = leaf_sum(model)[0]
+        train_loader = None if train_loader is None else training_batches(model, train_loader)
     given = Given(unwrap(model), train_loader, likelihood, max_memory, progress)
     return restore(Path(path), given, Tracer)
 

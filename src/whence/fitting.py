@@ -20,6 +20,7 @@ from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
+from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, first_line, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
@@ -203,6 +204,8 @@ def _gather_groups(groups: Any, processes: Processes) -> list[Any] | None:
 def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions) -> Selection:
     """Check on the first batch that the model can be relied on; which parameters are selected, what labels mean."""
     first = batches.first()
+    if isinstance(network.model, LeafSum):
+        batches.notes.extend(network.model.notes)
     batches.notes.extend(network.check_repeatable(first.inputs))
     if not examples_differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
         batches.notes.extend(network.check_separate(batches.distinct_inputs()))
@@ -397,6 +400,8 @@ def _diagnose(
     freedom = bread.degrees_of_freedom
     undetermined = loo.policy == "exact" and adjusted.guarded > 0
     names = list(problem.selection.parameters)
+    trees = isinstance(problem.network.model, LeafSum)  # which are never at a joint optimum
+    advised = moved > 0.1 and not loo.recenter and not trees
     more = ", ..." * (len(names) > 6)
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {', '.join(names[:6])}{more}"),
@@ -417,7 +422,7 @@ def _diagnose(
             "Newton change",
             moved,
             "how far that step would move the training residuals, over their size (root mean squares)"
-            + ("; the network is not at its optimum: consider recenter=True" * (moved > 0.1 and not loo.recenter)),
+            + ("; the network is not at its optimum: consider recenter=True" * advised),
         ),
         Finding("leverage policy", loo.policy, ""),
         Finding(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import catboost
@@ -364,6 +365,11 @@ def test_what_users_should_know_is_noted() -> None:
             assert sum("L1" in note for note in ensemble.notes) == 1
 
 
+def halved_squares(y: Any, prediction: Any) -> tuple[Any, Any]:
+    """An objective of one's own: gradient and Hessian."""
+    return prediction - y, np.ones_like(y)
+
+
 @pytest.mark.parametrize(
     ("model", "task", "words"),
     [
@@ -379,6 +385,8 @@ def test_what_users_should_know_is_noted() -> None:
             "squared_error.*quant",
         ),
         (xgboost.XGBRegressor(n_estimators=5, objective="count:poisson"), "regression", "squarederror.*count:poisson"),
+        (xgboost.XGBRegressor(n_estimators=5, objective=halved_squares), "regression", "squarederror.*a function"),
+        (lightgbm.LGBMRegressor(objective=halved_squares, **LGB), "regression", "'regression'.*one's own"),
         (xgboost.XGBRegressor(n_estimators=5, booster="gblinear"), "regression", "trees.*gblinear"),
         (xgboost.XGBClassifier(n_estimators=5), "labels", "one label.*2 labels"),
         (
@@ -455,6 +463,19 @@ def test_a_class_of_ones_own_is_read_as_the_one_it_extends() -> None:
     data = table("regression", "missing")
     check(Mine(20, max_depth=4).fit(data.x, data.y), data)
     assert read(NotATree()) is None
+
+
+@pytest.mark.parametrize("library", ["xgboost", "catboost"])
+def test_models_from_files(library: str, tmp_path: Path) -> None:
+    data = table("codes", "missing")
+    fitted, empty = {
+        "xgboost": (xgboost.XGBClassifier(**XGB), xgboost.XGBClassifier()),
+        "catboost": (catboost.CatBoostClassifier(**CAT), catboost.CatBoostClassifier()),
+    }[library]
+    fitted.fit(data.x, data.y).save_model(tmp_path / "model.json")
+    empty.load_model(tmp_path / "model.json")
+    ensemble = check(empty, data)
+    same(ensemble.raw(data.fresh), own_raw(fitted, data.fresh))
 
 
 def test_trees_of_lightgbm_behind_the_best_iteration_are_not_read() -> None:

@@ -1,37 +1,145 @@
-"""Fit, predict, explain and all other questions on gradient boosting, with rows of a table in the place of tensors."""
+"""Every question with rows of a table in the place of tensors, fits in files, and what is refused."""
 
 from __future__ import annotations
 
-import numpy
+import numpy as np
+import pandas as pd
 import pytest
-from sklearn.ensemble import GradientBoostingRegressor
-from tree_models import boosting_ensemble, table
+import torch
+from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor, RandomForestClassifier
+from sklearn.linear_model import LinearRegression
 
 import whence
+from tree_models import table, task
+from whence.curvature.leaves import LeafCore
+from whence.errors import InputError, LoaderError, ShapeError, StaleModelError, TargetError
+
+
+def boosting(n: int = 200):
+    x, y = table(n)
+    return GradientBoostingRegressor(n_estimators=15, random_state=0).fit(x, y), x, y
 
 
 @pytest.fixture(scope="module")
-def fitted():
-    x, y = table(300)
-    model = GradientBoostingRegressor(n_estimators=20, random_state=0).fit(x, y)
-    return model, whence.fit(boosting_ensemble(model), (x, y), progress=False)
+def tracer():
+    model, x, y = boosting()
+    return whence.fit(model, (x, y), progress=False)
 
 
-def test_means_are_the_model_s_own_predictions(fitted):
-    model, tracer = fitted
-    x, _ = table(50, seed=1)
-    found = tracer.predict(x)
-    numpy.testing.assert_allclose(found.mean[:, 0].numpy(), model.predict(x), rtol=0, atol=1e-12)
-    assert bool((found.hec3 > 0).all())
-
-
-def test_every_question_takes_rows(fitted):
-    _, tracer = fitted
+def test_every_question_takes_rows(tracer):
     x, _ = table(8, seed=1)
     assert len(tracer.explain(x).verdicts) == 8
     assert tracer.attribute(x, top=3).hec3.index.shape == (8, 3)
-    assert tracer.what_if(x, remove=[0], relabel={1: 2.0}).change.shape == (8, 1)
-    assert len(tracer.suggest(2, pool=x).index) == 2
-    assert tracer.training_frame(x).shape[0] == 300
-    assert tracer.trust(sample=2)["linearization"].level == "fine"
+    assert len(tracer.suggest(2, pool=x, test=x).index) == 2
+    assert tracer.training_frame(x).shape[0] == 200
     assert len(tracer.split(x, anchors=50)) == 8
+    assert tracer.trust(x, sample=2)["distance"].level == "fine"
+
+
+def test_data_frames_and_pairs_with_targets_are_rows_too():
+    x, y = table(200)
+    frame = pd.DataFrame(x, columns=list("abcd"))
+    model = GradientBoostingRegressor(n_estimators=15, random_state=0).fit(frame, y)
+    tracer = whence.fit(model, (frame, pd.Series(y)), progress=False)
+    alone, pair = tracer.predict(frame[:5]), tracer.predict((frame[:5], y[:5]))
+    torch.testing.assert_close(alone.hec3, pair.hec3, rtol=0, atol=0)
+    np.testing.assert_allclose(alone.mean[:, 0].numpy(), model.predict(frame[:5]), rtol=0, atol=1e-12)
+
+
+def test_the_label_of_a_class_is_changed_by_its_name():
+    x, y = task("two classes")
+    model = GradientBoostingClassifier(n_estimators=8, random_state=0).fit(x, y)
+    tracer = whence.fit(model, (x, y), progress=False)
+    at = int(np.flatnonzero(y == "low")[0])
+    change = tracer.what_if(x[at : at + 1], relabel={at: "some"}).change
+    assert float(change) > 0  # towards the second class
+    assert float(tracer.what_if(x[at : at + 1], relabel={at: "low"}).change) == 0
+    with pytest.raises(TargetError, match="classes"):
+        tracer.what_if(x[:1], relabel={at: "unheard of"})
+
+
+def test_a_report_shows_the_rows_and_the_names_of_the_classes(tmp_path):
+    x, y = task("forest of classes", 120)
+    frame = pd.DataFrame(x, columns=["age", "height", "weight", "dose"])
+    model = RandomForestClassifier(5, max_leaf_nodes=8, random_state=0).fit(frame, y)
+    tracer = whence.fit(model, (frame, y), progress=False)
+    text = tracer.report(tmp_path / "report.html", (frame[:30], y[:30])).read_text(encoding="utf-8")
+    assert all(word in text for word in ("dose", "height", "top", "some"))
+
+
+def test_the_diagnostics_say_where_the_ridge_came_from(tracer):
+    words = {finding.name: finding.words for finding in tracer.diagnostics}
+    assert "shrinkage 0.1 and L2 0" in words["ridge"]
+    model, x, y = boosting()
+    plain = whence.fit(model, (x, y), ridge=2.0, progress=False)
+    assert plain.ridge == 2.0
+    assert bool((plain.problem.network.model.scale == 1).all())  # on the leaf values themselves
+    assert whence.fit(model, (x, y), ridge="loo", progress=False).ridge_path is not None
+
+
+@pytest.mark.parametrize("structure", [whence.Exact(road="primal"), LeafCore(size=40)])
+def test_a_fit_comes_back_from_a_file(tmp_path, structure):
+    model, x, y = boosting()
+    tracer = whence.fit(model, (x, y), structure=structure, progress=False)
+    tracer.save(tmp_path / "trees.whence")
+    alone = whence.load(tmp_path / "trees.whence", model, progress=False)
+    fresh, _ = table(20, seed=1)
+    torch.testing.assert_close(alone.predict(fresh).hec3, tracer.predict(fresh).hec3, rtol=1e-12, atol=0)
+    with pytest.raises(LoaderError, match="training data"):
+        alone.explain(fresh)
+    again = whence.load(tmp_path / "trees.whence", model, (x, y), progress=False)
+    assert again.explain(fresh).verdicts == tracer.explain(fresh).verdicts
+    with pytest.raises(LoaderError, match="training data"):
+        whence.load(tmp_path / "trees.whence", model, (x, y + 1), progress=False)
+    other = GradientBoostingRegressor(n_estimators=15, random_state=0).fit(x, -y)
+    with pytest.raises(StaleModelError):
+        whence.load(tmp_path / "trees.whence", other, progress=False)
+    with pytest.raises(StaleModelError):
+        whence.load(tmp_path / "trees.whence", torch.nn.Linear(2, 1).eval(), progress=False)
+
+
+def test_trees_do_not_take_the_file_of_a_network(tmp_path):
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
+    net = torch.nn.Linear(1, 1, dtype=torch.float64).eval()
+    whence.fit(net, [(x, 2 * x)], ridge=0.1, progress=False).save(tmp_path / "line.whence")
+    with pytest.raises(StaleModelError, match="trees where a network was"):
+        whence.load(tmp_path / "line.whence", boosting()[0], progress=False)
+
+
+def test_a_model_that_was_trained_again_is_refused():
+    model, x, y = boosting()
+    tracer = whence.fit(model, (x, y), progress=False)
+    model.fit(x, -y)
+    with pytest.raises(StaleModelError, match="trained again"):
+        tracer.predict(x[:3])
+
+
+def test_refusals(tracer):
+    model, x, y = boosting()
+    with pytest.raises(InputError, match="LinearRegression"):
+        whence.fit(LinearRegression().fit(x, y), (x, y))
+    with pytest.raises(InputError, match="fitted"):
+        whence.fit(GradientBoostingRegressor(), (x, y))
+    with pytest.raises(InputError, match="likelihood 'gaussian'"):
+        whence.fit(model, (x, y), "categorical")
+    with pytest.raises(InputError, match=r"\(X, y\)"):
+        whence.fit(model, [(x, y)])
+    with pytest.raises(InputError, match="structure"):
+        whence.fit(model, (x, y), structure="ekfac")
+    with pytest.raises(InputError, match="parameters"):
+        whence.fit(model, (x, y), parameters="last_layer")
+    with pytest.raises(ShapeError, match="200 rows"):
+        whence.fit(model, (x, y[:-1]))
+    with pytest.raises(TargetError, match="row 3"):
+        whence.fit(model, (x, np.where(np.arange(200) == 3, np.nan, y)))
+    with pytest.raises(InputError, match="rows that the model accepts"):
+        tracer.predict(x[:, :2])
+    with pytest.raises(InputError, match="rows that the model accepts"):
+        tracer.predict(x[:0])
+
+
+def test_labels_that_the_model_does_not_know_are_refused():
+    x, y = task("two classes")
+    model = GradientBoostingClassifier(n_estimators=4, random_state=0).fit(x, y)
+    with pytest.raises(TargetError, match="row 5"):
+        whence.fit(model, (x, np.where(np.arange(200) == 5, "else", y)))

@@ -518,7 +518,7 @@ def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRo
     if bool((diagonal <= 0).any()):
         raise singular(ridge, int((diagonal <= 0).sum()), len(diagonal))
     inner = diagonal.sqrt()
-    if rows.in_memory and len(inner) <= QR_SIZE:
+    if rows.in_memory and len(inner) <= QR_SIZE and not getattr(rows.features, "well_conditioned", False):
         factor = factor_by_qr(rows, prescale * inner, ridge)
         tiny = torch.finfo(factor.dtype).eps * len(inner)
     else:

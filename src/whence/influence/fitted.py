@@ -207,6 +207,8 @@ def _check_unchanged(fitted: Fitted) -> None:
             f"expected the model on {fitted.problem.device}, where it was fitted, got it on {here}. "
             "Move it back, or call whence.fit again."
         )
+    if isinstance(model, LeafSum):
+        model.check_unchanged()
     now = fingerprint(model)
     before = fitted.fingerprints
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from whence.curvature.accumulate import ConstantCotangents, LayerGradients, working_precision
+from whence.curvature.leaves import LeafFeatures, leading_directions
 from whence.curvature.primal import Projected, sketch_features
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, predicted_outputs
+from whence.jacobian.leaves import LeafSum
 from whence.jacobian.network import OutputView, SelectedOutputs
 from whence.jacobian.sketches import SketchedBatches
 from whence.linalg import eigh
@@ -30,6 +32,9 @@ from whence.runtime.execution import partial_data_error
 
 FEATURES = 2048
 """Random projections of a gradient, where there are more weights."""
+
+LEAF_FEATURES = 768
+"""Leading directions of the leaves of trees, where there are more leaves."""
 
 FEATURE_SHARE = 0.2
 """Of the memory of the fit that the features of all training examples take at most."""
@@ -48,11 +53,14 @@ WEIGHED_AT_ONCE = 2**24
 class Neighbours:
     """Gradients of the training examples' predictions, whitened by their own second moments."""
 
-    features: Projected
+    features: Projected | LeafFeatures
     directions: Tensor | None  # (c, k) of the outputs that are looked at; `None` for that of the predicted class
     unit_length: bool  # whether gradients have length one
     whitening: Tensor  # (r, r) root W of (sum_i g_i g_i^T + lambda)^-1
-    gradients: Tensor  # (n, c, r) W^T g_i of the training examples; zero for those that do not count
+    # (n, c, r) W^T g_i of the training examples; zero for those that do not count. Of trees, whose features leave part
+    # of the gradient out, (n, c, r + c): the lengths of what is left out follow, along directions of their own
+    gradients: Tensor
+    ridge: float  # lambda
     notes: tuple[str, ...]  # what is approximated
 
     @classmethod
@@ -66,17 +74,21 @@ class Neighbours:
         problem = fitted.problem
         one_class = classes and not has_several_labels(fitted)
         directions = None if one_class else output_directions(problem.width).to(problem.device)
-        stream = LayerGradients(problem)
         item = torch.finfo(problem.dtype).bits // 8
         each = problem.n * (1 if directions is None else len(directions)) * item
         affordable = max(1, int(FEATURE_SHARE * problem.budget.limit / each))
-        features = sketch_features(stream, min(FEATURES, affordable), seed=0)
+        model = problem.network.model
+        features: Projected | LeafFeatures
+        if isinstance(model, LeafSum):
+            features = leaf_features(fitted, model, min(LEAF_FEATURES, affordable))
+        else:
+            features = sketch_features(LayerGradients(problem), min(FEATURES, affordable), seed=0)
         batches = problem.batches.plain if isinstance(problem.batches, SketchedBatches) else problem.batches
-        rows = [
-            prediction_gradients(fitted, batch.inputs, features, directions, classes)[0]
+        found = [
+            prediction_gradients(fitted, batch.inputs, features, directions, classes)
             for batch in batches.read("gradients of predictions")
         ]
-        gradients = torch.cat(rows) if rows else torch.empty(0)
+        gradients = torch.cat([rows for rows, _, _ in found]) if found else torch.empty(0)
         if len(gradients) != problem.n:
             raise partial_data_error()
         gradients = torch.where(fitted.counted.reshape(-1, 1, 1), gradients, 0.0)
@@ -84,27 +96,35 @@ class Neighbours:
         moments = flat.T @ flat
         ridge = float(moments.trace()) / max(1, int(fitted.counted.sum()))
         ridge = ridge if classes else max(fitted.bread.ridge, LEAST_RIDGE * ridge)
-        moments.diagonal().add_(ridge if ridge > 0 else 1.0)
+        ridge = ridge if ridge > 0 else 1.0
+        moments.diagonal().add_(ridge)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
         whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(moments), eye, upper=False).mT
         whitening = whitening.to(gradients.dtype)
         notes = []
         if features.size < problem.selection.size:
+            what = "leading directions" if isinstance(features, LeafFeatures) else "random projections"
             notes.append(
-                f"Gradients are compared in {features.size:,} random projections, not in all "
-                f"{problem.selection.size:,} weights."
+                f"Gradients are compared in {features.size:,} {what}, not in all {problem.selection.size:,} weights."
             )
         if directions is not None and len(directions) < problem.width:
             notes.append(
                 f"Gradients are those of {len(directions)} random combinations of the {problem.width:,} outputs, not "
                 "of each output."
             )
-        return cls(features, directions, classes, whitening, gradients @ whitening, tuple(notes))
+        white = gradients @ whitening
+        if isinstance(features, LeafFeatures):
+            left_out = torch.where(
+                fitted.counted.unsqueeze(1), torch.cat([rest for _, _, rest in found if rest is not None]), 0.0
+            )
+            white = _with_rest(white, _own_leverage(white, left_out, gradients, ridge))
+        return cls(features, directions, classes, whitening, white, ridge, tuple(notes))
 
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
-        rows, outputs = prediction_gradients(fitted, inputs, self.features, self.directions, self.unit_length)
-        return rows @ self.whitening, outputs
+        rows, outputs, rest = prediction_gradients(fitted, inputs, self.features, self.directions, self.unit_length)
+        white = rows @ self.whitening
+        return white if rest is None else _with_rest(white, rest / self.ridge), outputs
 
     def leverages(self) -> Tensor:
         """(n,) leverage of each training example, the mean over the directions of its outputs."""
@@ -118,19 +138,22 @@ class Neighbours:
 
     def weights(self, whitened: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which predictions, their weights a_i^2 of all training examples (m, n)), as many as fit in memory."""
-        n, c, r = self.gradients.shape
+        n, c = self.gradients.shape[:2]
+        r = len(self.whitening)
         step = max(1, WEIGHED_AT_ONCE // max(1, n * c * c))
-        flat = self.gradients.reshape(n * c, r)
+        flat = self.gradients[..., :r].reshape(n * c, r)
         for low in range(0, len(whitened), step):
             some = whitened[low : low + step]
-            aligned = (some.reshape(-1, r) @ flat.T).reshape(len(some), c, n, c)
+            aligned = (some[..., :r].reshape(-1, r) @ flat.T).reshape(len(some), c, n, c)
             yield slice(low, low + len(some)), aligned.square().sum((1, 3))
 
 
 def prediction_gradients(
-    fitted: Fitted, inputs: Inputs, features: Projected, directions: Tensor | None, unit_length: bool
-) -> tuple[Tensor, Tensor]:
+    fitted: Fitted, inputs: Inputs, features: Projected | LeafFeatures, directions: Tensor | None, unit_length: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """(m, c, r) gradients of the predictions of one batch, as features, and the outputs (m, ..., k).
+
+    Of trees also the squared lengths (m, c) of what their features leave out.
 
     Args:
         fitted: the fit.
@@ -154,9 +177,40 @@ def prediction_gradients(
     cotangents = cotangents.to(working_precision(problem))
     chunks = features.project(view, ConstantCotangents(cotangents), len(cotangents))
     rows = torch.cat([rows for _, rows in chunks]).to(problem.dtype)
+    squares = rows.square().sum(2)
+    rest = None
+    if isinstance(features, LeafFeatures):
+        whole = features.squares(view, cotangents.unsqueeze(1).expand(-1, len(rows), -1)).to(rows.dtype)
+        rest, squares = (whole - squares).clamp_min(0.0), whole
     if unit_length:
-        rows = rows / rows.norm(dim=2, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    return rows, outputs
+        squares = squares.clamp_min(torch.finfo(rows.dtype).tiny)
+        rows = rows / squares.sqrt().unsqueeze(2)
+        rest = None if rest is None else rest / squares
+    return rows, outputs, rest
+
+
+def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:
+    """The leading directions of the leaves: those of the fit, where it has them."""
+    known = getattr(fitted.bread, "features", None)
+    if not isinstance(known, LeafFeatures):
+        columns = max(1, min(most // model.leaf_values.shape[1], len(model.scale)))
+        known = LeafFeatures(model, leading_directions(fitted.problem, model, columns, seed=0))
+    return known if known.size <= most else known.leading(most)
+
+
+def _own_leverage(white: Tensor, rest: Tensor, gradients: Tensor, ridge: float) -> Tensor:
+    """(n, c) what squared lengths (n, c) outside the features add to the leverages of training examples.
+
+    There an example finds lambda and itself; a leverage is at most that of a gradient which nobody shares.
+    """
+    inside = white.square().sum(2)
+    whole = gradients.square().sum(2) + rest
+    return torch.minimum(rest / (ridge + rest), (whole / (ridge + whole) - inside).clamp_min(0.0))
+
+
+def _with_rest(white: Tensor, rest: Tensor) -> Tensor:
+    """Whitened gradients (n, c, r) with one more coordinate for each of the c, of squared length (n, c)."""
+    return torch.cat([white, torch.diag_embed(rest.sqrt())], 2)
 
 
 def has_several_labels(fitted: Fitted) -> bool:

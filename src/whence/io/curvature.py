@@ -12,6 +12,7 @@ from whence.curvature.base import AlignmentSandwich, RidgePath
 from whence.curvature.dual import FittedDual
 from whence.curvature.iterative import FittedIterative, IterativeSolver
 from whence.curvature.kronecker import DiagonalMoments, Spectrum
+from whence.curvature.leaves import FittedLeaves, LeafFeatures, LeafSandwich
 from whence.curvature.primal import FittedPrimal, PrimalSandwich, Projected, Whitening
 from whence.curvature.rotation import Basis, Weights
 from whence.curvature.spectral import FittedSpectral, SpectralSandwich
@@ -22,6 +23,7 @@ from whence.estimators import AdjustedResiduals
 from whence.io.files import Draft, Saved
 from whence.jacobian.gradients import Block
 from whence.jacobian.jacobian import Jacobian
+from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.sketches import OutputSketch
 
@@ -45,6 +47,7 @@ RECORDS: dict[type, Mapping[str, Any]] = {
     RidgePath: {"ridges": "float ridges", "errors": "float ridges"},
     Whitening: {"scale": "algebra features", "inverse": "algebra features features"},
     FittedPrimal: {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"},
+    FittedLeaves: {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"},
     FittedDual: {**COMMON, "kernel": "algebra nk nk", "factor": "algebra nq nq", "inner_weights": "algebra n k"},
     FittedIterative: {**COMMON, "worst": "number 0"},
     IterativeSolver: {"tolerance": "number 0 1", "iterations": "whole 1"},
@@ -195,6 +198,10 @@ def _jacobian(problem: Linearization, notes: list[str]) -> Jacobian:
 def write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) -> None:
     """Features, and meats in whitened coordinates."""
     write_features(draft.part("features"), bread.features)
+    _write_meats(draft, sandwich)
+
+
+def _write_meats(draft: Draft, sandwich: PrimalSandwich) -> None:
     meats = {f"meat_{one}": matrix for one, matrix in sandwich.matrices.items()}
     draft.put(meats=list(sandwich.matrices), total=sandwich.total, **meats)
 
@@ -203,13 +210,43 @@ def read_primal(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fit
     """Features, factor, and meats in whitened coordinates."""
     notes = saved.texts("notes")
     features = read_features(saved.part("features"), problem, notes)
+    return _read_on(saved, problem, meats, features, FittedPrimal, PrimalSandwich)
+
+
+def _read_on(
+    saved: Saved,
+    problem: Linearization,
+    meats: Meats,
+    features: Features,
+    curvature: type[FittedPrimal],
+    sandwich: type[PrimalSandwich],
+) -> tuple[FittedCurvature, Sandwich]:
+    """Factor and meats on features."""
     saved.sizes["features"] = (features.size,)
     rows = TrainingRows(problem, features)
-    bread = read(saved, FittedPrimal, problem=problem, notes=notes, features=features, rows=rows)
+    bread = read(saved, curvature, problem=problem, notes=features.notes, features=features, rows=rows)
     if saved.texts("meats") != list(meats.roots):
         raise saved.wrong("meats", " and ".join(meats.roots))
     matrices = {name: saved.tensor(f"meat_{name}", "algebra", "features", "features") for name in meats.roots}
-    return bread, PrimalSandwich(bread, matrices, saved.tensor("total", "algebra", "features"))
+    return bread, sandwich(bread, matrices, saved.tensor("total", "algebra", "features"))
+
+
+def write_leaves(draft: Draft, bread: FittedLeaves, sandwich: LeafSandwich) -> None:
+    """Directions of the leaves, and meats in whitened coordinates."""
+    assert isinstance(bread.features, LeafFeatures)
+    draft.put(basis=bread.features.basis)
+    _write_meats(draft, sandwich)
+
+
+def read_leaves(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
+    """The same, put together again."""
+    model = problem.network.model
+    if not isinstance(model, LeafSum):
+        raise saved.wrong("basis", "a fit of trees")
+    saved.sizes["leaves"] = (len(model.scale),)
+    notes = saved.texts("notes")
+    features = LeafFeatures(model, saved.tensor("basis", "algebra", "leaves", "directions"), notes)
+    return _read_on(saved, problem, meats, features, FittedLeaves, LeafSandwich)
 
 
 def read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
@@ -317,6 +354,7 @@ Writer = Callable[[Draft, Any, Any], None]
 Reader = Callable[[Saved, Linearization, Meats], tuple[FittedCurvature, Sandwich]]
 KINDS: dict[str, tuple[type[FittedCurvature], Writer, Reader]] = {
     "primal": (FittedPrimal, write_primal, read_primal),
+    "leaves": (FittedLeaves, write_leaves, read_leaves),
     "dual": (FittedDual, lambda draft, bread, sandwich: None, read_dual),
     "matrix_free": (FittedIterative, write_iterative, read_iterative),
     "spectral": (FittedSpectral, write_spectral, read_spectral),

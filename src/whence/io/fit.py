@@ -22,8 +22,9 @@ from whence.errors import InputError, LoaderError, StaleModelError
 from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
 from whence.io.curvature import KINDS, read, write, write_curvature
-from whence.io.files import Container, Draft, Saved, damaged, number, opened, plain, printable, write_file
-from whence.io.model import check_same, write_model
+from whence.io.files import Draft, Saved, damaged, number, opened, plain, printable, write_file
+from whence.io.model import check_same, rescale, write_model
+from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization, sketched_derivatives
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.jacobian.sketches import Labels, OutputSketch, SketchedBatches
@@ -92,14 +93,17 @@ def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
     """A fit from a file, which `build` makes of its parts; see `whence.load`."""
     with opened(path) as container:
         check_model(given.model)
+        unread = Saved(container, container.manifest, torch.device("meta"), {})
+        if isinstance(given.model, LeafSum):
+            rescale(unread.part("model"), given.model)
         with preserved(given.model):
-            return _read(container, given, build)
+            return _read(unread, given, build)
 
 
-def _read(container: Container, given: Given, build: Callable[..., T]) -> T:
+def _read(unread: Saved, given: Given, build: Callable[..., T]) -> T:
     """Check the model, then all shapes on tensors without memory, then read the numbers."""
     floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
-    unread = Saved(container, container.manifest, torch.device("meta"), {})
+    container = unread.container
     check_same(unread.part("model"), given.model, unread.text("torch") == torch.__version__)
     dtypes: dict[str, tuple[torch.dtype, ...]] = {
         name: (floats[unread.text(name, *floats)],) for name in ("algebra", "working")

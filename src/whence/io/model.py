@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from whence.display import listing
 from whence.errors import StaleModelError
 from whence.io.files import Draft, Saved, as_bytes, printable
+from whence.jacobian.leaves import LeafSum
 from whence.runtime.model_state import real_values
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -25,6 +28,8 @@ def write_model(draft: Draft, model: nn.Module) -> None:
             for name, owner, tensor in tensors_of(model)
         ],
     )
+    if isinstance(model, LeafSum):
+        draft.put(scale=model.scale)
 
 
 def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
@@ -48,6 +53,18 @@ def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
             f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
             "Load the weights of that time into the model, in the same dtype, or fit and save again."
         )
+
+
+def rescale(saved: Saved, model: LeafSum) -> None:
+    """Give leaf values the scale of the fit, which came from the training data."""
+    if not saved.has("scale"):
+        raise _other_model("trees where a network was")
+    sizes = {"leaves": tuple(model.scale.shape)}
+    here = replace(saved, device=model.scale.device, dtypes={"double": (torch.float64,)}, sizes=sizes)
+    scale = here.tensor("scale", "double", "leaves")
+    if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        raise saved.wrong("scale", "numbers above zero")
+    model.rescale(scale)
 
 
 def tensors_of(model: nn.Module) -> list[tuple[str, str, Tensor]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whence.errors import InputError, ShapeError, TargetError
+from whence.errors import InputError, ShapeError, StaleModelError, TargetError
 
 NUMBERS_AT_ONCE = 2**22
 """Leaf values of a batch: rows times trees times outputs of a leaf."""
@@ -30,12 +30,15 @@ class LeafSum(nn.Module):
         encode: from rows of a table, as users pass them, to (n, trees) leaf numbers.
         classes: labels in the order of the classes; `None` for numbers.
         likelihood: name of the likelihood, which says how targets are encoded.
+        notes: what users should know of the trees.
+        reread: gives the leaf values (leaves, w) that the user's model has now.
         own_ridge: the ridge on the parameters where none is given, and in words where it comes from.
         table: the training rows as the user passed them, to show them; `None` where they are not at hand.
     """
 
     scale: Tensor
     base: Tensor
+    outputs: Tensor | None
 
     def __init__(
         self,
@@ -45,13 +48,15 @@ class LeafSum(nn.Module):
         encode: Callable[[Any], Any],
         classes: Sequence[Any] | None,
         likelihood: str,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.leaf_values = nn.Parameter(values.clone())
         self.register_buffer("scale", torch.ones(len(values), dtype=values.dtype))
         self.register_buffer("base", base)
         self.register_buffer("outputs", outputs)
-        self.encode, self.classes, self.likelihood = encode, classes, likelihood
+        self.encode, self.classes, self.likelihood, self.notes = encode, classes, likelihood, tuple(notes)
+        self.reread: Callable[[], Any] = lambda: values
         self.own_ridge: tuple[float, str] | None = None
         self.table: Any = None
         self.eval()
@@ -75,10 +80,20 @@ class LeafSum(nn.Module):
             self.leaf_values.mul_((scale / self.scale).unsqueeze(1))
             self.scale.copy_(scale)
 
+    def check_unchanged(self) -> None:
+        """Raise where the user's model has other leaf values than those that were fitted."""
+        now = torch.as_tensor(self.reread(), dtype=self.scale.dtype)
+        fitted = self.leaf_values.detach() / self.scale.unsqueeze(1)
+        if now.shape != fitted.shape or not torch.allclose(now.to(fitted.device), fitted, rtol=1e-9, atol=0.0):
+            raise StaleModelError(
+                "expected the trees that were fitted, got a model with other leaf values: it was trained again since. "
+                "Call whence.fit again."
+            )
+
     def inputs(self, x: Any) -> Iterator[dict[str, Tensor]]:
-        """Batches of leaf numbers, from rows of a table or (rows, targets); those that are leaf numbers already stay."""
-        if isinstance(x, (tuple, list)) and x and isinstance(x[0], (tuple, Mapping)):  # batches of leaf numbers
-            for one in x:
+        """Batches of leaf numbers from rows of a table, or from (rows, targets); leaf numbers stay as they are."""
+        if isinstance(x, Iterator) or (isinstance(x, list) and x and isinstance(x[0], (tuple, Mapping))):
+            for one in x:  # batches
                 yield from self.inputs(one)
             return
         rows = x[0] if isinstance(x, tuple) else x
@@ -93,6 +108,23 @@ class LeafSum(nn.Module):
             ) from error
         for part in leaves.split(max(1, NUMBERS_AT_ONCE // (leaves.shape[1] * self.leaf_values.shape[1]))):
             yield {"leaves": part}
+
+    def batches(self, x: Any, y: Any = None, weights: Any = None) -> list[Any]:
+        """Batches of leaf numbers, with their targets and weights where these are given."""
+        inputs = list(self.inputs(x))
+        sizes = [len(one["leaves"]) for one in inputs]
+        columns = {} if y is None else {"y": self.targets(y)}
+        if weights is not None:
+            columns["sample_weight"] = torch.as_tensor(numpy.asarray(weights, dtype=numpy.float64))
+        for name, column in columns.items():
+            if column.ndim == 0 or len(column) != sum(sizes):
+                raise ShapeError(
+                    f"expected {name} with one entry for each of the {sum(sizes)} rows of X, got shape "
+                    f"{tuple(column.shape)}."
+                )
+        if not columns:
+            return inputs
+        return list(zip(inputs, *(column.split(sizes) for column in columns.values()), strict=True))
 
     def targets(self, y: Any, where: str = "y") -> Tensor:
         """Targets as the likelihood takes them: numbers, classes by number, or shares of classes."""

@@ -14,11 +14,12 @@ from whence.display import number, percent
 from whence.errors import InputError, ShapeError
 from whence.estimators import observation_noise
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
+from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts
 from whence.report.inputs import InputView, ShownInputs
 from whence.report.sections import Section
-from whence.report.task import DataSource, Predictions, TrainingLabels, training_targets
+from whence.report.task import DataSource, Predictions, TrainingLabels, rows_of_trees, training_targets
 from whence.report.traced import Action, Traced, actions, trace
 from whence.results import Diagnostics, Finding
 from whence.trust import Trust, trust_of_fit
@@ -84,7 +85,9 @@ class Report:
         check_count(traced, "traced")
         check_ungrouped(fitted)
         _check_outputs(fitted)
-        batches = fitted.problem.batches
+        batches, model = fitted.problem.batches, fitted.problem.network.model
+        if isinstance(model, LeafSum):
+            test, train, names, views = rows_of_trees(model, test, train, names, views)
         test_data = DataSource.of(test, batches.positional, "test")
         if train is None:
             next(batches.read(None))  # a fit that was loaded without its data says so here

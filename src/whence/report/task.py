@@ -20,6 +20,7 @@ from whence.display import listing, number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted
 from whence.influence.training import label_suspicion, residuals_without
+from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
 from whence.results import Uncertainty
 
@@ -72,6 +73,18 @@ class DataSource:
             if len(rows):
                 batches.append(tree_map(lambda x, at=rows: x[at.to(x.device)] if isinstance(x, Tensor) else x, inputs))
         return DataSource(batches, self.positional)
+
+
+def rows_of_trees(
+    model: LeafSum, test: Any, train: Any, names: Sequence[str] | None, views: tuple[Any, Any, Any]
+) -> tuple[Any, Any, Sequence[str] | None, tuple[Any, Any, Any]]:
+    """Test and training rows of trees as batches of leaf numbers; shown as the rows of a table that they are."""
+    test, train = (data if data is None or isinstance(data, tuple) else (data,) for data in (test, train))
+    if all(view is None for view in views):
+        views = (None, None, (test[0], model.table if train is None else train[0]))
+    if names is None and model.classes is not None:
+        names = [str(label) for label in model.classes]
+    return model.batches(*test), None if train is None else model.batches(*train), names, views
 
 
 def training_targets(source: DataSource, n: int) -> Tensor:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
-from whence.curvature import Structure
-from whence.errors import InputError, ShapeError
+from whence.curvature import Exact, Structure
+from whence.curvature.leaves import LeafAuto, LeafCore
+from whence.errors import InputError
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.trees.ensemble import TreeEnsemble
+from whence.trees.registry import read
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,23 @@ class FittedTrees:
     model: LeafSum
     batches: list[tuple[Any, ...]]
     likelihood: Likelihood
-    structure: str | Structure
-    notes: tuple[str, ...]
+    structure: Structure
 
 
-def leaf_sum(ensemble: TreeEnsemble) -> LeafSum:
-    """The network of an ensemble: leaf values are its parameters."""
-    return LeafSum(
+def leaf_sum(model: Any) -> tuple[LeafSum, TreeEnsemble]:
+    """The trees of a model as a network, whose parameters are their leaf values; and as an ensemble."""
+    ensemble = read_ensemble(model)
+    network = LeafSum(
         torch.tensor(ensemble.values, dtype=torch.float64),
         None if ensemble.outputs is None else torch.tensor(ensemble.outputs, dtype=torch.int64),
         torch.tensor(ensemble.base, dtype=torch.float64),
         ensemble.leaves,
         ensemble.classes,
         ensemble.likelihood,
+        ensemble.notes,
     )
+    network.reread = lambda: read_ensemble(model).values
+    return network, ensemble
 
 
 def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
@@ -47,18 +51,7 @@ def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
             f"expected the training data of trees as (X, y) or (X, y, sample_weight), got {type(data).__name__}."
         )
     model.table = data[0]
-    inputs = list(model.inputs(data[0]))
-    columns = [model.targets(data[1])]
-    if len(data) == 3 and data[2] is not None:
-        columns.append(torch.as_tensor(numpy.asarray(data[2], dtype=numpy.float64)))
-    sizes = [len(one["leaves"]) for one in inputs]
-    for name, column in zip(("y", "sample_weight"), columns, strict=False):
-        if column.ndim == 0 or len(column) != sum(sizes):
-            raise ShapeError(
-                f"expected {name} with one entry for each of the {sum(sizes)} rows of X, got shape "
-                f"{tuple(column.shape)}."
-            )
-    return list(zip(inputs, *(column.split(sizes) for column in columns), strict=True))
+    return model.batches(*data)
 
 
 def _likelihood(given: str | Likelihood | None, ensemble: TreeEnsemble) -> Likelihood:
@@ -89,40 +82,60 @@ def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[
     return masses
 
 
-def own_penalty(ensemble: TreeEnsemble, masses: Tensor) -> tuple[Tensor, str]:
+def own_penalty(ensemble: TreeEnsemble, masses: Tensor, several: bool) -> tuple[Tensor, str]:
     """(leaves,) the penalty of each squared leaf value that the trees' own shrinkage and L2 amount to, and in words.
 
     One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - shrinkage) / shrinkage + l2 /
     shrinkage, for n the mass of the leaf and r the sum of its residuals.
     """
     eta = ensemble.shrinkage
+    if several:
+        eta = min(eta, LARGEST_SHRINKAGE)
     penalty = masses * ((1 - eta) / eta) + ensemble.l2 / eta
     words = f"the trees' own, shrinkage {eta:.4g} and L2 {ensemble.l2:g}, on each leaf value by the mass of its leaf"
     return penalty, words
 
 
+STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "core": LeafCore}
+"""Structures of the curvature of leaf values, by name."""
+
+LARGEST_SHRINKAGE = 0.9
+"""Of several trees: without shrinkage they share directions that no penalty would tell apart."""
+
+
 def fitted_trees(
-    model: Any, data: Any, likelihood: str | Likelihood | None, structure: str | Structure, ridge: Any
+    model: Any,
+    data: Any,
+    likelihood: str | Likelihood | None,
+    structure: str | Structure,
+    parameters: Any,
+    ridge: Any,
 ) -> FittedTrees:
     """What `whence.fit` works on, for trees of any library, scaled so that a ridge of one is their own by default."""
-    ensemble = read_ensemble(model)
+    if not isinstance(parameters, str) or parameters != "all":
+        raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
+    network, ensemble = leaf_sum(model)
     likelihood = _likelihood(likelihood, ensemble)
-    network = leaf_sum(ensemble)
     batches = training_batches(network, data)
     if ridge == "auto":
-        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches))
+        several = batches[0][0]["leaves"].shape[1] > 1
+        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches), several)
         exists = bool((penalty > 0).all())
         if exists:
             network.rescale(penalty.sqrt())
         network.own_ridge = (1.0 if exists else 0.0, words)
-    return FittedTrees(network, batches, likelihood, structure, ensemble.notes)
+    if not isinstance(structure, Exact | LeafCore | LeafAuto) and structure not in STRUCTURES:
+        raise InputError(
+            f"expected structure to be one of {', '.join(map(repr, STRUCTURES))}, or whence.Exact, for trees, got "
+            f"{structure!r}. Kronecker factors and sketches of layers have no meaning for leaf values."
+        )
+    chosen = STRUCTURES[structure]() if isinstance(structure, str) else structure
+    return FittedTrees(network, batches, likelihood, chosen)
 
 
 def read_ensemble(model: Any) -> TreeEnsemble:
     """The trees of a model of some library; an error where no adapter takes it."""
-    from whence import trees
-
-    found = model if isinstance(model, TreeEnsemble) else getattr(trees, "read", lambda _: None)(model)
+    found = model if isinstance(model, TreeEnsemble) else read(model)
     if found is None:
         raise InputError(
             "expected a torch.nn.Module, or fitted trees (DecisionTree, RandomForest, ExtraTrees, GradientBoosting or "

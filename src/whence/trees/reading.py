@@ -30,8 +30,9 @@ class LeafNumbers:
 
     def __call__(self, nodes: Any) -> NDArray[numpy.int64]:
         """(n, trees) leaf numbers, of the nodes that a library sends rows to."""
-        trees = len(self._first)
-        found: NDArray[numpy.int64] = self._numbers[self._first + numpy.asarray(nodes, "int64").reshape(-1, trees)]
+        places = numpy.array(nodes, numpy.int64).reshape(-1, len(self._first))
+        places += self._first
+        found: NDArray[numpy.int64] = self._numbers[places]
         return found
 
 

@@ -85,6 +85,7 @@ def _averaged(model: Any, trees: list[Any], share: float, notes: tuple[tuple[Any
 def _boosting(model: Any) -> TreeEnsemble:
     # The first constant is an estimator, which is fitted with the rest.
     from sklearn.dummy import DummyClassifier, DummyRegressor
+    from sklearn.utils.validation import validate_data
 
     classes = getattr(model, "classes_", None)
     likelihood = _likelihood(model, classes)
@@ -95,8 +96,14 @@ def _boosting(model: Any) -> TreeEnsemble:
     numbers = LeafNumbers([tree.tree_.children_left < 0 for tree in trees])
     values = numpy.concatenate([tree.tree_.value[:, 0, 0] for tree in trees])[numbers.is_leaf] * model.learning_rate
     base = model._raw_predict_init(numpy.zeros((1, model.n_features_in_)))[0]
+
+    def leaves(x: Any) -> NDArray[numpy.int64]:
+        # By itself, apply does not look at the names of columns, and warns of them.
+        checked = validate_data(model, x, dtype=numpy.float32, accept_sparse="csr", reset=False)
+        return numbers(model.apply(checked))
+
     return TreeEnsemble(
-        leaves=lambda x: numbers(model.apply(x)),
+        leaves=leaves,
         values=values[:, None],
         outputs=_outputs(len(trees), len(base)),
         base=base,
@@ -136,8 +143,10 @@ def _histogram_boosting(model: Any) -> TreeEnsemble:
         rows = model._preprocess_X(x, reset=False)
         known = model._bin_mapper.make_known_categories_bitsets()
         threads = _openmp_effective_n_threads()
-        found = [finder.predict(rows, *known, threads).astype(numpy.int64) for finder in finders]
-        return numpy.stack(found, 1)
+        found = numpy.empty((len(rows), len(finders)), numpy.int64)
+        for number, finder in enumerate(finders):
+            found[:, number] = finder.predict(rows, *known, threads)
+        return found
 
     return TreeEnsemble(
         leaves=leaves,

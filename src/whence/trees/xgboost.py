@@ -74,7 +74,8 @@ def read(model: Any) -> TreeEnsemble | None:
 def _likelihood(model: Any, learner: Any) -> Loss:
     if learner["gradient_booster"]["name"] == "gblinear":
         raise not_taken(model, "boosted trees", "with booster='gblinear'", "Train it with booster='gbtree'.")
-    loss = learner["objective"]["name"]
+    # For a function the library keeps the name of its default.
+    loss = "a function" if callable(getattr(model, "objective", None)) else learner["objective"]["name"]
     if loss not in LIKELIHOODS:
         raise loss_not_taken(model, loss, f"one of the objectives {', '.join(LIKELIHOODS)}")
     return LIKELIHOODS[loss]

@@ -14,6 +14,7 @@ from whence.data.batches import Inputs, batch_size
 from whence.errors import InputError, SingularCurvatureError, TooLargeError
 from whence.estimators import assemble
 from whence.influence.fitted import Fitted, using_model
+from whence.jacobian.leaves import LeafSum
 from whence.runtime.model_state import rounded_products
 from whence.trust import checks
 from whence.trust.checks import Check, Trust, fold
@@ -144,7 +145,8 @@ def _check_steps(
     remaining = steps.newton if direction is None else steps.newton - direction
     size = float(remaining.norm() / problem.weights().norm().clamp_min(torch.finfo(remaining.dtype).tiny))
     change = _root_mean_square(solver.output_change(sample, remaining), errors)
-    stationarity = checks.stationarity(size, change, taken, solver.residual)
+    trees = isinstance(problem.network.model, LeafSum)
+    stationarity = checks.stationarity(size, change, taken, solver.residual, trees)
     newton_step = steps.newton if direction is None else direction
     along_newton = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
     newton = _root_mean_square(along_newton.error[0], errors)

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
+from whence.curvature.leaves import LeafFeatures
 from whence.curvature.primal import FittedPrimal, Projected
 from whence.curvature.spectral import FittedSpectral, SpectralSandwich
 from whence.data.batches import Inputs, take
 from whence.display import Column, Shown, Table
 from whence.influence.fitted import Fitted, evenly_spaced, training_examples
+from whence.jacobian.leaves import LeafSum
 from whence.results import frame
 from whence.runtime.memory import is_full
 
@@ -239,7 +241,7 @@ def leave_one_out(factor: float, largest: float, count: int, residual: float) ->
     return _if_solved(check, residual)
 
 
-def stationarity(size: float, change: float, taken: bool, residual: float = 0.0) -> Check:
+def stationarity(size: float, change: float, taken: bool, residual: float = 0.0, trees: bool = False) -> Check:
     """Whether the weights are at the optimum of the penalised loss.
 
     Args:
@@ -247,7 +249,14 @@ def stationarity(size: float, change: float, taken: bool, residual: float = 0.0)
         change: of the predictions by that step, in standard errors.
         taken: whether the fit was recentered.
         residual: relative residual of the solves.
+        trees: whether the weights are leaf values of trees.
     """
+    if trees and not taken:
+        words = (
+            "Trees are grown one after the other, so that their leaf values are never at a joint optimum. Variances "
+            "say how leaf values answer to the labels with the trees kept; recenter=True describes the joint optimum."
+        )
+        return Check("stationarity", SKIPPED, {"step": size, "standard errors": change}, words)
     level = level_of(change, NEWTON_CHANGE)
     words = "The step to the optimum of the penalised loss is small against the standard errors of predictions."
     if level != FINE and taken:
@@ -447,9 +456,9 @@ def trust_of_fit(fitted: Fitted) -> Trust:
     freedom = fitted.bread.degrees_of_freedom
     error = noise * min(freedom / max(problem.numbers, 1), 1.0)
     in_errors = (float(problem.isometric(change).square().sum()) / error) ** 0.5 if error > 0 else 0.0
-    taken = fitted.loo.recenter
+    taken, trees = fitted.loo.recenter, isinstance(problem.network.model, LeafSum)
     checks = [
-        stationarity(fitted.step.relative, 0.0 if taken else in_errors, taken),
+        stationarity(fitted.step.relative, 0.0 if taken else in_errors, taken, trees=trees),
         degrees_of_freedom(freedom, problem.numbers),
         leverage(fitted),
     ]
@@ -476,7 +485,7 @@ def share_inside_core(fitted: Fitted) -> float | None:
     share a fit.
     """
     core, problem = fitted.bread, fitted.problem
-    if not isinstance(core, FittedPrimal) or not isinstance(core.features, Projected) or core.ridge <= 0:
+    if not isinstance(core, FittedPrimal) or not isinstance(core.features, Projected | LeafFeatures) or core.ridge <= 0:
         return None
     features, d = core.features, problem.selection.size
     alone = problem.passes.process_group.alone and fitted.loo.groups is None
@@ -501,7 +510,7 @@ def share_inside_core(fitted: Fitted) -> float | None:
 
 
 def _sampled_share(
-    fitted: Fitted, core: FittedPrimal, features: Projected, sources: int, points: int, columns: int
+    fitted: Fitted, core: FittedPrimal, features: Projected | LeafFeatures, sources: int, points: int, columns: int
 ) -> float | None:
     """The same, from a sample of sources and points.
 

@@ -1,0 +1,320 @@
+"""The core of a sum of leaf values: exact algebra on the leading singular directions of its leaf matrix.
+
+Gradients of a leaf sum are sparse: one number a tree. Products with them are sums over bags of rows of a table, forth
+(from leaves to examples) and back, so that leading directions come from a few passes and no dense gradient is formed.
+What lies outside of them is not dropped from leverages: there the curvature is the ridge, and the row's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from whence.curvature.accumulate import Cotangents, Features, TrainingRows
+from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular, trace_of_hat
+from whence.curvature.cost import Cost, ProblemSizes
+from whence.curvature.exact import Auto, Exact
+from whence.curvature.primal import FittedPrimal, PrimalSandwich, leaving, primal_bytes
+from whence.data.batches import Inputs
+from whence.errors import InputError
+from whence.jacobian.leaves import LeafSum
+from whence.jacobian.linearization import Linearization
+from whence.jacobian.network import OutputView
+
+SAMPLE = 20_000
+"""Training rows that the directions are found with, evenly spaced."""
+
+ITERATIONS = 2
+"""Of the subspace: each multiplies it by the curvature once."""
+
+ROW_BYTES = 64 * 2**20
+"""Rows of features that are formed at once."""
+
+
+@dataclass(frozen=True)
+class LeafFeatures:
+    """Coordinates of the gradients of a leaf sum along orthonormal directions of its leaves.
+
+    Where a leaf adds to all w outputs at once, the directions are the same for each of them.
+    """
+
+    model: LeafSum
+    basis: Tensor  # (leaves, r / w)
+    notes: list[str] = field(default_factory=list)
+    orthonormal: ClassVar[bool] = True
+    well_conditioned: ClassVar[bool] = True  # the trees' own ridge is near their curvature: Gram matrices will do
+
+    @property
+    def size(self) -> int:
+        """The number r of features."""
+        return self.basis.shape[1] * self.model.leaf_values.shape[1]
+
+    def leading(self, size: int) -> LeafFeatures:
+        """So many of these features at most: those of the largest curvature."""
+        return replace(self, basis=self.basis[:, : max(1, size // self.model.leaf_values.shape[1])])
+
+    def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which examples, rows (n, k, r)) in single precision."""
+        plain = inputs.inputs if isinstance(inputs, OutputView) else inputs
+        leaves, k = plain["leaves"], len(self.model.base)
+        table = (self.basis / self.model.scale.unsqueeze(1)).float()
+        step = max(1, ROW_BYTES // (4 * max(k, outputs) * self.size))
+        for low in range(0, len(leaves), step):
+            where = slice(low, min(low + step, len(leaves)))
+            rows = self._gather(leaves[where], table)
+            if isinstance(inputs, OutputView):
+                rows = torch.einsum("nkr,nkc->ncr", rows, _shown(inputs, where, k).to(rows.dtype))
+            yield where, rows
+
+    def _gather(self, leaves: Tensor, table: Tensor) -> Tensor:
+        model = self.model
+        if model.outputs is not None:
+            each = [leaves[:, model.outputs == output].contiguous() for output in range(len(model.base))]
+            return torch.stack([F.embedding_bag(some, table, mode="sum") for some in each], 1)
+        found, k = F.embedding_bag(leaves, table, mode="sum"), len(model.base)
+        rows = found.new_zeros(len(leaves), k, k, found.shape[1])
+        rows.diagonal(dim1=1, dim2=2).copy_(found.unsqueeze(2).expand(-1, -1, k))
+        return rows.flatten(2)
+
+    def project(self, inputs: Inputs, cotangents: Cotangents, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (which examples, features (n, c, r)) of the gradients of c combinations of the outputs."""
+        for where, rows in self.rows(inputs, count):
+            mixed = cotangents(where, len(rows)).to(rows.dtype)
+            yield where, torch.einsum("cnk,nkr->ncr", mixed, rows)
+
+    def squares(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
+        """(n, c) squared lengths of the whole gradients of combinations (c, n, k) of the outputs."""
+        plain = inputs.inputs if isinstance(inputs, OutputView) else inputs
+        k = len(self.model.base)
+        if isinstance(inputs, OutputView):
+            shown = _shown(inputs, slice(0, len(plain["leaves"])), k)
+            cotangents = torch.einsum("nko,cno->cnk", shown.to(cotangents.dtype), cotangents)
+        each = 1.0 / self.model.scale[plain["leaves"].long()].square()  # (n, trees)
+        if self.model.outputs is None:
+            by_output = each.sum(1, keepdim=True).expand(-1, k)
+        else:
+            by_output = each @ self.model.one_hot_outputs(each.dtype)
+        return torch.einsum("cnk,nk->nc", cotangents.square().to(each.dtype), by_output)
+
+    def weights(self) -> Tensor:
+        """The leaf values in these coordinates, (r,)."""
+        return self.into(self.model.leaf_values.detach().flatten())
+
+    def prescale(self, ridge: float | None) -> Tensor:
+        """Ones: the trees' own scale makes the features equal partners."""
+        return self.basis.new_ones(self.size)
+
+    def into(self, vectors: Tensor) -> Tensor:
+        """V^T v: vectors among the leaf values (..., d) in these coordinates, (..., r)."""
+        wide = vectors.reshape(*vectors.shape[:-1], *self.model.leaf_values.shape)
+        return (wide.mT @ self.basis.to(vectors.dtype)).flatten(-2)
+
+    def lift(self, step: Tensor) -> Tensor:
+        """V z: from the coordinates (..., r) back to the leaf values, (..., d)."""
+        wide = step.reshape(*step.shape[:-1], -1, self.basis.shape[1])
+        return (self.basis.to(step.dtype) @ wide.mT).flatten(-2)
+
+
+def _shown(view: OutputView, where: slice, k: int) -> Tensor:
+    """(n, k, c) how much of each output a view shows, which is linear in them."""
+    whole = len(view.inputs["leaves"])
+    eye = torch.eye(k, dtype=torch.float64, device=view.inputs["leaves"].device)
+    return torch.stack([view.apply(one.expand(whole, -1))[where] for one in eye], 1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedLeaves(FittedPrimal):
+    """The primal algebra on leading directions, with leverages that count what lies outside of them."""
+
+    @classmethod
+    def fit(
+        cls, problem: Linearization, features: Features, ridge: float | None, rows: TrainingRows | None = None
+    ) -> FittedLeaves:
+        """As without the rest; then the rest adds o / (lambda + o) for a squared length o outside.
+
+        Outside the directions a row finds the ridge and itself; no leverage exceeds |z|^2 / (lambda + |z|^2), that of
+        a row which nobody shares.
+        """
+        found = super().fit(problem, features, ridge, rows)
+        assert isinstance(found, FittedLeaves)
+        assert isinstance(features, LeafFeatures)
+        if found.ridge <= 0:
+            return found
+        ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
+        parts = [features.squares(batch.inputs, ones.expand(-1, batch.size, -1)) for batch in problem.read("lengths")]
+        whole = torch.cat(parts).to(problem.dtype)  # (n, k)
+        inside = torch.cat([some.square().sum(2) for _, some in found.rows.read("lengths")]).to(problem.dtype)
+        outside = (whole - inside).clamp_min(0.0)
+        roots = problem.hessian_roots
+        curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
+        share = outside / (found.ridge + curved * outside)
+        blocks = found.leverage_blocks.clone()
+        diagonal = blocks.diagonal(dim1=1, dim2=2)
+        most = whole / (found.ridge + curved * whole)
+        diagonal.copy_(torch.maximum(diagonal, torch.minimum(diagonal + share, most)))
+        return replace(found, leverage_blocks=blocks, degrees_of_freedom=trace_of_hat(blocks, roots))
+
+    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedLeaves:
+        """Factor anew; rows that are in memory are not computed again."""
+        return FittedLeaves.fit(self.problem, self.features, ridge, self.rows)
+
+    def sandwich(self, meats: Meats) -> LeafSandwich:
+        """Meats in whitened coordinates."""
+        found = super().sandwich(meats)
+        return LeafSandwich(found.fitted, found.matrices, found.total)
+
+
+@dataclass(frozen=True)
+class LeafSandwich(PrimalSandwich):
+    """Quadratic forms in whitened coordinates; Laplace's variance counts what lies outside of them."""
+
+    def predict(self, inputs: Inputs) -> Predicted:
+        """Beyond the directions the inverse curvature is 1 / lambda."""
+        found, fitted = super().predict(inputs), self.fitted
+        features, problem = fitted.features, fitted.problem
+        assert isinstance(features, LeafFeatures)
+        count = problem.output_count(inputs)
+        if fitted.ridge > 0:
+            ones = torch.eye(count, dtype=problem.dtype, device=problem.device).unsqueeze(1)
+            size = len(found.outputs)
+            inside = torch.cat([rows.square().sum(2) for _, rows in features.rows(inputs, count)])
+            outside = features.squares(inputs, ones.expand(-1, size, -1)) - inside.to(problem.dtype)
+            found.covariances["laplace"].diagonal(dim1=1, dim2=2).add_(outside.clamp_min(0.0) / fitted.ridge)
+        return found
+
+
+@dataclass(frozen=True)
+class LeafCore(FeatureStructure):
+    """The exact algebra on the leading singular directions of the leaf matrix of trees.
+
+    Args:
+        size: how many; chosen by the numbers at hand and the memory limit when `None`.
+        seed: of the start of the search for them.
+
+    Examples:
+        >>> LeafCore(size=100).size
+        100
+    """
+
+    name: ClassVar[str] = "core"
+    size: int | None = None
+    largest: int = 1024
+    seed: int = 0
+
+    def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedLeaves:
+        """Find the directions, then the primal algebra along them."""
+        model = problem.network.model
+        if not isinstance(model, LeafSum):
+            raise InputError(f'expected trees for {self!r}, got {type(model).__name__}. Use structure="core".')
+        if ridge == 0:
+            raise singular(0.0, 1, problem.selection.size)
+        r = self._columns(problem, model)
+        features = LeafFeatures(model, leading_directions(problem, model, r, self.seed))
+        problem.budget.require(primal_bytes(features.size), f"a core of {features.size} directions", "Lower `size`.")
+        features.notes.append(
+            f"{features.size} leading directions of {problem.selection.size} leaf values; what lies outside of them "
+            "counts in leverages and in Laplace's variance, not in Ho and HeC0 to HeC3"
+        )
+        return FittedLeaves.fit(leaving(problem, features.size), features, ridge)
+
+    def _columns(self, problem: Linearization, model: LeafSum) -> int:
+        """How many directions for each output of a leaf."""
+        width = model.leaf_values.shape[1]
+        affordable = int((problem.budget.limit / primal_bytes(1)) ** 0.5)
+        wanted = self.size or min(self.largest, affordable)
+        return max(1, min(wanted // width, len(model.scale), problem.n * (problem.k if width == 1 else 1)))
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Trees have no estimate of their cost: a fit takes seconds."""
+        raise InputError("expected a network to estimate the cost of a fit, got trees, which take seconds: fit them.")
+
+
+def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> Tensor:
+    """(leaves, r) orthonormal directions that nearly span the leading ones of the curvature of leaf values.
+
+    Subspace iteration on a sample of the training rows, and Rayleigh's quotients at the end. Outputs do not mix.
+    """
+    rows = SampledLeaves.of(problem, model)
+    extra = min(len(model.scale), count + max(8, count // 16))
+    generator = torch.Generator("cpu").manual_seed(seed)
+    found = torch.randn(len(model.scale), extra, generator=generator, device="cpu").to(problem.device)
+    for _ in range(ITERATIONS):
+        found = torch.linalg.qr(rows.back(rows.forth(found))).Q
+    moved = rows.forth(found).double()
+    order = torch.linalg.eigh(moved.T @ moved).eigenvectors.flip(1)[:, :count]
+    vectors: Tensor = torch.linalg.qr(found.double() @ order).Q
+    return vectors
+
+
+@dataclass(frozen=True)
+class SampledLeaves:
+    """The leaf matrix of some training rows, times roots of their curvature, by rows and by leaves.
+
+    A row of the matrix is an output of a training row; where leaves add to all outputs, a training row.
+    """
+
+    leaf: Tensor  # (entries,) of each entry, row by row
+    row: Tensor  # (entries,) the same entries leaf by leaf
+    row_starts: Tensor  # (rows,) where the entries of each row begin
+    leaf_starts: Tensor  # (leaves,) where the entries of each leaf begin
+    by_row: Tensor  # (entries,) values of the entries, row by row
+    by_leaf: Tensor  # (entries,) leaf by leaf
+
+    @classmethod
+    def of(cls, problem: Linearization, model: LeafSum) -> SampledLeaves:
+        """Evenly spaced training rows: fewer, where there are several outputs."""
+        k = 1 if model.outputs is None else len(model.base)
+        step = max(1, -(-problem.n * k // SAMPLE))
+        read = problem.read("leaves")
+        leaves = torch.cat([batch.inputs["leaves"][-batch.start % step :: step] for batch in read]).long()
+        trees = leaves.shape[1]
+        roots = problem.hessian_roots
+        curved = model.scale.new_ones(len(leaves), len(model.base))
+        curved = curved if roots is None else roots[::step].square().sum(2)
+        output = torch.zeros(trees, dtype=torch.int64, device=leaves.device)
+        if model.outputs is None:
+            curved = curved.mean(1, keepdim=True)
+        else:
+            output, order = model.outputs.sort(stable=True)
+            leaves = leaves[:, order]
+        values = (curved[:, output].sqrt() / model.scale[leaves]).float().flatten()
+        rows = (k * torch.arange(len(leaves), device=leaves.device).unsqueeze(1) + output).flatten()
+        leaf = leaves.flatten()
+        by_leaf = leaf.argsort(stable=True)
+        return cls(
+            leaf.int(),
+            rows[by_leaf].int(),
+            _starts(rows, k * len(leaves)),
+            _starts(leaf, len(model.scale)),
+            values,
+            values[by_leaf],
+        )
+
+    def forth(self, columns: Tensor) -> Tensor:
+        """The matrix (rows, leaves) times columns (leaves, r)."""
+        return F.embedding_bag(self.leaf, columns, self.row_starts, mode="sum", per_sample_weights=self.by_row)
+
+    def back(self, columns: Tensor) -> Tensor:
+        """The transposed matrix times columns (rows, r)."""
+        return F.embedding_bag(self.row, columns, self.leaf_starts, mode="sum", per_sample_weights=self.by_leaf)
+
+
+def _starts(places: Tensor, count: int) -> Tensor:
+    """(count,) where the entries of each place begin, once they are sorted by place."""
+    sizes = torch.bincount(places, minlength=count)
+    return (sizes.cumsum(0) - sizes).int()
+
+
+@dataclass(frozen=True)
+class LeafAuto(Auto):
+    """Exact where it fits in memory and takes about a minute at most, else the leading directions of the leaves."""
+
+    def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
+        """As for networks, with the core of leaves in the place of theirs."""
+        chosen, why = super().resolve(problem, ridge)
+        return (chosen, why) if isinstance(chosen, Exact) else (LeafCore(), why)

@@ -1,0 +1,118 @@
+"""Variances of trees against dense algebra on their leaves, statsmodels, and real refits of the leaf values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sklearn.base
+import statsmodels.api
+import torch
+from scipy.stats import spearmanr
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.tree import DecisionTreeRegressor
+
+import whence
+from tree_models import MODELS, dense_leaves, dense_variances, one_hot, table, task
+from whence.curvature.leaves import LeafCore
+from whence.trees import read
+
+
+def fitted(name: str, **options):
+    x, y = task(name)
+    model = sklearn.base.clone(MODELS[name]).fit(x, y)
+    return model, x, y, whence.fit(model, (x, y), progress=False, **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_variances_are_those_of_dense_algebra_on_the_leaf_matrix(name):
+    model, x, y, tracer = fitted(name)
+    fresh, _ = task(name, 30, seed=1)
+    squared_error = tracer.problem.likelihood.squared_error
+    wanted = dense_variances(dense_leaves(model, x, y), one_hot(read(model), fresh), squared_error)
+    found = tracer.predict(fresh, covariance=True)
+    for estimator, covariances in wanted.items():
+        scale = np.abs(covariances).max()
+        np.testing.assert_allclose(found.covariance(estimator).numpy(), covariances, rtol=1e-7, atol=1e-10 * scale)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_predictions_are_the_model_s_own(name):
+    model, _, _, tracer = fitted(name)
+    fresh, _ = task(name, 30, seed=1)
+    found = tracer.predict(fresh)
+    if not hasattr(model, "predict_proba"):
+        np.testing.assert_allclose(found.mean[:, 0].numpy(), model.predict(fresh), rtol=0, atol=1e-9)
+        return
+    shares = found.probabilities if tracer.problem.likelihood.has_classes else found.mean
+    np.testing.assert_allclose(shares.numpy()[:, -1], model.predict_proba(fresh)[:, -1], rtol=0, atol=1e-9)
+
+
+def test_one_tree_is_a_regression_on_dummies():
+    x, y = table(300)
+    model = DecisionTreeRegressor(min_samples_leaf=10, random_state=0).fit(x, y)
+    tracer = whence.fit(model, (x, y), progress=False)
+    assert tracer.ridge == 0
+    design, fresh = (one_hot(read(model), rows)[:, 0] for rows in (x, table(40, seed=1)[0]))
+    found = tracer.predict(table(40, seed=1)[0])
+    for power in range(4):
+        fit = statsmodels.api.OLS(y, design).fit(cov_type=f"HC{power}")
+        wanted = np.einsum("md,de,me->m", fresh, fit.cov_params(), fresh)
+        np.testing.assert_allclose(getattr(found, f"hec{power}")[:, 0].numpy(), wanted, rtol=1e-10)
+
+
+def refit(design, y, weights, penalty):
+    return np.linalg.solve(design.T * weights @ design + np.diag(penalty), design.T @ (weights * y))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_leave_one_out_residuals_are_those_of_real_refits_with_the_trees_kept(weighted):
+    x, y = table(120)
+    weights = np.random.default_rng(2).uniform(0.5, 2.0, len(y)) if weighted else np.ones(len(y))
+    model = GradientBoostingRegressor(n_estimators=15, max_depth=3, random_state=0).fit(x, y, weights)
+    data = (x, y, weights) if weighted else (x, y)
+    tracer = whence.fit(model, data, recenter=True, progress=False)
+    ensemble = read(model)
+    design = one_hot(ensemble, x)[:, 0]
+    eta = ensemble.shrinkage
+    penalty = (weights @ design) * (1 - eta) / eta
+    targets = y - ensemble.base[0]
+    fresh, _ = table(10, seed=1)
+    rows = one_hot(ensemble, fresh)[:, 0]
+    whole = rows @ refit(design, targets, weights, penalty)
+    moved, wanted = [], []
+    for left_out in range(len(y)):
+        without = weights * (np.arange(len(y)) != left_out)
+        leaf_values = refit(design, targets, without, penalty)
+        wanted.append(targets[left_out] - design[left_out] @ leaf_values)
+        moved.append(rows @ leaf_values - whole)
+    np.testing.assert_allclose(tracer.loo_residuals[:, 0].numpy(), wanted, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(tracer.predict(fresh).mean[:, 0].numpy(), ensemble.base[0] + whole, rtol=0, atol=1e-9)
+    found = tracer.what_if(fresh, remove=[7]).change[:, 0]
+    np.testing.assert_allclose(found.numpy(), moved[7], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_directions_of_the_leaves_are_the_exact_answer(name):
+    _, _, _, tracer = fitted(name)
+    _, _, _, core = fitted(name, structure=LeafCore(size=100_000))
+    fresh, _ = task(name, 30, seed=1)
+    exact, found = tracer.predict(fresh), core.predict(fresh)
+    for estimator in ("ho", "hec0", "hec2", "hec3", "laplace"):
+        torch.testing.assert_close(getattr(found, estimator), getattr(exact, estimator), rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(core.leverage, tracer.leverage, rtol=1e-3, atol=1e-6)
+    assert core.explain(fresh).verdicts == tracer.explain(fresh).verdicts
+
+
+def test_leading_directions_keep_the_order_of_variances_and_the_size_of_leverages():
+    x, y = table(600)
+    fresh, _ = table(200, seed=1)
+    model = GradientBoostingRegressor(n_estimators=60, max_depth=4, random_state=0).fit(x, y)
+    exact = whence.fit(model, (x, y), structure="exact", progress=False)
+    core = whence.fit(model, (x, y), structure=LeafCore(size=150), progress=False)
+    one, other = exact.predict(fresh), core.predict(fresh)
+    for estimator in ("ho", "hec3", "laplace"):
+        assert spearmanr(getattr(one, estimator)[:, 0], getattr(other, estimator)[:, 0])[0] > 0.98
+    assert 0.8 < float((other.ho / one.ho).median()) < 1.001
+    torch.testing.assert_close(core.leverage, exact.leverage, rtol=0.1, atol=0.0)
+    together = [a == b for a, b in zip(exact.explain(fresh).verdicts, core.explain(fresh).verdicts, strict=True)]
+    assert np.mean(together) > 0.9
