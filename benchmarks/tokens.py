@@ -1,4 +1,4 @@
-"""What a fit of a language model costs, in forward + backward passes over the same tokens: `python -m benchmarks.tokens`.
+"""What a fit of a language model costs, in forward + backward passes: `python -m benchmarks.tokens`.
 
 A GPT-2-like model with random weights: time and memory do not depend on training. The linear layers of its blocks are
 selected, as where such models are traced. `--device cuda --dtype bfloat16 --layers 12 --width 768 --heads 12
@@ -99,7 +99,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     sizes = (given.layers, given.width, given.heads, given.words, given.tokens)
     model = Model(*sizes).to(given.device, getattr(torch, given.dtype)).eval()
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("blocks" in name and parameter.ndim == 2 or "bias" in name and "before" not in name)
+        parameter.requires_grad_("blocks" in name and parameter.ndim == 2)
     tokens = torch.randint(0, given.words, (given.sequences, given.tokens + 1), device=given.device)
     batches = [(some[:, :-1], some[:, 1:].contiguous()) for some in tokens.split(given.batch)]
     count = given.sequences * given.tokens
