@@ -15,7 +15,8 @@ import whence
 from classification import ESTIMATORS, PROBLEMS, N, categorical, inputs
 from whence.data.batches import Batches
 from whence.influence.fitted import leave_one_out_leverage
-from whence.jacobian.network import Network, SoftmaxColumns
+from whence.jacobian.jacobian import Jacobian
+from whence.jacobian.network import Network, SoftmaxColumns, select
 from whence.jacobian.sketches import Labels, SketchedBatches, _scrambled, random_signs, random_uniform
 from whence.runtime.progress import Progress
 
@@ -283,6 +284,56 @@ def test_lengths_are_those_of_the_outputs(likelihood: str) -> None:
     after = seen[:, :, -1] - (roots @ change[:, :-1]).squeeze(2)  # change is S^T of the outputs' change, and r^T of it
     after = torch.where(weights > 0, 1 / weights, 0.0).unsqueeze(1) * after
     assert_close(frame["suspicion"].to_numpy(), after.norm(dim=1))
+
+
+class Transformer(nn.Module):
+    """Next-token logits of one causal layer, small enough for all outputs."""
+
+    def __init__(self, words: int = 11, width: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.words = nn.Embedding(words, width)
+        self.layer = nn.TransformerEncoderLayer(width, 2, 6, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.words.weight.dtype)
+        return self.head(self.layer(self.words(x), src_mask=mask))
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_curvature_of_a_transformer_is_unbiased(columns: int) -> None:
+    """The mean of sum_i J^T S S^T J over seeds is that of all outputs, to five standard errors in every entry."""
+    model = Transformer().double().eval()
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 11, (3, 6), generator=draw)
+    x, y = tokens[:, :-1], tokens[:, 1:].clone()
+    y[1, 3:] = -100
+    outputs = model(x)
+    leaves = list(model.parameters())
+    rows = [torch.autograd.grad(one, leaves, retain_graph=True) for one in outputs.flatten()]
+    jacobians = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows]).reshape(3, 55, -1)
+    outputs = outputs.detach()
+    hessians = softmax_hessians(outputs, (y >= 0).double())
+    wanted = (jacobians.mT @ hessians @ jacobians).sum(0)
+    draws = []
+    for seed in range(200):
+        data = Batches([(x, y)], torch.device("cpu"), Progress(False))
+        batches = SketchedBatches(data, Network(model), whence.Categorical(), columns, seed, torch.float64)
+        ((seen, _, _),) = list(batches.sketched(None))
+        pulled = columns_one_by_one(seen.inputs, outputs.flatten(1)).mT @ jacobians
+        roots = pulled[:, :-1].flatten(0, 1)
+        draws.append(roots.T @ roots)
+        if seed == 0:  # the capture of layers gives the same rows
+            selection = select(model, "all")
+            features = Jacobian(Network(model), selection, None, torch.float64)
+            ((_, found),) = list(features.rows(seen.inputs, columns + 1))
+            assert_close(found, pulled, rtol=1e-8)
+    each = torch.stack(draws)
+    error = each.std(0) / len(each) ** 0.5
+    gap = (each.mean(0) - wanted).abs()
+    assert float((gap - 5 * error).max()) <= 1e-9 * float(wanted.abs().max())
+    assert float(error.diagonal().mean()) < 0.2 * float(wanted.diagonal().mean())  # or the test would say little
 
 
 def test_whole_sentences_are_left_out_as_by_another_fit() -> None:
