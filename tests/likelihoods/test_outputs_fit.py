@@ -249,6 +249,7 @@ def test_fits_do_not_depend_on_batches_and_padding(likelihood: str, monkeypatch:
     for name, data in ways.items():
         if name == "chunks":
             monkeypatch.setattr("whence.jacobian.sketches.CHUNK_BYTES", {"cpu": 1})
+            monkeypatch.setattr("whence.jacobian.sketches.MIXTURE_BYTES", 1)
             monkeypatch.setattr("whence.jacobian.sketches.POSITION_BYTES", 1)
         found = whence.fit(model, data, **options)
         assert found.problem.gram is not None
@@ -414,6 +415,19 @@ def test_positions_and_columns(structure: str) -> None:
         assert_close(one, other, name, rtol=1e-6)
     assert found.predict(test).hec3.shape == (2, 4, 1)  # the predicted class by default
     assert found.problem.numbers == every.problem.numbers == (4 * 3 - 2) * 4
+
+
+def test_labels_of_sequences_of_other_lengths() -> None:
+    """Shorter sequences in a batch of their own, and padded ones: labels are sampled and stored for each length."""
+    x, y = sentences(6, 4)
+    y[4:, 2:] = -100
+    options: dict[str, Any] = {"likelihood": "categorical", "ridge": 0.5, "hessian_columns": 4, "progress": False}
+    model = Tagger(mixed=False)
+    padded = whence.fit(model, [(x, y)], **options)
+    found = whence.fit(model, [(x[:4], y[:4]), (x[4:, :2], y[4:, :2])], **options)
+    for name in ("ho", "hec3"):
+        one, other = (tracer.predict(x, outputs="all").variance(name) for tracer in (found, padded))
+        assert_close(one, other, name)
 
 
 def test_sequences_of_other_lengths() -> None:

@@ -6,9 +6,9 @@ sampled from the softmax, or random signs times all columns of R. With c as larg
 
 The example is then seen through A = (S, r): its outputs are the c + 1 numbers A^T f, its Jacobian is A^T J. In these
 coordinates the root of the Hessian is (I, 0)^T and the residual the last unit vector, for every example. Nothing is
-lost: with Q = J F^-1 J^T the leave-one-out residual (I - A^T Q A (I, 0)^T (I, 0))^-T of the last unit vector, pulled
-back by A^T J, is J^T r + J^T S (I - S^T Q S)^-1 S^T Q r, as it is in all outputs. Lengths in the outputs are those of
-the small Gram matrix A^T A; see `Linearization.isometric`.
+lost: with Q = J F^-1 J^T the leave-one-out residual is r + S (I - S^T Q S)^-1 S^T Q r, whose coordinates are these c
+numbers and a one, and which needs of Q only A^T Q A. Lengths in the outputs are those of the small Gram matrix A^T A;
+see `Linearization.isometric`.
 
 Labels are sampled in the first pass and stored with the fit: rounding may change one that is near a boundary. Signs are
 hashes of the numbers of example, position and column, the same on every device.
@@ -37,7 +37,10 @@ COLUMNS = 16
 """Columns of a sketch, by default."""
 
 CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
-"""The outputs of one chunk of a batch, or the combinations of them that are stored, are kept under this size."""
+"""The outputs of one chunk of a batch are kept under this size, where labels are sampled."""
+
+MIXTURE_BYTES = 96 * 2**20
+"""Random signs of all outputs of one chunk, where there are such, are kept under this size."""
 
 POSITION_BYTES = 64 * 2**20
 """Sums of probabilities, in double precision, are held for so many positions at once."""
@@ -137,7 +140,7 @@ class SketchedBatches:
         if self.labels is None or self.saved is not None or not self._samples(batch.targets):
             yield from (view for view, _, _ in self._with_outputs(batch, where))
             return
-        for chunk in _chunks(batch, self.width * batch.targets[0].numel() * torch.float32.itemsize):
+        for chunk in self._chunks(batch, self.width * batch.targets[0].numel(), sampled=True):
             yield _seen(chunk, self._softmax_columns(chunk, where, self._known(chunk)))
 
     def sketched(self, label: str | None) -> Iterator[tuple[Batch, torch.Size, SketchedOutputs]]:
@@ -159,13 +162,24 @@ class SketchedBatches:
         self.separate.check(batch.inputs, outputs, where)
         self.width = outputs.shape[-1]
         sampled = self._samples(batch.targets)
-        each = outputs[0].numel() * (outputs.element_size() if sampled else (self.columns + 1) * torch.float64.itemsize)
-        for chunk in _chunks(batch, each):
+        for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
             view, found = (self._from_labels if sampled else self._from_signs)(some, chunk, where)
             if self.saved is not None:
                 self._check_saved(some, chunk.rows, found.gram, where)
             yield _seen(chunk, view), outputs.shape[1:], found
+
+    def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
+        """Parts of a batch whose examples have so many outputs."""
+        if sampled:
+            most = CHUNK_BYTES.get(batch.targets.device.type, CHUNK_BYTES["cpu"]) // torch.float32.itemsize
+        else:
+            most = MIXTURE_BYTES // (torch.float64.itemsize * (self.columns + 1))
+        step = max(1, most // outputs)
+        for low in range(0, batch.size, step):
+            some = slice(low, min(low + step, batch.size))
+            weights = None if batch.weights is None else batch.weights[some]
+            yield Batch(take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights)
 
     # --- Sampled labels -----------------------------------------------------------------------------------------------
 
@@ -295,15 +309,6 @@ class SketchedBatches:
 
 def _seen(batch: Batch, view: OutputView) -> Batch:
     return Batch(view, batch.targets, batch.start, batch.size, batch.weights)
-
-
-def _chunks(batch: Batch, each: int) -> Iterator[Batch]:
-    """Parts of a batch whose examples take so many bytes each."""
-    step = max(1, CHUNK_BYTES.get(batch.targets.device.type, CHUNK_BYTES["cpu"]) // each)
-    for low in range(0, batch.size, step):
-        some = slice(low, min(low + step, batch.size))
-        weights = None if batch.weights is None else batch.weights[some]
-        yield Batch(take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights)
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------------
