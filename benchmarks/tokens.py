@@ -140,26 +140,26 @@ def write(given: argparse.Namespace, found: dict[str, Any]) -> None:
         save(given.out, {"surroundings": surroundings(), "setting": setting, "found": found})
 
 
-def errors(draws: int, columns: tuple[int, ...] = (2, 4, 8, 16)) -> dict[str, Any]:
+def errors(draws: int, sequences: int, width: int, columns: tuple[int, ...]) -> dict[str, Any]:
     """How far variances from c columns are from those of all outputs, on a small model in double precision.
 
-    Trained a little on a Markov chain: 120 sequences of 8 words out of 40. Errors are those of the logits of predicted
+    Trained a little on a Markov chain: sequences of 8 words out of 40. Errors are those of the logits of predicted
     words at every position of 16 other sequences: the mean of |v / w - 1|, and the mean of v / w, over `draws` seeds.
     """
     torch.manual_seed(0)
     chain = torch.distributions.Categorical(logits=2.0 * torch.randn(40, 40))
-    tokens = [torch.randint(0, 40, (136,))]
+    tokens = [torch.randint(0, 40, (sequences + 16,))]
     for _ in range(8):
-        tokens.append(chain.sample((136,)).gather(1, tokens[-1].unsqueeze(1)).squeeze(1))
+        tokens.append(chain.sample((sequences + 16,)).gather(1, tokens[-1].unsqueeze(1)).squeeze(1))
     data = torch.stack(tokens, dim=1)
-    model = Model(1, 4, 2, 40, 8).double()
+    model = Model(1, width, 2, 40, 8).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(300):
         optimizer.zero_grad()
-        cross_entropy(model(data[:120, :-1]).flatten(0, 1), data[:120, 1:].flatten()).backward()
+        cross_entropy(model(data[:sequences, :-1]).flatten(0, 1), data[:sequences, 1:].flatten()).backward()
         optimizer.step()
     model.eval().requires_grad_(True)
-    batches, test = [(data[:120, :-1], data[:120, 1:].contiguous())], data[120:, :-1]
+    batches, test = [(data[:sequences, :-1], data[:sequences, 1:].contiguous())], data[sequences:, :-1]
 
     def variances(count: Any, seed: int) -> dict[str, Tensor]:
         execution = whence.Execution(generator=torch.Generator().manual_seed(seed))
@@ -195,9 +195,10 @@ def main() -> None:
     add("--columns", type=int, nargs="+", default=[4, 16])
     add("--structures", nargs="+", default=["sketch", "core", "ekfac"])
     add("--errors", type=int, default=0, help="instead, errors of variances over so many draws")
+    add("--small", type=int, nargs=2, default=[120, 4], help="with --errors: sequences, and width of the model")
     add("--out", type=Path)
     given = parser.parse_args()
-    write(given, {"errors": errors(given.errors)} if given.errors else measure(given))
+    write(given, {"errors": errors(given.errors, *given.small, given.columns)} if given.errors else measure(given))
 
 
 if __name__ == "__main__":
