@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import whence
 from whence import api
-from whence.runtime.processes import Processes, opened
+from whence.runtime.processes import ProcessGroup, open_process_group
 
 from .record import save, say, surroundings
 
@@ -36,17 +36,11 @@ STRUCTURES: dict[str, whence.Structure] = {
 OPTIONS: dict[str, Any] = {"ridge": 1.0, "progress": False}
 
 
-class Forced(Processes):
+def forced(_: Any) -> ProcessGroup:
     """One process that does not know that it is alone."""
-
-    @property
-    def alone(self) -> bool:
-        """Never."""
-        return False
-
-
-def forced(_: Any) -> Processes:
-    return Forced((0,), dist.new_group(backend="gloo"), None, 60.0)
+    found = ProcessGroup(1, dist.new_group(backend="gloo"), 60.0)
+    found.alone = False
+    return found
 
 
 def network(device: torch.device) -> nn.Module:
@@ -77,7 +71,7 @@ def compare(device: torch.device, backend: str) -> dict[str, Any]:
     model, asked = network(device), x[:20]
     rank, world = dist.get_rank(), dist.get_world_size()
     here = slice(96 * rank // world, 96 * (rank + 1) // world)
-    api.opened = forced if world == 1 else opened
+    api.open_process_group = forced if world == 1 else open_process_group
     execution = whence.Execution(tf32=False)
     found: dict[str, Any] = {}
     for name, structure in STRUCTURES.items():
@@ -98,12 +92,12 @@ def compare(device: torch.device, backend: str) -> dict[str, Any]:
 
 def alone(model: nn.Module, x: Tensor, y: Tensor, structure: whence.Structure) -> whence.Tracer:
     """The fit of a process that knows that it is alone."""
-    before, api.opened = api.opened, opened
+    before, api.open_process_group = api.open_process_group, open_process_group
     try:
         execution = whence.Execution(tf32=False, distributed=False)
         return whence.fit(model, batches(x, y), "categorical", structure, **OPTIONS, execution=execution)
     finally:
-        api.opened = before
+        api.open_process_group = before
 
 
 def sharded(device: torch.device) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def origin(record: dict[str, Any]) -> str:
 
 def made(record: dict[str, Any]) -> str:
     """The same, with the command, or those that made a record in parts: all of a few, or the first of many."""
-    given = record.get("commands", record["command"])
+    given = record.get("commands") or record["command"]
     listed = [given] if isinstance(given, str) else given
     more = f" and {len(listed) - 1} more like it, which the record lists" if len(listed) > FEW else ""
     return f"{origin(record)} {', '.join(f'`{one}`' for one in (listed[:1] if more else listed))}{more}."
@@ -182,6 +182,26 @@ def bases(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def waited(record: dict[str, Any]) -> str:
+    """Seconds and memory by structure and size, and of the verbs."""
+    found = {row["name"]: row for row in record["rows"] if "seconds" in row}
+    fits = [row for row in found.values() if "weights" in row]
+    rows = [
+        [
+            *(row["what"], f"{row['weights']:,}", f"{row['n']:,}"),
+            *(f"{row['seconds']:.1f}", f"{row['mb']:,}", row["commit"][:7]),
+        ]
+        for row in fits
+    ]
+    verbs = ", ".join(
+        f"`{verb}` {found[f'cnn: {verb}']['seconds']:.1f} s" for verb in ("predict", "explain", "trust", "report")
+    )
+    return (
+        f"{made(record)}\n\n{table('fit | weights | examples | seconds | extra MB | commit', rows)}\n\n"
+        f"Of 200 points, after the first of these fits: {verbs}."
+    )
+
+
 def asked(record: dict[str, Any]) -> str:
     """How memory and answers stayed, for every structure that was asked again and again."""
     rows = [
@@ -256,6 +276,72 @@ def ridges(record: dict[str, Any]) -> str:
     return f"{made(record)}\n\n{whole}\n\n{folded(words, each)}"
 
 
+def each(rows: list[dict[str, Any]], text: Callable[[dict[str, Any]], str]) -> str:
+    """A number of every seed."""
+    return " ".join(text(row) for row in rows)
+
+
+def table_intervals(record: dict[str, Any]) -> str:
+    """`whence table`: coverage by table and by verdict, then the model that was taken and its accuracy."""
+    by_table: dict[str, list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        by_table.setdefault(row["table"], []).append(row)
+    covered, accurate = [], []
+    pooled: dict[str, list[dict[str, Any]]] = {}
+    for name, rows in by_table.items():
+        rows.sort(key=lambda row: row["seed"])
+        score = "R2" if "R2" in rows[0]["scores"] else "accuracy"
+        own = sum(row["scores"][score] for row in rows) / len(rows)
+        other = sum(row["boosting"] for row in rows) / len(rows)
+        error = "; ".join(", ".join(f"{kind} {value:.4g}" for kind, value in row["validation"].items()) for row in rows)
+        taken = ", ".join(dict.fromkeys(row["model"] for row in rows))
+        listed = each(rows, lambda row, score=score: f"{row['scores'][score]:.3f}")
+        peers = each(rows, lambda row: f"{row['boosting']:.3f}")
+        accurate.append([name, score, taken, f"**{own:.3f}** ({listed})", f"{other:.3f} ({peers})", error])
+        if "intervals" not in rows[0]:
+            continue
+        sizes = f"{rows[0]['train']:,} / {rows[0]['test']:,}"
+        whole = [row["intervals"]["all"] for row in rows]
+        narrower = sum(one["width"] / one["plain_width"] for one in whole) / len(whole)
+        mean, plain = (share(whole, key) for key in ("covered", "plain_covered"))
+        seeds = each(rows, lambda row: f"{share([row['intervals']['all']], 'covered'):.3f}")
+        covered.append([name, sizes, f"**{mean:.3f}** ({seeds})", f"{plain:.3f}", f"{narrower:.2f}"])
+        for row in rows:
+            for verdict, one in row["intervals"].items():
+                pooled.setdefault(verdict, []).append(one)
+    verdicts = [
+        [
+            verdict,
+            f"{count(found):,}",
+            f"**{share(found, 'covered'):.3f}**",
+            f"{share(found, 'plain_covered'):.3f}",
+            f"{sum(one['rows'] * one['width'] / one['plain_width'] for one in found) / count(found):.2f}",
+        ]
+        for verdict, found in pooled.items()
+    ]
+    return "\n\n".join(
+        [
+            f"{made(record)} At most {record['most_rows']:,} rows of each table.",
+            table("held-out rows of all tables | rows | inside | one width for all | mean width, relative", verdicts),
+            table("table | train / held out | inside (every seed) | one width for all | mean width, relative", covered),
+            table(
+                "table | score | model | `whence table` (every seed) | HistGradientBoosting | validation errors",
+                accurate,
+            ),
+        ]
+    )
+
+
+def share(found: list[dict[str, Any]], key: str) -> float:
+    """Of the rows of several parts."""
+    return float(sum(one[key] for one in found) / count(found))
+
+
+def count(found: list[dict[str, Any]]) -> int:
+    """Rows of several parts."""
+    return sum(int(one["rows"]) for one in found)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "quality": quality,
     "cost": cost,
@@ -265,6 +351,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "two_bases": bases,
     "soak": asked,
     "ridge_default": ridges,
+    "seconds": waited,
+    "table_intervals": table_intervals,
 }
 
 

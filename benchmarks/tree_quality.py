@@ -182,7 +182,8 @@ def traced_trees(table: Table, x: pd.DataFrame, labels: Array) -> tuple[whence.T
 def traced_network(table: Table, x: pd.DataFrame, labels: Array) -> tuple[whence.Tracer, Callable[[pd.DataFrame], Any]]:
     """A tracer of the network of `whence table`, and what it takes for rows."""
     fitted = fit_table(
-        prepare(texts(x, labels), "target", test=0.0, task="classification" if table.classes else "regression")
+        prepare(texts(x, labels), "target", test=0.0, task="classification" if table.classes else "regression"),
+        learner="network",
     )
     return fitted.tracer, lambda rows: fitted.model.encode(texts(rows, np.full(len(rows), "")))
 

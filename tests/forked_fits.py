@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import whence
-from whence.runtime.processes import LETTING_GO, opened
+from whence.runtime.processes import RELEASE_SECONDS, open_process_group
 
 SHARDS = {"even": {2: [12, 12], 4: [6, 6, 6, 6]}, "uneven": {2: [17, 7], 4: [9, 0, 13, 2]}, "first empty": {2: [0, 24]}}
 LIMIT = 60.0
@@ -152,7 +152,7 @@ def forked(world: int, folder: Path, work: Callable[[int], Any]) -> list[Any]:
                     "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=LIMIT)
                 )
                 said = work(rank)
-                time.sleep(LETTING_GO)
+                time.sleep(RELEASE_SECONDS)
                 dist.destroy_process_group()
             except BaseException as error:
                 said = {"error": type(error).__name__, "words": str(error), "trace": traceback.format_exc()}
@@ -198,8 +198,8 @@ def partings(folder: Path, rounds: int = 20) -> dict[str, Any]:
 
     def work(rank: int) -> Any:
         for _ in range(rounds):
-            with (process_group := opened(LIMIT)).working():
-                process_group.gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
+            with (process_group := open_process_group(LIMIT)).reporting_errors():
+                process_group.all_gather(torch.full((5, 2), 1.0), "the rows", torch.device("cpu"))
             del process_group
         return rounds
 

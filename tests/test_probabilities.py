@@ -120,7 +120,7 @@ def test_tables_hold_probabilities() -> None:
     assert list(table.columns[3:7]) == ["probability_0", "probability_1", "probability_2", "margin"]
     np.testing.assert_allclose(table[["probability_0", "probability_1", "probability_2"]], found.probabilities)
     np.testing.assert_allclose(table["margin"], found.margin)
-    assert list(PROBLEMS["one logit"].fit().predict(TEST).to_frame().columns[:3]) == ["mean", "probability", "margin"]
+    assert list(PROBLEMS["one logit"].fit().predict(TEST).to_frame().columns[:3]) == ["logit", "probability", "margin"]
     many = PROBLEMS["three logits"].fit().predict(TEST).to_frame()
     assert [f"margin_{c}" in many for c in range(4)] == [True, True, True, False]
 

@@ -45,7 +45,7 @@ def test_what_is_told_of_the_fit() -> None:
         assert tracer.diagnostics[name] is not None
     assert tracer.diagnostics["parameters"] == 26
     assert tracer.diagnostics["leverage policy"] == "exact"
-    assert "consider recenter=True" in str(tracer.diagnostics)
+    assert "(stationarity)" in str(tracer.diagnostics)
 
 
 def test_a_recentred_fit() -> None:

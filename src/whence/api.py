@@ -19,7 +19,7 @@ from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Uncertainty, join
 from whence.runtime.execution import Execution, check_memory, checked_execution
-from whence.runtime.processes import Distributed, Processes, opened
+from whence.runtime.processes import Distributed, ProcessGroup, open_process_group
 from whence.tracer import Tracer
 from whence.trees.network import fitted_trees, leaf_sum, training_batches
 
@@ -104,7 +104,7 @@ def fit(
         likelihood: the loss it was trained with: "gaussian" (squared error, the default), "categorical" (softmax
             cross-entropy), "bernoulli" (cross-entropy of one or many logits), or a `Likelihood` with options of its
             own. Trees know their own.
-        structure: of the curvature. "auto" takes "exact" where that needs about a minute at most and fits in memory,
+        structure: of the curvature. "auto" takes "exact" where that needs about ten seconds at most and fits in memory,
             else "core" (dense algebra where it matters, honest scale). By name also "ekfac" (the paper's, cheapest),
             "sketch", "kfac" and "diagonal"; or a `Structure` with options such as `whence.Exact(road="dual")`.
         parameters: "all", "last_layer", names or patterns, or a function of name and parameter. What has
@@ -147,8 +147,8 @@ def fit(
     if not isinstance(model, nn.Module):
         trees = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge)
         model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
-    processes = opened(execution.distributed)
-    with processes.working():
+    processes = open_process_group(execution.distributed)
+    with processes.reporting_errors():
         options = FitOptions(
             likelihood=by_name("gaussian" if likelihood is None else likelihood, LIKELIHOODS, Likelihood, "likelihood"),
             structure=by_name(structure, STRUCTURES, Structure, "structure"),
@@ -233,8 +233,8 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
         >>> len(gather(tracer.predict(x[:3])))  # one process
         3
     """
-    process_group = opened(distributed)
-    with process_group.working():
+    process_group = open_process_group(distributed)
+    with process_group.reporting_errors():
         if process_group.alone:
             if found is None:
                 raise InputError("expected predictions of at least one process, got none.")
@@ -242,9 +242,9 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
         return _gather(found, process_group)
 
 
-def _gather(found: Uncertainty | None, processes: Processes) -> Uncertainty:
+def _gather(found: Uncertainty | None, processes: ProcessGroup) -> Uncertainty:
     mine = None if found is None else combine([replace(found, later=None)], lambda values: values[0].cpu())
-    parts = [one for one in processes.tell("the predictions", mine) if one is not None]
+    parts = [one for one in processes.all_gather_object("the predictions", mine) if one is not None]
     if not parts:
         raise InputError("expected predictions of at least one process, got none.")
     device = torch.device("cpu") if found is None else found.mean.device

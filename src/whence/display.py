@@ -113,10 +113,10 @@ def number(value: float, digits: int = 3) -> str:
     """A few digits; amounts from a thousand to a billion in full.
 
     Examples:
-        >>> number(0.00123456), number(1234.5), number(5e5), number(1.0), number(0.0), number(2e12)
-        ('0.00123', '1,234', '500,000', '1', '0', '2e+12')
+        >>> number(0.00123456), number(1234.5), number(5e5), number(1.0), number(0.0), number(2e12), number(842, 2)
+        ('0.00123', '1,234', '500,000', '1', '0', '2e+12', '842')
     """
-    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e9 else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if min(999.5, 10**digits - 0.5) <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
 def percent(share: float) -> str:

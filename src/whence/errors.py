@@ -7,6 +7,9 @@ what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class WhenceError(Exception):
     """Root of every error raised on purpose by `whence`.
@@ -75,3 +78,21 @@ class FormatError(WhenceError, ValueError):
 
 class ProcessError(WhenceError, RuntimeError):
     """Another process of the same fit failed, died or hangs."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, short enough for another message."""
+    text = str(error).strip()
+    return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__
+
+
+def did_you_mean(given: object, known: Iterable[str], most: int = 1) -> str:
+    """A question with the nearest of some names, upper and lower case alike; nothing where none is near.
+
+    Examples:
+        >>> did_you_mean("Exakt", ["exact", "core"]), did_you_mean("ridge", ["exact", "core"])
+        (" Did you mean 'exact'?", '')
+    """
+    folded = {name.lower().strip(): name for name in known}
+    near = get_close_matches(str(given).lower().strip(), list(folded), n=most)
+    return f" Did you mean {' or '.join(repr(folded[one]) for one in near)}?" if near else ""

@@ -1,20 +1,21 @@
-"""What a fit would take: memory by stage, time by step, and what else there is."""
+"""What a fit would take: memory by stage, time by step, and the same for other structures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
-from whence.curvature.accumulate import CHUNK_WORKSPACE, LayerGradients, examples_bytes, working_precision
-from whence.curvature.cost import Cost, ProblemSizes, Work
+from whence.curvature.accumulate import LayerGradients, working_precision
+from whence.curvature.cost import SAMPLE, Work, measure_sizes, step_seconds, total_seconds
 from whence.data.batches import Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
@@ -136,55 +137,11 @@ def duration(seconds: float) -> str:
 
 
 ALTERNATIVES = (Exact("primal"), Exact("dual"), Core(), EKFAC(), Sketch(), KFAC(), Diagonal())
-"""Structures that are compared with the one that was asked for."""
-
-SAMPLE = 32
-"""Examples that are run to measure."""
-
-
-def measure_sizes(problem: Linearization, stream: LayerGradients, first: Inputs, n: int, batch: int) -> ProblemSizes:
-    """Sizes of a problem of n examples, from one of a few."""
-    roots = problem.hessian_roots
-    k, d, item = problem.k, problem.selection.size, problem.outputs.element_size()
-    q = 0 if roots is None else roots.shape[2]
-    working = torch.finfo(working_precision(problem)).bits // 8
-    graph = graph_bytes(problem, first)
-    row_chunk, layer_chunk = min(problem.jacobian().chunk(k), batch), min(stream.chunk_size(k, batch), batch)
-    return ProblemSizes(
-        n=n,
-        k=k,
-        q=q,
-        d=d,
-        item=item,
-        working=working,
-        row_chunk=row_chunk,
-        layer_chunk=layer_chunk,
-        row_bytes=row_chunk * (k * d * (working + 2.0 * item) + (1.0 + k) * graph),
-        layer_bytes=layer_chunk * (CHUNK_WORKSPACE * stream.sizes.example(k) + graph + k * stream.sizes.workspace),
-        example_bytes=examples_bytes(n, k, q, item),
-        blocks=stream.blocks,
-        limit=problem.budget.limit,
-        device=problem.device,
-    )
-
-
-def graph_bytes(problem: Linearization, inputs: Inputs) -> float:
-    """Bytes that a forward pass keeps for an example, to be differentiated."""
-    held: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    few = take(inputs, slice(0, SAMPLE))
-    own = {p.untyped_storage().data_ptr() for p in problem.network.model.parameters()}
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        problem.network(few)
-    return sum(size for place, size in held.items() if place not in own) / batch_size(few, "this batch")
+"""Structures that are listed beside the chosen one."""
 
 
 def count_examples(batches: Batches) -> tuple[int, int]:
-    """Training examples, and examples in the largest batch. Data that know their length are not read."""
+    """Training examples, and examples in the largest batch. Data whose length is known are not read."""
     given = batches.loader
     if isinstance(given, DataLoader) and given.batch_size and isinstance(given.dataset, Sized):
         size = len(given.dataset)
@@ -198,33 +155,8 @@ PRODUCT = 384
 """Size of the matrices whose products and eigenvectors are timed."""
 
 
-@dataclass(frozen=True)
-class Speed:
-    """What this machine does with this model."""
-
-    reading: float  # seconds to read an example
-    forward: float  # seconds of a forward pass for an example
-    layers: float  # seconds to get the tangents of an example, layer by layer, all outputs
-    rows: float  # seconds to get its rows of the Jacobian
-    algebra: float  # operations a second in the dtype of the algebra
-    working: float  # operations a second in the dtype of the gradients
-    eigen: float  # seconds for eigenvectors, over the cube of the size
-
-    def seconds(self, work: Work) -> float:
-        """How long some work takes."""
-        examples = work.read * self.reading + work.forward * self.forward
-        gradients = work.layers * self.layers + work.rows * self.rows
-        operations = work.algebra / self.algebra + work.working / self.working
-        return examples + gradients + operations + work.cubes * self.eigen
-
-    def steps(self, cost: Cost, n: int) -> dict[str, float]:
-        """Seconds of every step of a fit to n examples."""
-        steps = {"outputs": Work(read=n, forward=n), **cost.steps}
-        return {name: self.seconds(work) for name, work in steps.items()}
-
-
-def measure_speed(problem: Linearization, stream: LayerGradients, inputs: Inputs, reading: float) -> Speed:
-    """Run a few examples, and a few products of matrices."""
+def measure_unit_seconds(problem: Linearization, stream: LayerGradients, inputs: Inputs, read: float) -> Work:
+    """Seconds for one unit of each kind of work: run a few examples, and a few products of matrices."""
     few = take(inputs, slice(0, SAMPLE))
     size = batch_size(few, "this batch")
     k, jacobian = problem.k, problem.jacobian()
@@ -240,36 +172,30 @@ def measure_speed(problem: Linearization, stream: LayerGradients, inputs: Inputs
 
     eye = torch.eye(PRODUCT, dtype=torch.float64, device=problem.device)
     other = eye + eye.roll(1, 0) + eye.roll(1, 1)
-    return Speed(
-        reading=reading,
+    products = [other.to(dtype) for dtype in (problem.dtype, working_precision(problem))]
+    algebra, working = (clocked(partial(torch.mm, one, one), problem.device) / (2.0 * PRODUCT**3) for one in products)
+    return Work(
+        read=read,
         forward=clocked(lambda: problem.network(few), problem.device) / size,
         layers=clocked(pull, problem.device) / size,
         rows=clocked(rows, problem.device) / min(size, 8),
-        algebra=_rate(other.to(problem.dtype)),
-        working=_rate(other.to(working_precision(problem))),
-        eigen=clocked(lambda: torch.linalg.eigh(other), problem.device) / PRODUCT**3,
+        algebra=algebra,
+        working=working,
+        cubes=clocked(lambda: torch.linalg.eigh(other), problem.device) / PRODUCT**3,
     )
 
 
-def clocked(work: Callable[[], object], device: torch.device, times: int = 3) -> float:
-    """Seconds, the best of a few, after one for warming up."""
-    best = float("inf")
-    for _ in range(times + 1):
-        _wait(device)
+def clocked(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of some work, the best of four runs."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    times = []
+    for _ in range(4):
+        wait(device)
         start = time.perf_counter()
         work()
-        _wait(device)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _rate(matrix: torch.Tensor) -> float:
-    return 2.0 * PRODUCT**3 / clocked(lambda: matrix @ matrix, matrix.device)
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def estimate(
@@ -284,10 +210,10 @@ def estimate(
 ) -> Estimate:
     """Estimate what memory and time `whence.fit` would take, without fitting.
 
-    A few examples of the first batch are run to measure; everything else is counted. The data are not read beyond that
-    where their loader knows how many there are. Memory is that of the fit, beside the model and the data; structures
-    that choose their size from the data (EKFAC with a tolerance, the core) are given at their largest. Times are good
-    to a factor of two or three, on a machine with nothing else to do.
+    A few examples of the first batch are run to measure; everything else is counted. Where the loader has a length,
+    nothing else is read. Memory is that of the fit, beside the model and the data; structures that choose their size
+    from the data (EKFAC with a tolerance, the core) are given at their largest. Times are good to a factor of two or
+    three, on a machine with nothing else to do.
 
     Args:
         model: as for `whence.fit`.
@@ -317,8 +243,8 @@ def estimate(
         batches = Batches(train_loader, network.device, quiet)
         start = time.perf_counter()
         first = next(batches.read(None))
-        reading = (time.perf_counter() - start) / first.size
-        selection = select(model, parameters, lambda: network.last_module(first.inputs))
+        read = (time.perf_counter() - start) / first.size
+        selection = select(network, parameters, first.inputs)
         few = take((first.inputs, first.targets, *([] if first.weights is None else [first.weights])), slice(0, SAMPLE))
         small = linearize(
             network,
@@ -333,10 +259,10 @@ def estimate(
         )
         n, batch = count_examples(batches)
         stream = LayerGradients(small)
-        seen = next(iter(small.batches)).inputs  # with the mixtures that are looked at, where not all outputs are
+        seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, where there are some
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
         sizes = replace(sizes, dual=execution.checkpoint is None)
-        speed, cost = measure_speed(small, stream, seen, reading), chosen.cost(sizes)
+        unit_seconds, cost = measure_unit_seconds(small, stream, seen, read), chosen.cost(sizes)
         others = (other.cost(sizes) for other in ALTERNATIVES)
         return Estimate(
             structure=cost.name,
@@ -346,10 +272,10 @@ def estimate(
             stages=cost.stages,
             bounded=cost.bounded,
             limit=small.budget.limit,
-            steps=speed.steps(cost, n),
-            prediction=1000.0 * speed.seconds(cost.prediction),
+            steps=step_seconds(cost, n, unit_seconds),
+            prediction=1000.0 * total_seconds(cost.prediction, unit_seconds),
             alternatives=tuple(
-                Alternative(other.name, other.memory, sum(speed.steps(other, n).values()))
+                Alternative(other.name, other.memory, sum(step_seconds(other, n, unit_seconds).values()))
                 for other in others
                 if other.name != cost.name
             ),

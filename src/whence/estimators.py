@@ -257,8 +257,13 @@ class Estimators:
     sandwich: Sandwich
 
 
-def assemble(problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, unbiased: bool) -> Estimators:
-    """Adjust residuals for leverage, estimate the noise (by degrees of freedom if `unbiased`), and add the meats."""
+def assemble(
+    problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, unbiased: bool, only: str | None = None
+) -> Estimators:
+    """Adjust residuals for leverage, estimate the noise (by degrees of freedom if `unbiased`), and add the meats.
+
+    With `only`, the meat of one estimator.
+    """
     step = bread.newton_step(with_direction=loo.recenter)
     residuals = loo.residuals(slice(0, problem.n), step.change)
     adjusted = loo.adjust(residuals, bread.leverage_blocks, loo.hessian_roots)
@@ -268,7 +273,8 @@ def assemble(problem: Linearization, bread: FittedCurvature, loo: LeaveOneOut, u
     noise = problem.noise(residuals, bread.degrees_of_freedom if unbiased else None)
     _check_range(problem, bread, adjusted, noise)
     roots = {"ho": noise.roots, **loo.roots_from(residuals, adjusted)}
-    meats = Meats(roots, adjusted.hec3, loo.deletions(problem), loo.groups)
+    some = roots if only is None else {only: roots[only]}
+    meats = Meats(some, adjusted.hec3, loo.deletions(problem), loo.groups)
     return Estimators(step, adjusted, noise, meats, bread.sandwich(meats))
 
 

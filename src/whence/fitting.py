@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
-from whence.curvature.base import NO_GROUPS
+from whence.curvature.accumulate import LayerGradients
+from whence.curvature.base import NO_GROUPS, AdditiveStructure
+from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import example_fingerprints
-from whence.errors import InputError, TooLargeError
+from whence.errors import InputError, TooLargeError, did_you_mean, first_line
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
-from whence.jacobian.network import Choice, Network, Selection, first_line, follow_own_loss, select, unwrap
+from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Execution, Passes
-from whence.runtime.memory import Budget, is_full
+from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
-from whence.runtime.processes import Processes
-from whence.runtime.progress import Progress
+from whence.runtime.processes import ProcessGroup
+from whence.runtime.progress import Progress, clock
 from whence.tracer import Tracer
 from whence.trust import trust_of_fit
+from whence.trust.checks import MEANING
 
 
 def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
@@ -39,18 +44,13 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
     if isinstance(ridge, str) and ridge in ("auto", "loo"):
         return "auto" if ridge == "auto" else "loo"
     try:
-        value = None if isinstance(ridge, str) else float(ridge)
+        value = math.nan if isinstance(ridge, str) else float(ridge)
     except (TypeError, ValueError):
-        value = None
-    if value is None:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
         raise InputError(
-            f'expected ridge to be a number, "auto" or "loo", got {ridge!r}. It is lambda in sum of squared errors + '
-            "lambda ||w||^2; see whence.ridge_from_weight_decay."
-        )
-    if not math.isfinite(value) or value < 0:
-        raise InputError(
-            f"expected ridge >= 0 and finite, got {ridge}. It is lambda in sum of squared errors + lambda ||w||^2; "
-            "see whence.ridge_from_weight_decay."
+            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {ridge!r}. It is lambda in sum of '
+            "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
         )
     return value
 
@@ -86,7 +86,7 @@ def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
         return given
     if isinstance(given, str) and given in known:
         return known[given]()
-    hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "")
+    hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "") or did_you_mean(given, known)
     raise InputError(
         f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.{hint}"
     )
@@ -157,7 +157,7 @@ class FitOptions:
 
 
 def run_fit(
-    options: FitOptions, model: nn.Module, loader: Iterable[Any], processes: Processes, progress: bool
+    options: FitOptions, model: nn.Module, loader: Iterable[Any], processes: ProcessGroup, progress: bool
 ) -> Tracer:
     """Fit a trained network on its training data, or on this process's shard of them."""
     options = replace(options, groups=_gather_groups(options.groups, processes))
@@ -188,7 +188,7 @@ def run_fit(
         return _with_trust(tracer, bar)
 
 
-def _gather_groups(groups: Any, processes: Processes) -> list[Any] | None:
+def _gather_groups(groups: Any, processes: ProcessGroup) -> list[Any] | None:
     """Labels of all training examples, where each process has those of its own.
 
     Whether they are as many as examples is checked where these are known.
@@ -198,7 +198,7 @@ def _gather_groups(groups: Any, processes: Processes) -> list[Any] | None:
     if hasattr(groups, "tolist"):
         groups = groups.tolist()
     listed = list(groups) if isinstance(groups, Iterable) else [groups]
-    return [label for labels in processes.tell("the groups", listed) for label in labels]
+    return [label for labels in processes.all_gather_object("the groups", listed) for label in labels]
 
 
 def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions) -> Selection:
@@ -209,7 +209,7 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
     batches.notes.extend(network.check_repeatable(first.inputs))
     if not examples_differ(first.inputs):  # of one example, and of equal ones, a model that mixes them shows nothing
         batches.notes.extend(network.check_separate(batches.distinct_inputs()))
-    selection = select(network.model, options.parameters, lambda: network.last_module(first.inputs))
+    selection = select(network, options.parameters, first.inputs)
     unused = network.check_connected(selection.parameters, first.inputs)
     if unused:
         batches.notes.append(f"selected, but not used by the outputs of the first examples: {', '.join(unused)}")
@@ -233,8 +233,8 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     _check_alike(processes, {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model))
     examples = example_fingerprints(batches)
     if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
-        limit = limit // processes.neighbours
-    limit = min(processes.tell("the memory", limit))
+        limit = limit // processes.local_size
+    limit = min(processes.all_gather_object("the memory", limit))
     if execution.checkpoint is not None:
         passes.checkpointed = True
         if processes.rank == 0:
@@ -247,13 +247,13 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
                 limit,
                 batches.progress,
             )
-        limit = processes.tell("the checkpoint", limit)[0]
+        limit = processes.all_gather_object("the checkpoint", limit)[0]
     return Budget(batches.device, limit)
 
 
-def _check_alike(processes: Processes, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
+def _check_alike(processes: ProcessGroup, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
     """Raise unless all processes fit the same network with the same options."""
-    first, *others = processes.tell("the options", (options, weights))
+    first, *others = processes.all_gather_object("the options", (options, weights))
     for rank, other in enumerate(others, start=1):
         for what, mine, theirs in zip(("option", "weights of"), first, other, strict=True):
             name = next((one for one in mine.keys() | theirs.keys() if mine.get(one) != theirs.get(one)), None)
@@ -267,7 +267,7 @@ def _check_alike(processes: Processes, options: Mapping[str, Any], weights: Mapp
 def _finish_passes(batches: Batches) -> None:
     """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
     if batches.passes.shared:
-        gathered = batches.passes.process_group.tell("the fingerprints of the data", batches.fingerprints)
+        gathered = batches.passes.process_group.all_gather_object("the fingerprints of the data", batches.fingerprints)
         batches.fingerprints[:] = [one for each in gathered for one in each]
     batches.end_fit()
     batches.passes.close()
@@ -294,7 +294,6 @@ def _fit_within_memory(options: FitOptions, problem: Linearization, fingerprints
                 raise
             before = replace(before, chunk_size=problem.chunk_size)
             least = before.budget.limit
-        problem.passes.restart()
         problem = with_less_memory(before, full, least)  # what did not fit is gone by now, with the error that held it
 
 
@@ -303,6 +302,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     _check_positions(problem, options.loo)
     ridge, source = _resolve_ridge(options.ridge, problem)
     structure, why = options.structure.resolve(problem, ridge)
+    _announce(problem, structure)
     loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
@@ -341,6 +341,30 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         )
 
 
+SHORT, LASTS = 5e7, 5.0
+"""Numbers of all gradients, examples times outputs times weights, up to which no fit lasts; and seconds that do."""
+
+
+def _announce(problem: Linearization, structure: Structure) -> None:
+    """Say what time and memory a fit on a CPU will take, before it starts, where it lasts."""
+    small = problem.n * problem.k * problem.selection.size < SHORT
+    unknown = type(structure).cost is Structure.cost or isinstance(problem.network.model, LeafSum)
+    if small or unknown or not problem.progress.enabled or problem.device.type != "cpu":
+        return
+    start = time.perf_counter()
+    first = problem.batches.first()
+    read = time.perf_counter()
+    with torch.no_grad():
+        problem.network(first.inputs)
+    reading, forward = (read - start) / first.size, (time.perf_counter() - read) / first.size
+    stream = LayerGradients(problem) if isinstance(structure, AdditiveStructure) else None
+    cost = structure.cost(measure_sizes(problem, stream, first.inputs, problem.n, first.size))
+    seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
+    if seconds >= LASTS:
+        most = "up to" if cost.bounded else "about"
+        problem.progress.say(f"whence: {cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}")
+
+
 def _resolve_ridge(ridge: float | Literal["auto", "loo"], problem: Linearization) -> tuple[float | None, str]:
     """The ridge, `None` to choose it by leave-one-out, and where the number came from."""
     if ridge == "auto":
@@ -365,10 +389,10 @@ def _check_positions(problem: Linearization, loo: str) -> None:
 def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     """Add to the diagnostics how far to trust the fit, from the fit alone; say so where it is not fine."""
     trust = trust_of_fit(tracer)
-    odd = ", ".join(check.name for check in trust if check.level not in ("fine", "not checked"))
-    if odd:
-        bar.say(f"whence: {trust.level} ({odd}); print(tracer.trust()) says why and what to do")
-    finding = Finding("trust", trust.level, f"{odd or 'as far as a fit alone can show'}; tracer.trust() looks closer")
+    flagged = ", ".join(check.name for check in trust.not_fine)
+    if trust.not_fine:
+        bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
+    finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
     names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
     beyond = [
         Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")
@@ -400,8 +424,6 @@ def _diagnose(
     freedom = bread.degrees_of_freedom
     undetermined = loo.policy == "exact" and adjusted.guarded > 0
     names = list(problem.selection.parameters)
-    trees = isinstance(problem.network.model, LeafSum)  # which are never at a joint optimum
-    advised = moved > 0.1 and not loo.recenter and not trees
     more = ", ..." * (len(names) > 6)
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {', '.join(names[:6])}{more}"),
@@ -421,8 +443,7 @@ def _diagnose(
         Finding(
             "Newton change",
             moved,
-            "how far that step would move the training residuals, over their size (root mean squares)"
-            + ("; the network is not at its optimum: consider recenter=True" * advised),
+            "how far that step would move the training residuals, over their size (root mean squares)",
         ),
         Finding("leverage policy", loo.policy, ""),
         Finding(

@@ -1,4 +1,4 @@
-"""Eigendecompositions of symmetric matrices, and the order of scores."""
+"""Products and eigendecompositions of symmetric matrices, and the order of scores."""
 
 from __future__ import annotations
 
@@ -26,6 +26,73 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     with one_thread(not matrices.is_cuda and matrices.shape[-1] <= SMALL):
         values, vectors = torch.linalg.eigh(matrices)
     return values, vectors
+
+
+PANELS = 4
+"""Of at least so many, of about equal width, 5/8 of the products of the whole or less, a symmetric product is made."""
+
+NARROWEST, WIDEST = 64, 512
+"""Columns of a panel: with fewer a second thread has too little to do, with more the gain is small."""
+
+
+def panels(size: int) -> list[slice]:
+    """Columns of a matrix in parts, from left to right.
+
+    Examples:
+        >>> panels(150)
+        [slice(0, 64, None), slice(64, 128, None), slice(128, 150, None)]
+    """
+    step = min(max(-(-size // (16 * PANELS)) * 16, NARROWEST), WIDEST)
+    return [slice(low, min(low + step, size)) for low in range(0, size, step)]
+
+
+def add_gram(matrix: Tensor, rows: Tensor) -> None:
+    """Add rows^T rows to a matrix (r, r), of perhaps higher precision: below the diagonal, `mirror` does the rest."""
+    for here in panels(len(matrix)):
+        matrix[here, : here.stop] += rows[:, here].T @ rows[:, : here.stop]
+
+
+def mirror(matrix: Tensor) -> Tensor:
+    """Copy what `add_gram` has summed up below the diagonal to above it, in place.
+
+    Examples:
+        >>> sums = torch.zeros(100, 100)
+        >>> rows = torch.ones(2, 100)
+        >>> add_gram(sums, rows)
+        >>> torch.equal(mirror(sums), rows.T @ rows)
+        True
+    """
+    for here in panels(len(matrix))[1:]:
+        matrix[: here.start, here] = matrix[here, : here.start].T
+    return matrix
+
+
+def times_lower(rows: Tensor, triangle: Tensor) -> Tensor:
+    """Products rows @ triangle^T for rows (..., r) and a lower triangle (r, r), without most of its zeros.
+
+    Examples:
+        >>> times_lower(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
+        tensor([1., 5.])
+    """
+    if len(triangle) <= NARROWEST:
+        return rows @ triangle.T
+    found = torch.empty_like(rows)
+    for here in panels(len(triangle)):
+        found[..., here] = rows[..., : here.stop] @ triangle[here, : here.stop].T
+    return found
+
+
+def inverse_norm(factor: Tensor, steps: int = 12) -> float:
+    """About the largest eigenvalue of the inverse of C C^T, for a Cholesky factor C: by power iteration, from below.
+
+    Examples:
+        >>> round(inverse_norm(torch.diag(torch.tensor([1.0, 0.5, 0.1]))), 3)
+        100.0
+    """
+    vector = factor.new_ones(len(factor), 1)
+    for _ in range(steps):
+        vector = torch.cholesky_solve(vector / vector.norm(), factor)
+    return float(vector.norm())
 
 
 def largest_first(scores: Tensor, ties: Tensor | None = None) -> Tensor:

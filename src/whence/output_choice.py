@@ -1,4 +1,4 @@
-"""Predictions for some outputs of a network, or for random sketches of many, at every position it answers at."""
+"""Predictions for some outputs of a network, or for random sketches of many, at every position of its outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutputChoice:
     # all outputs, that of the predicted class, some by their positions, or random sketches of all
     kind: Literal["all", "predicted", "some", "sketches"]
     index: tuple[int, ...] = ()  # positions, where they are given
-    sketches: int = 0  # how many, where they are asked for
+    sketches: int = 0  # how many random sketches
 
     @classmethod
     def parse(cls, given: Any) -> OutputChoice:
@@ -80,7 +80,7 @@ class OutputChoice:
         covariance: bool,
         generator: torch.Generator,
     ) -> Uncertainty:
-        """Variances of the chosen ones of outputs (m, ..., k) for a batch, in as many views as memory wants."""
+        """Variances of the chosen ones of outputs (m, ..., k) for a batch, in views that fit in memory."""
         k, shape = outputs.shape[-1], outputs.shape[:-1]
         flat = outputs.reshape(-1, k)
         if self.kind == "sketches":

@@ -1,7 +1,7 @@
 """Pictures of results with matplotlib. Each function takes an `Axes`, or makes one, and returns it.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart: blue for noise, vermillion for scarcity. No setting
-of matplotlib is changed.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish: blue for noise, vermillion for scarcity.
+No setting of matplotlib is changed.
 
 Examples:
     Those of the functions go on from here.
@@ -135,18 +135,16 @@ def bands(
     uncertainty: Uncertainty,
     train: tuple[Any, Any] | None = None,
     *,
-    estimators: Sequence[str] = ("hec3", "ho"),
     level: float = 0.95,
     output: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """Predictions of one number from one number: the curve, and confidence bounds of it by each estimator.
+    """Predictions of one number from one number: the curve, and its confidence bounds by HeC3 (area) and Ho (lines).
 
     Args:
         x: (m,) or (m, 1) where the predictions were made, in any order.
         uncertainty: of these m predictions.
         train: inputs and targets of the training examples, drawn as dots.
-        estimators: whose bounds to draw; the first as an area, the others as lines.
         level: of the bounds, which are for the curve itself; single observations scatter more.
         output: which output of the network.
         ax: where to draw.
@@ -169,19 +167,13 @@ def bands(
         targets = column(targets, len(inputs), "training targets", "training example")
         shown.append(targets)
         ax.scatter(inputs, targets, s=9, c=GREY, alpha=0.7, linewidths=0, label="training examples", zorder=2)
-    bounds: list[Numbers] = []
-    for place, name in enumerate(estimators):
-        low, high = (bound[:, output].cpu().numpy()[order] for bound in uncertainty.interval(level, name))
-        bounds += [low, high]
-        label, colour = f"{NAMES.get(name, name)}, {level:.0%}", COLOURS.get(name, FURTHER[place % len(FURTHER)][0])
-        if place == 0:
-            ax.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0, label=label, zorder=1)
-        else:
-            style = {"color": colour, "linewidth": 1.3, "linestyle": DASHES.get(name, (0, (5, 2))), "zorder": 3}
-            ax.plot(x, low, label=label, **style)
-            ax.plot(x, high, **style)
+    intervals = (uncertainty.interval(level, name) for name in ("hec3", "ho"))
+    area, lines = ([bound[:, output].cpu().numpy()[order] for bound in interval] for interval in intervals)
+    ax.fill_between(x, area[0], area[1], color=BLUE, alpha=0.25, linewidth=0, label=f"HeC3, {level:.0%}", zorder=1)
+    for line, label in zip(lines, (f"Ho, {level:.0%}", None), strict=True):
+        ax.plot(x, line, color=VERMILLION, linewidth=1.3, linestyle=DASHES["ho"], label=label, zorder=3)
     ax.plot(x, curve, color=INK, linewidth=1.8, label="prediction", zorder=4)
-    ax.set(xlabel="input", ylabel="output", xlim=(x.min(), x.max()), ylim=_limits(shown, bounds))
+    ax.set(xlabel="input", ylabel="output", xlim=(x.min(), x.max()), ylim=_limits(shown, area + lines))
     labelled = list(zip(*ax.get_legend_handles_labels(), strict=True))[::-1]
     labelled.sort(key=lambda pair: pair[1] != "prediction")
     handles, labels = zip(*labelled, strict=True)
@@ -275,7 +267,7 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
 
 
 def _limits(shown: Sequence[Numbers], bounds: Sequence[Numbers]) -> tuple[float, float]:
-    """Room for curve and dots, and for bounds as far as they do not flatten both."""
+    """Limits with room for curve and dots, and for the bounds unless they would flatten both."""
     low, high = min(part.min() for part in shown), max(part.max() for part in shown)
     lowest, highest = min([low, *(part.min() for part in bounds)]), max([high, *(part.max() for part in bounds)])
     room = max(high - low, 1e-12)
@@ -365,7 +357,6 @@ def source_map(
     errors: Any = None,
     *,
     groups: Sequence[Group] | None = None,
-    share: float = 0.1,
     ax: Axes | None = None,
 ) -> Axes:
     """Predictions as circles on a map: the size shows the error, the colour the source of the uncertainty.
@@ -378,7 +369,6 @@ def source_map(
         uncertainty: of m predictions.
         errors: (m,) absolute error of each; circles of one size without.
         groups: one for each prediction, such as `by_verdict(tracer.explain(x))`; `by_source` when not given.
-        share: of the predictions that count as uncertain by an estimator, when there are no groups.
         ax: where to draw.
 
     Examples:
@@ -397,9 +387,7 @@ def source_map(
         scale = max(float(np.quantile(sizes, 0.99)), 1e-300)
         areas = _areas(sizes, scale)
     ax = axes(ax)
-    for depth, (group, members) in enumerate(
-        _back_to_front(by_source(uncertainty, share) if groups is None else groups)
-    ):
+    for depth, (group, members) in enumerate(_back_to_front(groups or by_source(uncertainty))):
         chosen = members[np.argsort(-areas[members], kind="stable")]  # small circles on top of large ones
         plain, edge = group.tone == "plain", _edge(group)
         width = 0 if plain else 0.4 if edge == "white" else 1.2
@@ -488,7 +476,7 @@ def _back_to_front(groups: Sequence[Group]) -> list[tuple[Group, Any]]:
 
 
 def _edge(group: Group) -> str:
-    """The edge of a group's marks: vermillion around blue, where both sources are at work."""
+    """The edge of a group's marks: vermillion around blue for predictions with both sources."""
     return VERMILLION if group.tone == "noise" and group.name == BOTH else "white"
 
 

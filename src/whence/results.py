@@ -262,6 +262,11 @@ class Uncertainty(Shown):
         by_row(likelihood.probabilities, self.mean[:1])  # the error for outputs that are no logits comes first
         return by_row(partial(delta_method, likelihood), self.mean, self.covariance(estimator))
 
+    def probability_std(self, estimator: str = "hec3") -> Tensor:
+        """(m, k) standard deviations of the probabilities, by the delta method; see `probability_covariance`."""
+        covariance = self.probability_covariance(estimator)
+        return covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt()
+
     @property
     def margin(self) -> Tensor:
         """(m,) the largest logit less the second largest; for logits apart |f|, (m,) for one and (m, k) for many."""
@@ -297,6 +302,9 @@ class Uncertainty(Shown):
     def to_frame(self) -> pandas.DataFrame:
         """One row a prediction: means, variances of each output, traces and the ratio.
 
+        For classes there are logits in place of means, and probabilities beside them; variances are of the logits, and
+        `probability_std` is the standard deviation of the probabilities, where covariances were computed.
+
         With positions, one row for each of them, and its place in front. Where only some outputs were looked at,
         columns "output" say which; of random sketches there are traces and their standard errors.
         """
@@ -309,9 +317,10 @@ class Uncertainty(Shown):
             return f"Uncertainty(no predictions, {count(k, 'output')})"
         middle = {name: float(self.trace(name).nanmedian()) for name in ("ho", "hec3")}
         where = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
+        logits = " of the logits" if self.likelihood is not None and self.likelihood.has_classes else ""
         return (
             f"Uncertainty({count(shape[0], 'prediction')}{where}, {count(k, 'output')}; "
-            f"median variance Ho {number(middle['ho'])}, HeC3 {number(middle['hec3'])}, "
+            f"median variance{logits} Ho {number(middle['ho'])}, HeC3 {number(middle['hec3'])}, "
             f"median ratio {number(float(self.ratio.nanmedian()))})"
         )
 
@@ -330,15 +339,24 @@ class Uncertainty(Shown):
             numbering = Column("no., position", tuple(f"{row // each}, {row % each}" for row in range(rows)))
         ho, hec3, ratio = (values.reshape(-1)[:rows] for values in (self.trace("ho"), self.trace("hec3"), self.ratio))
         bars = (hec3 / hec3.nan_to_num(0.0).max()).nan_to_num(0.0)
-        columns = (
-            numbering,
-            *([] if sketches else _answers(self, rows)),
-            Column("Ho", numbers(ho.tolist())),
-            Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())),
-            Column("HeC3/Ho", tuple(f"{value:.2f}" for value in ratio.tolist())),
-        )
+        columns = [numbering, *([] if sketches else _answers(self, rows))]
         note = f"Variances of the prediction itself{', summed over outputs' if k > 1 else ''}."
-        return Table(title, columns, f"{note}\n{more}".strip())
+        if any(column.name == "probability" for column in columns):
+            note = "Standard deviations of the probabilities over other training sets (HeC3); logits: to_frame()."
+            if self._stds is None:
+                note = "Standard deviations: probability_std(). Logits and their variances: to_frame()."
+        else:
+            columns += [
+                Column("Ho", numbers(ho.tolist())),
+                Column("HeC3", numbers(hec3.tolist()), bars=tuple(bars.tolist())),
+            ]
+        columns.append(Column("HeC3/Ho", tuple(f"{value:.2f}" for value in ratio.tolist())))
+        return Table(title, tuple(columns), f"{note}\n{more}".strip())
+
+    @property
+    def _stds(self) -> Tensor | None:
+        """Standard deviations of the probabilities, where covariances were computed."""
+        return self.probability_std() if self.chosen is None and "hec3" in self.covariances else None
 
 
 def without_padding(u: Uncertainty, inputs: Inputs) -> Uncertainty:
@@ -373,11 +391,14 @@ def _columns(u: Uncertainty) -> dict[str, Tensor]:
     if u.chosen is not None and u.chosen.index is not None:
         columns |= _by_output("output", u.chosen.index, shape)
     if not sketches:
-        columns |= _by_output("mean", u.mean, shape)
+        logits = u.likelihood is not None and u.likelihood.has_classes
+        columns |= _by_output("logit" if logits else "mean", u.mean, shape)
     if u.likelihood is not None and u.likelihood.has_classes and not sketches:
         columns |= _by_output("probability", u.probabilities, shape)
         if u.chosen is None:
             columns |= _by_output("margin", u.margin, shape)
+        if u._stds is not None:
+            columns |= _by_output("probability_std", u._stds, shape)
     for name in u.estimators:
         columns[name] = u.trace(name)
         if sketches:
@@ -408,16 +429,43 @@ def _answers(u: Uncertainty, rows: int) -> list[Column]:
         columns.append(Column("output", tuple(listing(row, 3) for row in index), left=True))
     elif likelihood is not None and likelihood.has_classes and likelihood.couples_outputs and k > 1:
         best = u.probabilities.reshape(-1, k)[:rows].max(dim=1)
-        probabilities = tuple(f"{value:.3f}" for value in best.values.tolist())
-        return [Column("class", tuple(map(str, best.indices.tolist()))), Column("probability", probabilities)]
+        stds = None if u._stds is None else u._stds.reshape(-1, k)[:rows].gather(1, best.indices.unsqueeze(1))
+        cells = (probability_text(p, s) for p, s in _with_stds(best.values.unsqueeze(1), stds))
+        return [Column("class", tuple(map(str, best.indices.tolist()))), Column("probability", tuple(cells))]
     if likelihood is not None and likelihood.has_classes:
-        return [*columns, Column("probability", several(u.probabilities), left=k > 1)]
+        if k > 1:
+            return [*columns, Column("probability", several(u.probabilities), left=True)]
+        stds = None if u._stds is None else u._stds.reshape(-1, 1)[:rows]
+        pairs = _with_stds(u.probabilities.reshape(-1, 1)[:rows], stds)
+        return [*columns, Column("probability", tuple(probability_text(p, s) for p, s in pairs))]
     columns.append(Column("mean", several(u.mean), left=k > 1))
     if k == 1:
         low, high = (bound.reshape(-1)[:rows].tolist() for bound in u.interval(0.95))
         bounds = zip(numbers(low), numbers(high), strict=True)
         columns.append(Column("95% interval", tuple(f"{a} to {b}" for a, b in bounds)))
     return columns
+
+
+def _with_stds(probabilities: Tensor, stds: Tensor | None) -> list[tuple[float, float]]:
+    """Pairs from (m, 1) probabilities and their standard deviations; NaN where there are none."""
+    found = torch.full_like(probabilities, math.nan) if stds is None else stds
+    return list(zip(probabilities.flatten().tolist(), found.flatten().tolist(), strict=True))
+
+
+MAX_STD = 0.5
+"""No probability has a larger standard deviation; where one comes out, to first order, nothing is known."""
+
+
+def probability_text(probability: float, std: float = math.nan) -> str:
+    """A probability with its standard deviation.
+
+    Examples:
+        >>> probability_text(0.9123, 0.0312), probability_text(0.6, 0.8), probability_text(0.6)
+        ('0.912 ± 0.031', '0.600 ± 0.5 or more', '0.600')
+    """
+    if math.isnan(std):
+        return f"{probability:.3f}"
+    return f"{probability:.3f} ± {f'{std:.3f}' if std <= MAX_STD else f'{MAX_STD} or more'}"
 
 
 def frame(columns: Mapping[str, Sequence[Tensor | list[str]]]) -> pandas.DataFrame:

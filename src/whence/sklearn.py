@@ -141,7 +141,7 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
         return self
 
     def predict(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
-        """Predictions, and if asked for their standard deviations.
+        """Predictions, with their standard deviations if `return_std`.
 
         The deviations are of the regression function, had the training set been another one: the noise of a new
         observation comes on top.
@@ -208,7 +208,7 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
         return found
 
     def predict_proba(self, X: Any, return_std: bool = False, estimator: str = "hec3") -> Array | tuple[Array, Array]:
-        """(m, k) probabilities, and if asked for their standard deviations.
+        """(m, k) probabilities, with their standard deviations if `return_std`.
 
         Args:
             X: (m, i) inputs.

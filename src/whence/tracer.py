@@ -316,7 +316,15 @@ class Tracer(Fitted):
         counts, shift, targets = read_change(self, remove, repeat, relabel or {})
         with using_model(self):
             change = prepare(self, counts, shift, targets)
-        return join_batches(for_each_batch(self, x, lambda inputs, where: apply(self, inputs, change)))
+        problem = self.problem
+
+        def apply_to(inputs: Inputs, where: str) -> WhatIf:
+            found = apply(self, inputs, change)
+            if problem.sketch is not None or problem.dense:
+                return found
+            return replace(found, mean=self._shaped_outputs(inputs, where), likelihood=problem.likelihood)
+
+        return join_batches(for_each_batch(self, x, apply_to))
 
     def suggest(self, budget: int = 100, pool: Any = None, test: Any = None) -> Suggestion:
         """What to do next: labels to check first, or inputs to label first.
@@ -381,6 +389,13 @@ class Tracer(Fitted):
         u^T Q u / (dof s^2): how far the fit moves without the example), `suspicion` (how little the label fits what the
         others say: size of the studentized residual, (e^T u / s^2)^1/2, for squared error, and 1 - p of the
         label at the prediction without the example for classes) and `suspect_rank` (1 for the label to doubt first).
+        Rows are in the order of the training data; `.sort_values("suspect_rank")` puts the most doubtful label first.
+
+        `label` is the label itself, and `suggested` what the fit without the example predicts in its place: the most
+        probable class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an
+        observation around it. Classes are numbers from 0. With several numbers or several yes-or-no outputs there are
+        columns `label_0`, `label_1`, ...; for a loss of one's own, or at several positions, there are none.
+
         With `test` also `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and
         `test_share`, the example's share of their HeC3.
 
@@ -392,8 +407,9 @@ class Tracer(Fitted):
             >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
             >>> y = (2 * x).index_add(0, torch.tensor([7]), torch.ones(1, 1, dtype=torch.float64))  # one label is off
             >>> tracer = whence.fit(torch.nn.Linear(1, 1).double(), [(x, y)], ridge=0.1, recenter=True, progress=False)
-            >>> int(tracer.training_frame().suspect_rank.idxmin())
-            7
+            >>> first = tracer.training_frame().sort_values("suspect_rank").iloc[0]
+            >>> print(first.name, round(first.label, 2), round(first.suggested, 2))
+            7 0.47 -0.52
         """
         check_ungrouped(self)
         moved = None

@@ -76,7 +76,7 @@ def test_missing_extra_of_the_demo_is_told_in_a_sentence() -> None:
     )
     assert process.returncode == 3
     assert "needs sklearn" in process.stderr
-    assert "pip install 'whence[paper]'" in process.stderr
+    assert "pip install 'whence[table]'" in process.stderr
     assert "Traceback" not in process.stderr
 
 

@@ -61,7 +61,7 @@ def test_experiments_are_listed_and_run() -> None:
     assert "sinc" in call("reproduce").stdout
     result = call("reproduce", "sync")
     assert result.exit_code == UNUSABLE
-    assert "Was 'sinc' meant?" in " ".join(result.output.split())
+    assert "Did you mean 'sinc'?" in " ".join(result.output.split())
     assert call("reproduce", "sinc", "--no-such-option").exit_code == UNUSABLE  # argparse's own code
 
 
@@ -152,3 +152,23 @@ def test_fault_of_whence_is_told_as_such(tmp_path: Path) -> None:
     result = call("fit", path, "-q")
     assert result.exit_code == FAILED
     assert "a fault of whence" in " ".join(result.output.split())
+
+
+def test_a_reader_that_leaves_is_no_fault(tmp_path: Path) -> None:
+    """As `whence reproduce --list | head -1`, with more output than a pipe holds."""
+    code = (
+        "from whence.cli.console import Output, handle_errors\n"
+        "import typer\n"
+        "@handle_errors\n"
+        "def run() -> None:\n"
+        "    for _ in range(20000): Output(False).say('a line')\n"
+        "typer.run(run)"
+    )
+    errors = tmp_path / "errors"
+    with errors.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=file)
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(120) == 141
+    assert errors.read_text() == ""

@@ -14,6 +14,7 @@ import pytest
 
 from command_line import call, houses, read, write
 from whence.cli.console import UNUSABLE
+from whence.trust.checks import MEANING
 
 
 class Run(NamedTuple):
@@ -29,7 +30,7 @@ def regression(tmp_path_factory: pytest.TempPathFactory) -> Run:
     columns["price"][7] = ""  # to be predicted only
     data = write(folder / "houses.csv", columns)
     files = ("--out", folder / "report.html", "--csv", folder / "rows.csv", "--save", folder / "saved")
-    result = call("table", data, "-t", "price", "--width", "6", "--json", "--quiet", *files)
+    result = call("table", data, "-t", "price", "--model", "network", "--width", "6", "--json", "--quiet", *files)
     assert result.exit_code == 0, result.output
     return Run(folder, json.loads(result.stdout), read(folder / "rows.csv"))
 
@@ -42,7 +43,7 @@ def classification(tmp_path_factory: pytest.TempPathFactory) -> Run:
     kind = np.where(x[:, 0] > 0.3, "red", np.where(x[:, 1] > 0, "green", "blue"))
     data = write(folder / "colours.csv", {"a": x[:, 0], "b": x[:, 1], "colour": kind})
     result = call(
-        "table", data, "-t", "colour", "--width", "4", "--json", "-q", "--no-report",
+        "table", data, "-t", "colour", "--model", "network", "--width", "4", "--json", "-q", "--no-report",
         "--csv", folder / "rows.csv", "--save", folder / "saved",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -85,7 +86,11 @@ def test_every_row_has_a_line(regression: Run) -> None:
     parts = [row["part"] for row in rows]
     assert parts[7] == "no target"
     assert parts.count("held out") == regression.content["rows"]["test"] == 30
-    assert all(bool(row["suspicion"]) == (row["part"] == "train") for row in rows)
+    assert all(bool(row["suspicion"]) == (row["part"] != "no target") for row in rows)
+    for row in rows:
+        if row["suspicion"]:  # held-out rows on the scale of training rows
+            off = abs(float(row["price"]) - float(row["suggested"])) / float(row["suggested_std"])
+            assert float(row["suspicion"]) == pytest.approx(off, rel=1e-3, abs=1e-3)
 
 
 def test_scores_are_those_of_the_held_out_lines(regression: Run) -> None:
@@ -105,7 +110,7 @@ def test_report_and_rows_show_the_same_interval(regression: Run) -> None:
     page = (regression.folder / "report.html").read_text(encoding="utf-8")
     data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
     mean, half = (np.frombuffer(base64.b64decode(data["arrays"][name]), "<f4") for name in ("mean", "wide"))
-    tested = [row for row in regression.rows if row["part"] == "held out"]
+    tested = [row for part in ("held out", "no target") for row in regression.rows if row["part"] == part]
     lower, upper = (np.array([float(row[name]) for row in tested]) for name in ("lower", "upper"))
     np.testing.assert_allclose(mean - half, lower, rtol=1e-4)
     np.testing.assert_allclose(mean + half, upper, rtol=1e-4)
@@ -119,7 +124,21 @@ def test_a_column_of_huge_numbers_is_used_like_any_other(tmp_path: Path) -> None
     scores = []
     for unit in (1.0, 1e200):
         data = write(tmp_path / "huge.csv", {"x": x * unit, "y": x + 0.1 * np.sin(100 * x)})
-        result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r")
+        result = call(
+            "table",
+            data,
+            "-t",
+            "y",
+            "--model",
+            "network",
+            "--width",
+            "4",
+            "-q",
+            "--json",
+            "--no-report",
+            "--csv",
+            tmp_path / "r",
+        )
         assert result.exit_code == 0, result.output
         scores.append(json.loads(result.stdout)["scores"]["R2"]["value"])
     assert scores[0] > 0.9
@@ -129,7 +148,21 @@ def test_a_column_of_huge_numbers_is_used_like_any_other(tmp_path: Path) -> None
 def test_a_single_huge_number_is_noted(tmp_path: Path) -> None:
     x = np.random.default_rng(3).normal(size=60)
     data = write(tmp_path / "huge.csv", {"x": [1e200, *x[1:]], "y": x})
-    result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r.csv")
+    result = call(
+        "table",
+        data,
+        "-t",
+        "y",
+        "--model",
+        "network",
+        "--width",
+        "4",
+        "-q",
+        "--json",
+        "--no-report",
+        "--csv",
+        tmp_path / "r.csv",
+    )
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert "'x' holds extreme values in 1 of 60 rows, such as '1e+200'" in content["notes"][0]
@@ -139,7 +172,21 @@ def test_a_single_huge_number_is_noted(tmp_path: Path) -> None:
 def test_a_large_mean_of_the_target_costs_no_digits(tmp_path: Path) -> None:
     x = np.random.default_rng(3).normal(size=60)
     data = write(tmp_path / "far.csv", {"x": x, "y": [f"{1e9 + value:.6f}" for value in x]})
-    result = call("table", data, "-t", "y", "--width", "4", "-q", "--json", "--no-report", "--csv", tmp_path / "r.csv")
+    result = call(
+        "table",
+        data,
+        "-t",
+        "y",
+        "--model",
+        "network",
+        "--width",
+        "4",
+        "-q",
+        "--json",
+        "--no-report",
+        "--csv",
+        tmp_path / "r.csv",
+    )
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert content["scores"]["R2"]["value"] > 0.9
@@ -269,11 +316,80 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
     for wanted in (
-        "60 rows; columns used: 1 number",
+        "chosen by 48 validation rows",
+        "the better one: log loss on 48 validation rows they had not seen: network ",
+        "60 rows (48 to train on, 12 held out); columns used: 1 number",
         "y: classification, 2 classes",
         "rows, never trained on",
     ):
         assert wanted in words
-    for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Training labels to check first", "r.html"):
+    for wanted in ("accuracy", "AUROC", "Verdicts on the held-out rows", "Labels to check first", "r.html"):
         assert wanted in words
+    assert any(f"Trust {level}: {meaning}" in words for level, meaning in MEANING.items())
+    assert "tracer" not in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
+    page = " ".join((tmp_path / "r.html").read_text(encoding="utf-8").split())
+    assert "the better one: log loss on 48 validation rows they had not seen: network " in page
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("trees")
+    data = write(folder / "houses.csv", houses())
+    files = ("--out", folder / "report.html", "--csv", folder / "rows.csv", "--save", folder / "saved")
+    result = call("table", data, "-t", "price", "--model", "trees", "--json", "--quiet", *files)
+    assert result.exit_code == 0, result.output
+    return Run(folder, json.loads(result.stdout), read(folder / "rows.csv"))
+
+
+def test_trees_are_said_with_their_score(trees: Run) -> None:
+    model = trees.content["model"]
+    assert model["kind"] == "trees"
+    assert model["validation"]["score"] == "RMSE"
+    assert list(model["validation"]) == ["score", "trees"]
+    assert model["leaves"] >= model["trees"] > 0
+    tested = [row for row in trees.rows if row["part"] == "held out"]
+    inside = [float(row["lower"]) <= float(row["price"]) <= float(row["upper"]) for row in tested]
+    assert trees.content["scores"]["coverage"]["value"] == pytest.approx(np.mean(inside))
+    assert trees.content["scores"]["R2"]["value"] > 0.5
+
+
+def test_saved_trees_predict_the_same_and_hold_no_code(trees: Run, tmp_path: Path) -> None:
+    names = sorted(path.name for path in (trees.folder / "saved").iterdir())
+    assert names == ["fit.whence", "table.json", "training.safetensors", "trees.safetensors"]
+    out = tmp_path / "again.csv"
+    result = call("predict", trees.folder / "saved", trees.folder / "houses.csv", "--csv", out, "-q")
+    assert result.exit_code == 0, result.output
+    for before, after in zip(trees.rows, read(out), strict=True):
+        for name in ("prediction", "lower", "upper", "ho", "hec3", "noise", "scarcity"):
+            assert float(after[name]) == pytest.approx(float(before[name]), rel=1e-5)
+        assert after["verdict"] == before["verdict"]
+    result = call("explain", trees.folder / "saved", trees.folder / "houses.csv", "-r", "3", "-q")
+    assert result.exit_code == 0, result.output
+    assert "with 95 % confidence" in result.stdout
+
+
+def test_report_of_trees(trees: Run, tmp_path: Path) -> None:
+    page = (trees.folder / "report.html").read_text(encoding="utf-8")
+    coverage = trees.content["scores"]["coverage"]["value"]
+    assert f"Ranges that promise 95 % hold {coverage:.1%} of the observed values" in page
+    out = tmp_path / "again.html"
+    result = call("report", trees.folder / "saved", trees.folder / "houses.csv", "--out", out, "-q")
+    assert result.exit_code == 0, result.output
+    assert out.is_file()
+
+
+def test_rows_of_a_group_are_held_out_together(tmp_path: Path) -> None:
+    columns = houses(120)
+    columns["owner_id"] = [f"{number // 4}" for number in range(120)]
+    data = write(tmp_path / "owners.csv", columns)
+    files = ("--no-report", "--csv", tmp_path / "rows.csv", "--verdicts", "none")
+    options = ("-t", "price", "--model", "trees", "-q", "--json")
+    result = call("table", data, *options, "--groups", "owner_id", *files)
+    assert result.exit_code == 0, result.output
+    parts: dict[str, set[str]] = {}
+    for number, row in enumerate(read(tmp_path / "rows.csv")):
+        parts.setdefault(columns["owner_id"][number], set()).add(row["part"])
+    assert all(len(found) == 1 for found in parts.values())
+    assert {"train", "held out"} == set.union(*parts.values())
+    assert "'owner_id'" in " ".join(json.loads(result.stdout)["notes"])

@@ -7,10 +7,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 import whence
 from doubles import Changing, batches, inputs_and_targets
-from whence.data.batches import Batches, batch_size, check_finite, describe, split, split_targets, take, to_device
+from whence.data.batches import (
+    Batches,
+    TensorBatches,
+    batch_size,
+    check_finite,
+    describe,
+    split,
+    split_targets,
+    take,
+    to_device,
+)
 from whence.runtime.progress import Progress
 
 CPU = torch.device("cpu")
@@ -32,6 +43,66 @@ def test_passes_are_the_same(device: torch.device) -> None:
         torch.testing.assert_close(torch.cat([batch.inputs for batch in found]), inputs_and_targets(device)[0])
         torch.testing.assert_close(torch.cat([batch.targets for batch in found]), inputs_and_targets(device)[1])
     assert data.notes == []
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 20])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_tensors_behind_a_data_loader_are_read_as_slices(size: int, drop_last: bool) -> None:
+    """The same batches, in the same order, as the loader itself gives, again and again."""
+    if drop_last and size > 8:
+        size = 5
+    weights = torch.arange(8.0)
+    loader = DataLoader(TensorDataset(*inputs_and_targets(), weights), batch_size=size, drop_last=drop_last)
+    data, wanted = make(loader), list(loader)
+    assert isinstance(data.loader, TensorBatches)
+    assert len(data.loader) == len(loader)
+    for _ in range(2):
+        for batch, (inputs, targets, some) in zip(data.read("pass"), wanted, strict=True):
+            assert batch.weights is not None
+            assert all(map(torch.equal, (batch.inputs, batch.targets, batch.weights), (inputs, targets, some)))
+    spaced = list(data.sample(2))
+    assert [number for number, _ in spaced] == sorted({0, len(loader) - 1})
+    assert all(torch.equal(batch.inputs, wanted[number][0]) for number, batch in spaced)
+
+
+@pytest.mark.parametrize("change", ["in place", "another", "behind torch"])
+def test_tensors_of_a_data_set_that_change(change: str) -> None:
+    data = TensorDataset(*inputs_and_targets())
+    read = make(DataLoader(data, batch_size=3))
+    list(read)
+    if change == "in place":
+        data.tensors[0][4] += 1.0
+    elif change == "another":
+        data.tensors = (data.tensors[0] + 1.0, data.tensors[1])
+    else:
+        data.tensors[0].numpy()[0] += 1.0
+    with pytest.raises(whence.LoaderError, match=f"other data in batch {int(change == 'in place')}"):
+        list(read)
+
+
+def test_inputs_that_a_model_writes_into_leave_the_data_set_alone() -> None:
+    inputs, targets = inputs_and_targets()
+    data = make(DataLoader(TensorDataset(inputs, targets), batch_size=3))
+    for batch in data:
+        batch.inputs.zero_()
+    assert torch.equal(inputs, inputs_and_targets()[0])
+    assert float(next(iter(data)).inputs.abs().sum()) > 0
+
+
+def test_loaders_that_do_more_than_slice_are_read_as_they_are() -> None:
+    class Shifted(TensorDataset):
+        def __getitem__(self, at: Any) -> Any:
+            return tuple(one + 1.0 for one in super().__getitem__(at))
+
+    inputs, targets = inputs_and_targets()
+    shifted = make(DataLoader(Shifted(inputs, targets), batch_size=8))
+    assert torch.equal(next(iter(shifted)).inputs, inputs + 1.0)
+
+    def doubled(rows: Any) -> Any:
+        return tuple(2.0 * one for one in torch.utils.data.default_collate(rows))
+
+    collated = make(DataLoader(TensorDataset(inputs, targets), batch_size=8, collate_fn=doubled))
+    assert torch.equal(next(iter(collated)).inputs, 2.0 * inputs)
 
 
 def test_a_reader_that_stops_early_does_not_end_the_pass() -> None:

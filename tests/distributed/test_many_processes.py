@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import whence
 from many_processes import CASES, SHARDS, batches_of, data, network
-from whence.runtime.processes import ALONE, opened
+from whence.runtime.processes import ALONE, open_process_group
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -198,8 +198,8 @@ def test_a_sampler_that_repeats_examples_is_refused() -> None:
 
 
 def test_one_process_needs_nobody() -> None:
-    assert opened("auto") is ALONE
-    assert opened(False) is ALONE
+    assert open_process_group("auto") is ALONE
+    assert open_process_group(False) is ALONE
 
 
 @pytest.mark.parametrize(

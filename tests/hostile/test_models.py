@@ -221,7 +221,7 @@ def test_selected_parameters_that_are_not_used_are_noted() -> None:
 
 @pytest.mark.parametrize("model", [None, "net.pt", lambda x: x, nn.Linear], ids=["none", "path", "function", "class"])
 def test_no_model(model: Any) -> None:
-    with pytest.raises(whence.InputError, match=r"expected a torch\.nn\.Module as model, got \w+"):
+    with pytest.raises(whence.InputError, match=r"expected a torch\.nn\.Module, or fitted trees .*, got \w+"):
         fit(model, batches())
 
 

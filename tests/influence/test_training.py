@@ -12,7 +12,7 @@ import networks
 import oracles
 import whence
 from doubles import fit
-from whence.influence.training import cooks_distance
+from whence.influence.training import change_without, cooks_distance
 
 RIDGE = 0.5
 
@@ -248,3 +248,68 @@ def test_cooks_distance_where_probabilities_are_certain(generator: torch.Generat
     u, leverage_blocks = tracer.loo_residuals, tracer.bread.leverage_blocks
     wanted = torch.einsum("nk,nkj,nj->n", u, leverage_blocks, u) / (tracer.degrees_of_freedom * tracer.noise_scale)
     torch.testing.assert_close(cooks_distance(tracer), wanted, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("recenter", [False, True])
+def test_a_suggested_number_is_the_prediction_of_a_refit_without_the_example(
+    recenter: bool, generator: torch.Generator
+) -> None:
+    x, y = regression(generator, n=14)
+    weights = torch.rand(14, generator=generator, dtype=torch.float64) + 0.5
+    there = x.numpy() * np.sqrt(weights.numpy())[:, None]
+    optimum = np.linalg.solve(there.T @ there + RIDGE * np.eye(3), x.numpy().T @ (weights.numpy()[:, None] * y.numpy()))
+    start = optimum + 0.3 if recenter else optimum
+    tracer = fit(networks.linear(start.T), [(x, y, weights)], ridge=RIDGE, recenter=recenter)
+    table = tracer.training_frame()
+    np.testing.assert_allclose(table.label, y[:, 0], rtol=1e-12)
+    refit, variance = [], []
+    for i in range(14):
+        others = np.delete(np.arange(14), i)
+        curved = there[others].T @ there[others] + RIDGE * np.eye(3)
+        right = x.numpy()[others].T @ (weights.numpy()[others, None] * y.numpy()[others])
+        refit.append((x.numpy()[i] @ np.linalg.solve(curved, right)).item())
+        variance.append(1 / float(weights[i]) + x.numpy()[i] @ np.linalg.solve(curved, x.numpy()[i]))
+    np.testing.assert_allclose(table.suggested, refit, rtol=1e-8)
+    np.testing.assert_allclose(table.suggested_std, np.sqrt(tracer.noise_scale * np.array(variance)), rtol=1e-8)
+    np.testing.assert_allclose(table.suspicion, np.abs(table.label - table.suggested) / table.suggested_std, rtol=1e-8)
+
+
+@pytest.mark.parametrize("likelihood", [whence.Categorical(weight=[1.0, 2.0, 0.5]), whence.Bernoulli(pos_weight=3.0)])
+def test_suggested_classes_are_the_most_probable_ones_without_the_example(
+    likelihood: whence.Likelihood, generator: torch.Generator
+) -> None:
+    n, k = 30, 3 if likelihood.couples_outputs else 1
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3 if k == 3 else 2, (n,), generator=generator)
+    model = networks.linear(torch.randn(k, 3, generator=generator, dtype=torch.float64))
+    batch = (x, y if k == 3 else y.double().unsqueeze(1))
+    tracer = fit(model, [batch], likelihood=likelihood, ridge=RIDGE)
+    table = tracer.training_frame()
+    after = tracer.problem.outputs + change_without(tracer)
+    p = after.softmax(1) if k == 3 else torch.cat([after.neg().sigmoid(), after.sigmoid()], 1)
+    np.testing.assert_array_equal(table.label, y)
+    np.testing.assert_array_equal(table.suggested, p.argmax(1))
+    np.testing.assert_allclose(table.suggested_probability, p.amax(1), rtol=1e-12)
+    assert table.sort_values("suspect_rank").suspicion.is_monotonic_decreasing
+    agree = (table.label == table.suggested).to_numpy()
+    assert 0 < agree.sum() < n
+    if k == 1:  # suspicion is c (1 - p of the label)
+        size = np.where(y == 1, 3.0, 1.0)
+        wanted = np.where(agree, 1 - table.suggested_probability, table.suggested_probability) * size
+        np.testing.assert_allclose(table.suspicion, wanted, rtol=1e-9)
+
+
+def test_labels_that_do_not_count_are_not_named(generator: torch.Generator) -> None:
+    x = torch.randn(9, 3, generator=generator, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2] * 3)
+    y[4] = -100
+    table = fit(networks.linear(torch.eye(3, dtype=torch.float64)), [(x, y)], likelihood="categorical").training_frame()
+    np.testing.assert_array_equal(table.label, np.where(np.arange(9) == 4, np.nan, y))
+    assert bool((table.suggested_probability > 1 / 3).all())
+
+
+def test_several_numbers_have_a_column_each(generator: torch.Generator) -> None:
+    x, y = regression(generator, k=2)
+    table = fit(networks.linear(torch.zeros(2, 3)), [(x, y)], ridge=RIDGE, recenter=True).training_frame()
+    np.testing.assert_allclose(table[["label_0", "label_1"]], y, rtol=1e-12)
+    assert {"suggested_0", "suggested_std_1"} <= set(table.columns)

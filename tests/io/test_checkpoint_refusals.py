@@ -196,7 +196,7 @@ def test_what_is_no_sum_is_refused(structure: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "every", "words"),
-    [("missing/checkpoint", 1, "exists"), ("file", 1, "none"), ("full", 1, "other files"), (3, 1, "name of a folder")]
+    [("missing/checkpoint", 1, "exists"), ("file", 1, "a file"), ("full", 1, "other files"), (3, 1, "name of a folder")]
     + [("fine", every, "seconds") for every in (-1, "often", float("nan"))],
 )
 def test_places_that_cannot_be(path: Any, every: Any, words: str, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import whence
 from doubles import Wrapped, inputs_and_targets, mlp
-from whence.jacobian.network import Network, arguments, as_outputs, first_line
+from whence.errors import first_line
+from whence.jacobian.network import Network, arguments, as_outputs
 
 TWO = torch.arange(6.0).reshape(3, 2)
 

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def jacobian_of(model: nn.Module, chunk_size: int | None = None, parameters: Choice = "all") -> Jacobian:
-    return Jacobian(Network(model), select(model, parameters), chunk_size, torch.float64)
+    return Jacobian(Network(model), select(Network(model), parameters, None), chunk_size, torch.float64)
 
 
 def all_rows(jacobian: Jacobian, inputs: Any, outputs: int = 2) -> Tensor:
@@ -264,10 +264,10 @@ def test_products_hold_no_more_examples_than_asked(chunk_size: int) -> None:
 
 def test_without_an_option_a_chunk_is_bounded_in_bytes() -> None:
     network = Network(mlp())
-    bounded = Jacobian(network, select(network.model, "all"), None, torch.float64, chunk_bytes=2 * 2 * 26 * 16)
+    bounded = Jacobian(network, select(network, "all", None), None, torch.float64, chunk_bytes=2 * 2 * 26 * 16)
     assert bounded.chunk(2) == 2
     assert [len(rows) for _, rows in bounded.rows(inputs_and_targets()[0], 2)] == [2, 2, 2, 2]
-    tiny = Jacobian(network, select(network.model, "all"), None, torch.float64, chunk_bytes=1)
+    tiny = Jacobian(network, select(network, "all", None), None, torch.float64, chunk_bytes=1)
     assert tiny.chunk(2) == 1
 
 

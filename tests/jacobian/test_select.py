@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import whence
 from doubles import Wrapped, batches, fit, inputs_and_targets, mlp
 from networks import build
 from whence.jacobian.network import Network, select
 
 
 def names(model: nn.Module, choice: Any, inputs: Any = None) -> list[str]:
-    return list(select(model, choice, lambda: Network(model).last_module(inputs)).parameters)
+    return list(select(Network(model), choice, inputs).parameters)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +104,9 @@ def test_attention_as_the_last_layer_is_taken_whole() -> None:
     ]
 
 
-def test_the_last_layer_needs_a_way_to_find_it() -> None:
-    with pytest.raises(whence.InputError, match="a way to find the last layer; name its parameters instead"):
-        select(mlp(), "last_layer")
-
-
 def test_vectors_and_parameters_go_back_and_forth() -> None:
     model = mlp()
-    selection = select(model, ["0.bias", "2.weight"])
+    selection = select(Network(model), ["0.bias", "2.weight"], None)
     assert selection.size == 4 + 8
     weights = selection.weights(torch.float64)
     torch.testing.assert_close(weights, torch.cat([model[0].bias, model[2].weight.flatten()]).detach())

@@ -160,10 +160,10 @@ def test_what_needs_all_outputs_says_so() -> None:
 def test_tables() -> None:
     tracer = categorical(3).fit()
     some = tracer.predict(TEST, outputs=[2, 0]).to_frame()
-    assert {"output_0", "output_1", "mean_1", "probability_0", "hec3", "hec3_1", "ratio"} <= set(some.columns)
+    assert {"output_0", "output_1", "logit_1", "probability_0", "hec3", "hec3_1", "ratio"} <= set(some.columns)
     assert some["output_0"].tolist() == [2] * 6
     one = tracer.predict(TEST, outputs="predicted").to_frame()
-    assert {"output", "mean", "probability", "hec3", "ratio"} <= set(one.columns)
+    assert {"output", "logit", "probability", "hec3", "ratio"} <= set(one.columns)
     sketched = tracer.predict(TEST, outputs=5)
     np.testing.assert_allclose(sketched.to_frame()["hec3_error"], sketched.trace_error("hec3"))
     assert "6 predictions, 3 outputs" in repr(sketched)

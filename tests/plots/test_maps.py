@@ -20,7 +20,7 @@ BLUE, VERMILLION, GREY = "#0072b2", "#d55e00", "#9aa0a6"
 def test_a_map_of_four_districts() -> None:
     u = results(ho=[1.0, 2.0, 3.0, 9.0], hec3=[9.0, 1.0, 2.0, 3.0])
     ax = Figure().subplots()
-    assert source_map([1, 2, 3, 4], [59, 60, 60, 61], u, [0.0, -1.0, 0.5, 4.0], share=0.25, ax=ax) is ax
+    assert source_map([1, 2, 3, 4], [59, 60, 60, 61], u, [0.0, -1.0, 0.5, 4.0], ax=ax) is ax
     by_colour = {to_hex(part.get_facecolor()[0]): part for part in ax.collections if len(part.get_offsets())}
     places = {colour: part.get_offsets().tolist() for colour, part in by_colour.items()}
     assert places == {BLUE: [[1.0, 59.0]], VERMILLION: [[4.0, 61.0]], GREY: [[2.0, 60.0], [3.0, 60.0]]}

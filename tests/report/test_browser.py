@@ -49,7 +49,7 @@ def test_a_click_shows_the_prediction_and_what_is_behind_it(browser: Any, writte
     seen.page.mouse.click(*seen.at(written.x[chosen], written.y[chosen]))
     told = seen.says("#inspector", re.compile(rf"prediction {chosen}\b"))
     assert "noisy labels nearby" in told
-    assert re.search(r"belief\s+[\d.]+\s%", told)
+    assert re.search(r"probability\s+[\d.]+\s%", told)
     assert seen.page.locator("#inspector article > img").get_attribute("src").startswith("data:image/")
     behind = [int(one.replace(",", "")) for one in re.findall(r"training example ([\d,]+), ", told)]
     shares = written.example.tracer.attribute(written.example.x[chosen : chosen + 1], top=6)

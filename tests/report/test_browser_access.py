@@ -73,7 +73,7 @@ def test_hostile_text_is_shown_and_never_runs(browser: Any, tmp_path: Path) -> N
     ids = [f"{number} {EVIL}" for number in range(len(example.x))]
     path = example.write(tmp_path / "evil.html", title=EVIL, about=[EVIL], ids=ids)
     seen = visit(browser, path)
-    seen.page.locator("button.open").first.click()
+    seen.page.locator("button.open:visible").first.click()
     seen.page.locator("#window .close").click()
     seen.hides("#window")
     seen.page.locator("#table-box summary").click()

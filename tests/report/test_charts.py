@@ -7,6 +7,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from whence import Uncertainty
+from whence.influence.intervals import Intervals
 from whence.report.charts import confidence_calibration, interval_calibration, kept_risk, risk_coverage, ticks
 
 
@@ -42,14 +43,18 @@ def test_a_better_score_lies_lower(generator: torch.Generator) -> None:
 
 
 def test_ranges_hold_what_they_promise(generator: torch.Generator) -> None:
-    """Errors of the variance that is predicted, the noise and HeC3; half of it is predicted by Ho."""
+    """Errors of the variance that the ranges were calibrated for, and of twice that."""
     m = 20_000
-    variances = {"hec3": torch.full((m, 1), 3.0), "ho": torch.full((m, 1), 1.0)}
+    zeros, one = torch.zeros(m, 1), torch.ones(1, dtype=torch.float64)
+    u = Uncertainty(zeros, {}, {"hec3": zeros + 3.0, "ho": zeros + 1.0, "laplace": zeros})
+    scores = torch.randn(m, 1, dtype=torch.float64, generator=generator).abs()
+    intervals = Intervals(
+        noise=one, relative=one, ordinary=one, exponent=0 * one, scales=0 * scores + 2.0, scores=scores
+    )
     targets = 2.0 * torch.randn(m, 1, generator=generator)
-    chart = interval_calibration(Uncertainty(torch.zeros(m, 1), {}, variances), targets, torch.ones(1))
-    hec3, ho = chart.curves
-    np.testing.assert_allclose(hec3.y, hec3.x, atol=0.02)
-    assert all(held < promised for held, promised in zip(ho.y, ho.x, strict=True))
+    right, narrow = (interval_calibration(u, factor * targets, intervals).curves[0] for factor in (1.0, 1.4))
+    np.testing.assert_allclose(right.y, right.x, atol=0.02)
+    assert all(held < promised for held, promised in zip(narrow.y, narrow.x, strict=True))
 
 
 def test_confidence_by_hand() -> None:

@@ -20,6 +20,7 @@ from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, 
 from whence.influence.explanation import VERDICTS
 from whence.report import Facts, Row, Section, Table, Words
 from whence.results import Finding
+from whence.trust.checks import MEANING
 
 VOID = {"meta", "img", "input", "br"}
 KINDS = kinds()
@@ -140,8 +141,8 @@ def test_every_kind_of_task(name: str, tmp_path: Path) -> None:
     kind = kinds.get(name, "classification")
     assert (data["kind"], data["m"]) == (kind, 25)
     assert "Quality" in read(with_targets).words
-    assert "came without targets" in read(without).words
-    assert "came without targets" not in read(with_targets).words
+    assert "none of these inputs has a label" in read(without).words
+    assert "none of these inputs has a label" not in read(with_targets).words
     assert "right" in data["arrays"]
     assert not {"right", "truth"} & set(data_of(without)["arrays"])
 
@@ -209,8 +210,9 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     path = rows().write(tmp_path / "report.html")
     data = data_of(path)
     assert data["columns"] == ["size", "age", "town"]
-    cells, odd = data["test"]["0"]
+    cells, odd, first = data["test"]["0"]
     assert cells[0] == "9"
+    assert first[0] == 0
     assert odd[0] == [0, "larger than every training value"]
     assert [2, "never seen in training"] in data["test"]["1"][1]
     assert "Unusual: size 9, larger than every training value" in read(path).words
@@ -297,11 +299,13 @@ def test_a_loader_that_changes_its_order_is_refused(example: Example, tmp_path: 
 def test_tells_how_far_the_fit_is_to_be_trusted(tmp_path: Path) -> None:
     example = rows()
     without = read(example.write(tmp_path / "without.html")).words
-    assert "was not checked on a sample" in without
+    assert MEANING[str(example.tracer.diagnostics["trust"])][1:] in without
+    assert "tracer" not in without
     trust = example.tracer.trust(example.x, sample=3)
     words = read(example.write(tmp_path / "with.html", trust=trust)).words
     for check in trust:
         assert check.words in words
+    assert words.index(MEANING[trust.level][1:]) < words.index("What would help most")
     findings = whence.Diagnostics((Finding("drift", 0.5, "inputs moved"),))
     assert "drift: 0.5" in read(example.write(tmp_path / "other.html", trust=findings)).words
 
@@ -313,3 +317,37 @@ def test_the_code_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, "report.md", "exec"), names)
     assert data_of(tmp_path / "report.html")["names"] == ["price"]
+
+
+def test_scores_and_unknown_labels_are_counted(tmp_path: Path) -> None:
+    example = rows()
+    targets = example.y.clone()
+    targets[:4] = float("nan")
+    words = " ".join(read(example.tracer.report(tmp_path / "some.html", (example.x, targets))).words.split())
+    known = len(targets) - 4
+    assert f"({known} predictions with a label, 4 without)" in words
+    error = (example.tracer.predict(example.x).mean[4:] - targets[4:]).square().mean()
+    r2 = 1 - float(error / targets[4:].var(correction=0))
+    assert f"R2 {r2:.2f} · RMSE {float(error.sqrt()):.3g}" in words
+
+
+def test_no_more_than_chance_is_said_first(tmp_path: Path) -> None:
+    """Predictions at the training inputs themselves."""
+    example = rows()
+    x = example.tracer.problem.batches.loader[0][0]
+    found = example.tracer.explain(x).verdicts
+    uncertain = sum(verdict != "confident" for verdict in found)
+    words = " ".join(read(example.tracer.report(tmp_path / "own.html", x)).words.split())
+    assert ("No more predictions are uncertain than chance would make" in words) == (0 < uncertain <= 0.0975 * len(x))
+
+
+def test_an_input_that_cannot_be_has_a_verdict_of_its_own(tmp_path: Path) -> None:
+    example = rows()
+    test, train = example.options["table"]
+    wrong = {**test, "size": [1e9, *test["size"].tolist()[1:]]}
+    data = data_of(path := example.write(tmp_path / "wrong.html", table=(wrong, train)))
+    assert "far from every training value" in data["impossible"]["0"]
+    assert np.frombuffer(base64.b64decode(data["arrays"]["verdict"]), "u1")[0] == 4
+    words = " ".join(read(path).words.split())
+    assert "1 input cannot be right: check it first" in words
+    assert "Collect and label inputs like prediction 0 " not in words

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from whence import InputError, ShapeError
-from whence.report.inputs import UsualValues, frame_of, rows_as_text, text_pieces
+from whence.report.inputs import text_pieces
 from whence.report.page import jinja_environment
 from whence.report.traced import Action
+from whence.report.usual import UsualValues, frame_of, rows_as_text
 
 
 def test_frames_dicts_and_arrays_read_the_same() -> None:
@@ -75,3 +76,39 @@ def test_long_texts_are_cut() -> None:
     assert len(text_pieces("x" * 5000)[0][0]) < 700
     assert [text[0] for text, _ in text_pieces([("y" * 400, 1.0), ("z" * 400, 0.5)])] == ["y", " "]
     assert text_pieces([]) == [("", 0.0)]
+
+
+def test_inputs_that_cannot_be_are_told_from_rare_ones() -> None:
+    draws = np.random.default_rng(0)
+    sizes = draws.uniform(4.0, 10.0, (3, 400))
+    train = frame_of({"x": sizes[0], "y": sizes[1], "z": sizes[2], "price": draws.lognormal(7.0, 0.5, 400)})
+    usual = UsualValues.of(train)
+    cases = {
+        (0.0, 5.0, 6.0, 1000.0): "x is 0",  # zero where all sizes are positive
+        (-3.0, 5.0, 6.0, 1000.0): "x is -3",
+        (5.0, 600.0, 6.0, 1000.0): "y is 600",  # a decimal point that was lost
+        (11.0, 5.0, 6.0, 1000.0): "",  # larger than every training value, and possible
+        (3.5, 5.0, 6.0, 1000.0): "",
+        (5.0, 6.0, 7.0, float(train["price"].max()) * 1.5): "",  # a long tail
+        (5.0, 5.0, 5.0, 5.0): "the same number in all columns",
+        (np.nan, np.nan, np.nan, np.nan): "no value in any column",
+        (np.nan, 5.0, 6.0, 1000.0): "",
+    }
+    found = usual.impossible(frame_of(np.array(list(cases))).set_axis([*"xyz", "price"], axis=1))
+    for reason, wanted in zip(found, cases.values(), strict=True):
+        assert reason.startswith(wanted)
+        assert bool(reason) == bool(wanted)
+    assert sum(map(bool, usual.impossible(train))) == 0
+
+
+def test_zeros_that_training_knows_are_no_mistake() -> None:
+    draws = np.random.default_rng(0)
+    rooms = np.where(draws.random(400) < 0.1, 0.0, draws.uniform(4.0, 10.0, 400))
+    usual = UsualValues.of(frame_of({"rooms": rooms}))
+    assert usual.impossible(frame_of({"rooms": [0.0, 5.0]})) == ["", ""]
+
+
+def test_the_cells_furthest_from_the_ordinary_come_first() -> None:
+    train = frame_of({"a": np.arange(100.0), "b": np.arange(100.0), "town": ["Ulm"] * 99 + ["Bonn"]})
+    shares = UsualValues.of(train).shares(frame_of({"a": [50.0], "b": [97.0], "town": ["Ulm"]}))
+    np.testing.assert_allclose(shares, [[0.5, 0.03, 0.99]])

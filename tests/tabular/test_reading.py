@@ -102,7 +102,7 @@ def test_files_that_are_no_tables(content: bytes, message: str, tmp_path: Path) 
 
 def test_file_that_does_not_exist_and_one_that_may_be_meant(tmp_path: Path) -> None:
     written(tmp_path / "houses.csv", "a\n1\n")
-    with pytest.raises(InputError, match=r"does not exist\. Was houses.csv meant"):
+    with pytest.raises(InputError, match=r"does not exist\. Did you mean 'houses.csv'"):
         read_table(tmp_path / "house.csv", 0)
     with pytest.raises(InputError, match="got the folder"):
         read_table(tmp_path, 0)

@@ -24,7 +24,7 @@ def trained(target: Target, x: Tensor, y: Tensor, width: int = 5) -> tuple[nn.Mo
     network = build_network(x.shape[1], width, target)
     initialize(network, torch.Generator().manual_seed(0))
     folds = [torch.arange(len(x)) % 5 == rest for rest in (1, 3, 4)]
-    decay = train(network, target, x, y, folds, QUIET)
+    decay = train(network, target, x, y, folds, QUIET).weight_decay
     return network.eval(), decay
 
 
@@ -163,13 +163,13 @@ def prepared(rows: int, width: int, names: tuple[str, str, str] = ("a", "b", "y"
 def test_network_that_stops_short_is_recentered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whence.tabular.network.STEPS", 1)
     monkeypatch.setattr("whence.tabular.network.LAST_ROUNDS", 1)
-    fitted = fit_table(prepared(80, 6))
+    fitted = fit_table(prepared(80, 6), learner="network")
     assert fitted.tracer.loo.recenter
 
 
 def test_columns_named_like_results_get_another_name() -> None:
     ready = prepared(40, 3, ("a", "b", "hec3"))
-    frame = predict_rows(fit_table(ready), ready.table).rows_frame()
+    frame = predict_rows(fit_table(ready, learner="network"), ready.table).rows_frame()
     assert list(frame.columns)[:3] == ["row", "hec3_", "prediction"]
     assert (frame["hec3_"] == ready.table.columns["hec3"]).all()
     assert (frame["hec3"] > 0).all()
@@ -178,7 +178,7 @@ def test_columns_named_like_results_get_another_name() -> None:
 @pytest.mark.slow  # the same as for the exact structure, whose tests run by default
 def test_core_serves_where_it_is_asked_for() -> None:
     ready = prepared(50, 4)
-    fitted = fit_table(ready, structure="core")
+    fitted = fit_table(ready, learner="network", structure="core")
     assert fitted.tracer.diagnostics["structure"] == "core"
     exact = whence.fit(
         fitted.tracer.problem.network.model,

@@ -52,9 +52,12 @@ def test_leverages_that_are_off(converged: nn.Sequential) -> None:
 def test_a_network_that_was_stopped_early(converged: nn.Sequential, stopped: nn.Sequential) -> None:
     tracer = fit(stopped, [sine()], ridge=RIDGE)
     found = look(tracer)["stationarity"]
-    assert found.level == "do not trust", found
-    assert "recenter=True" in found.words
+    assert found.level == "careful", found
+    assert "train on" in found.words
     assert "stationarity" in told_at_once(tracer)
+    x, _ = sine()
+    plain, moved = (fit(stopped, [sine()], ridge=RIDGE, recenter=one).predict(x).hec3.sum() for one in (False, True))
+    assert found.numbers["after the step"] == pytest.approx(float(plain / moved), rel=0.05)
     there = fit(converged, [sine()], ridge=RIDGE)
     assert look(there)["stationarity"].numbers["standard errors"] < 1e-3
     assert there.diagnostics["trust"] == "fine"
@@ -117,11 +120,21 @@ def test_outputs_that_bend(converged: nn.Sequential) -> None:
     assert found.numbers["leave-one-out"] > 1
 
 
-@pytest.mark.parametrize(("taken", "level"), [(False, "careful"), (True, "do not trust")])
+@pytest.mark.parametrize(("taken", "level"), [(False, "fine"), (True, "do not trust")])
 def test_a_step_that_bends_matters_where_it_was_taken(taken: bool, level: str) -> None:
     found = checks.linearization(0.1, 0.1, 5.0, taken, 0.0, 0.0)
     assert found.level == level
-    assert "recenter=True" in found.words
+    assert ("recenter=True" in found.words) == taken
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_advice_does_not_contradict_itself(far: bool) -> None:
+    """The step is recommended only where a linearization reaches as far."""
+    found = checks.stationarity(0.1, 5.0, 3.0, taken=False, far=far)
+    assert found.level == "do not trust"
+    assert ("recenter=True" in found.words) != far
+    levels = {change: checks.stationarity(0.1, change, 1.1, taken=False, far=far).level for change in (0.9, 5.0)}
+    assert levels == {0.9: "fine", 5.0: "careful"}  # variances stay, predictions move
 
 
 def test_a_linear_model_does_not_bend(generator: torch.Generator) -> None:

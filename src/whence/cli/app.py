@@ -7,7 +7,6 @@ arguments, so that the library knows none of them.
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -21,10 +20,11 @@ from whence.cli.doctor import doctor
 from whence.cli.fit import fit
 from whence.cli.query import explain, predict, report
 from whence.cli.table import table
+from whence.errors import did_you_mean
 
 EPILOG = (
     "Exit codes: 0 done; 1 a fault of whence, or a self-check failed; 2 an option, a file or a model cannot be used; "
-    "3 a package, memory or disk space is missing; 130 interrupted.\n\n"
+    "3 a package, memory or disk space is missing; 130 interrupted; 141 nobody reads the output any more.\n\n"
     "Try: `whence demo --quick` or `whence table DATA.csv --target COLUMN`"
 )
 
@@ -82,7 +82,7 @@ def demo(
         # by name, and late: the library itself does not depend on the experiments
         program = import_module("whence_paper.demo_run")
     except ModuleNotFoundError as error:
-        stop(f"`whence demo` needs {error.name}. Install it with: {INSTALL}", LACKING)
+        stop(f"`whence demo` needs {error.name}. Install it with: pip install 'whence[table]'", LACKING)
     program.run(draws=draws, seed=seed, out=out, quick=quick, figures=figures)
 
 
@@ -107,9 +107,7 @@ def reproduce(
         output.finish([{"name": point, "about": words} for point, words in about.items()])
         return
     if name not in known:
-        near = get_close_matches(name, list(known), n=1)
-        meant = f" Was {near[0]!r} meant?" if near else ""
-        stop(f"expected one of {', '.join(known) or 'none installed'}, got {name!r}.{meant}")
+        stop(f"expected one of {', '.join(known) or 'none installed'}, got {name!r}.{did_you_mean(name, known)}")
     try:
         run = known[name].load()
     except ModuleNotFoundError as error:

@@ -1,7 +1,8 @@
 """What all commands share: options, printing for people or scripts, and errors as messages with exit codes.
 
 Exit codes: 0 done; 1 a fault of whence itself, or a self-check that failed; 2 an option, a file, a column or a model
-cannot be used; 3 a package, memory or disk space is missing; 130 interrupted.
+cannot be used; 3 a package, memory or disk space is missing; 130 interrupted; 141 nobody reads the output any more, as
+after `| head`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import functools
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +28,7 @@ from rich.text import Text
 from whence import TooLargeError, WhenceError
 from whence.display import number
 
-FAILED, UNUSABLE, LACKING, INTERRUPTED = 1, 2, 3, 130
+FAILED, UNUSABLE, LACKING, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 P = ParamSpec("P")
@@ -60,10 +62,11 @@ def check_writable(*files: Path | None) -> None:
             stop(f"expected the name of a file to write, got the folder {file}.")
 
 
-def check_not_data(csv: Path, data: Path | None) -> None:
-    """Exit where the results would replace the data."""
-    if data is not None and csv.exists() and data.exists() and csv.samefile(data):
-        stop(f"expected another file for the results than the data themselves, got {csv} for both.")
+def check_not_data(file: Path | None, *data: Path | None) -> None:
+    """Exit where the results would replace a file that is read."""
+    for read in filter(None, data):
+        if file is not None and file.exists() and read.exists() and file.samefile(read):
+            stop(f"expected another file for the results than the one that is read, got {file} for both.")
 
 
 def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -79,8 +82,8 @@ def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
         except (typer.Exit, typer.Abort):
             raise
         except BrokenPipeError:
-            sys.stderr.close()  # the reader of a pipe left; nobody reads what is written
-            raise typer.Exit(FAILED) from None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still in the buffer goes nowhere
+            raise typer.Exit(UNREAD) from None
         except Exception as error:
             stop(*_message(error))
 
@@ -105,12 +108,20 @@ def _message(error: Exception) -> tuple[str, int]:
     return f"this is a fault of whence, not of your input: {type(error).__name__}: {error}", FAILED
 
 
+class PipedConsole(Console):
+    """A console that leaves it to `handle_errors` what happens when nobody reads its output any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich would turn into an exit."""
+        raise BrokenPipeError
+
+
 class Output:
     """Prints text for people, or nothing but one JSON object for scripts, at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(quiet=as_json, highlight=False)
+        self.console = PipedConsole(quiet=as_json, highlight=False)
 
     def fact(self, name: str, words: str) -> None:
         """One line of a summary: a name and what is to be said."""
@@ -150,7 +161,7 @@ class Output:
     def finish(self, content: Any) -> None:
         """The JSON object, where it was asked for."""
         if self.as_json:
-            print(json.dumps(jsonable(content), ensure_ascii=False, indent=1))
+            print(json.dumps(jsonable(content), ensure_ascii=False, indent=1), flush=True)
 
 
 def jsonable(value: Any) -> Any:

@@ -31,7 +31,7 @@ EXTRAS = {
     "jinja2": "report",
     "matplotlib": "report",
     "pyarrow": "table",
-    "scikit-learn": "paper",
+    "scikit-learn": "table",
     "umap-learn": "paper",
 }
 

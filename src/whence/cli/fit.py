@@ -93,15 +93,17 @@ def _print_fit(
     files: dict[str, Path | None],
     seconds: float,
 ) -> None:
-    findings = [one for one in tracer.diagnostics if one.name != "note"]
+    found = {one.name: one for one in tracer.diagnostics}["trust"]
+    findings = [one for one in tracer.diagnostics if one.name not in ("note", "trust")]
     notes = [str(one.value) for one in tracer.diagnostics if one.name == "note"]
     output.say(repr(tracer))
     output.head("What the fit found")
     shown = [[one.name, one.value if isinstance(one.value, str) else figure(one.value), one.words] for one in findings]
     output.rows(shown, right=(1,))
     output.notes(notes)
+    output.head("How far to trust it")
+    output.say(f"  {found.value}: {found.words}" if trust is None else f"  {trust.headline}")
     if trust is not None:
-        output.head("How far to trust it")
         output.rows([[check.level, check.name, check.text] for check in trust])
     for name, path in files.items():
         if path is not None:
@@ -116,11 +118,15 @@ def _print_fit(
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "diagnostics": {one.name: one.value for one in findings},
             "notes": notes,
-            "trust": None if trust is None else {check.name: check.level for check in trust},
+            "trust": {"level": found.value} if trust is None else {"level": trust.level, **_levels(trust)},
             "files": files,
             "seconds": round(seconds, 1),
         }
     )
+
+
+def _levels(trust: whence.Trust) -> dict[str, str]:
+    return {check.name: check.level for check in trust}
 
 
 def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None) -> None:

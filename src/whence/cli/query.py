@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from whence.cli.fit import DESCRIPTION, load_fit, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows, write_csv
 from whence.display import number, percent
 from whence.errors import InputError
+from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.progress import Progress
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, load_table, read_description
@@ -34,9 +36,6 @@ OUTPUTS = 4
 
 MOST_UNCERTAIN = 3
 """Rows that are explained where none are named."""
-
-MAX_STD = 0.5
-"""No probability has a larger standard deviation; where one comes out, to first order, nothing is known."""
 
 Folder = Annotated[Path, typer.Argument(help="A folder written by `whence table --save` or `whence fit --save`.")]
 Data = Annotated[
@@ -85,7 +84,8 @@ def predict(
     output.head(f"{len(frame):,} predictions" + (f", the first {SHOWN}" if len(frame) > SHOWN else ""))
     means = [name for name in frame.columns if name.startswith("mean_")] if "class" not in frame.columns else []
     wanted = ["row", "class", "prediction", "mean", *means[:OUTPUTS], "lower", "upper", "probability"]
-    heads = [name for name in (*wanted, "ho", "hec3", "ratio", "verdict") if name in frame.columns]
+    wanted += ["probability_std"] if "probability" in frame.columns else ["ho", "hec3"]  # those are of logits
+    heads = [name for name in (*wanted, "ratio", "verdict") if name in frame.columns]
     first = frame[heads].head(SHOWN).itertuples(index=False)
     shown = [[figure(value) if isinstance(value, float) else str(value) for value in row] for row in first]
     output.rows(shown, heads, right=[index for index, name in enumerate(heads) if name != "verdict"])
@@ -248,9 +248,9 @@ class SavedTable:
         if self.fitted.model.target.task == "regression":
             low, high = figure(float(row["lower"])), figure(float(row["upper"]))
             return f"{figure(float(row['prediction']))}, between {low} and {high} with 95 % confidence"
-        std = float(row["probability_std"])
-        known = f"+- {std:.3f}" if std <= MAX_STD else "that another training set could turn into any other"
-        return f"{row['prediction']}, probability {row['probability']:.3f} {known}"
+        chance, std = float(row["probability"]), float(row["probability_std"])
+        unknown = ": another training set could turn it into any other" if std > MAX_STD else ""
+        return f"{row['prediction']}, probability {probability_text(chance, std)}{unknown}"
 
     def _left_out(self, example: int) -> dict[str, str]:
         """The label of a training row, and what the fit without that row says: a number, or the label's probability."""
@@ -281,6 +281,8 @@ class SavedNetwork:
             chance, best = u.probabilities.max(dim=-1)
             frame.insert(1, "class", best.flatten().tolist())
             frame.insert(2, "probability", chance.flatten().tolist())
+            if u.mean.ndim == 2 and u.mean.shape[1] <= MAX_OUTPUTS:
+                frame.insert(3, "probability_std", _answer_std(u).flatten().tolist())
         if verdicts:
             names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
             explanation = self.tracer.explain(self.inputs)
@@ -336,11 +338,17 @@ def _predicts_classes(u: whence.Uncertainty) -> bool:
     return known is not None and known.has_classes and known.couples_outputs and u.chosen is None
 
 
+def _answer_std(u: whence.Uncertainty) -> torch.Tensor:
+    """(m, 1) standard deviation of the probability of the answer."""
+    return u.probability_std().gather(1, u.probabilities.argmax(1, keepdim=True))
+
+
 def _describe_outputs(u: whence.Uncertainty, place: int) -> str:
     """A prediction in words: the class, the probability of one class, or the outputs."""
     if _predicts_classes(u) and u.mean.ndim == 2:
         chance, best = u.probabilities[place].max(dim=-1)
-        return f"class {int(best)}, probability {float(chance):.3f}"
+        std = float(_answer_std(u)[place]) if u.mean.shape[1] <= MAX_OUTPUTS else math.nan
+        return f"class {int(best)}, probability {probability_text(float(chance), std)}"
     return ", ".join(number(value, 4) for value in u.mean[place].flatten().tolist())
 
 

@@ -1,4 +1,4 @@
-"""`whence table`: train a network on a table in a file, and report on it."""
+"""`whence table`: train a network or trees on a table in a file, and report on it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,39 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy
+import torch
 import typer
 
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
-from whence.display import percent
+from whence.cli.worklist import check_corrected, export_path, print_answers, write_corrected, write_worklist
+from whence.display import count, percent
 from whence.io.files import replacing
 from whence.runtime.progress import Progress
+from whence.tabular.answers import apply_answers, compare, read_answers
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
-from whence.tabular.predictions import RowPredictions, affordable_rows, predict_rows
+from whence.tabular.labels import RowLabels
+from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, check_inputs, predict_rows
 from whence.tabular.target import Task
+from whence.tabular.worklist import work_items
 
 ADVICE = {
     "confident": "nothing to do",
     "noisy labels nearby": "similar training rows err more than others: check the labels of those named in `check`",
     "scarce data": "few training rows are similar: collect more like these",
     "both": "check the labels, and collect more",
+    CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-DOUBT = {
-    "regression": "  doubt: standard deviations between the label and what the other rows say",
-    "classification": "  doubt: grows as the other rows leave the label less of a chance",
+DOUBT = {"regression": "standard deviations off", "classification": "chance of the label"}
+"""What a suspicion is shown as."""
+FILES = {
+    "csv": "All rows",
+    "report": "Report",
+    "saved": "Saved",
+    "worklist": "Worklist",
+    "labelling": "Labelling",
+    "corrected": "Corrected",
 }
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000
@@ -48,10 +60,25 @@ def table(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", "-x", help="A column to leave out; may be given several times.")
     ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="A column whose rows of one value, such as a person's, are held out together.")
+    ] = None,
     out: console.Report = None,
     csv: Annotated[Path | None, typer.Option(help="The CSV file with a line for each row.", dir_okay=False)] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep everything in this folder, for predict, explain and report.")
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(help="Write labels to check and rows to label: label-studio, csv, or a .json or .csv file."),
+    ] = None,
+    export_rows: Annotated[int, typer.Option(min=1, help="At most this many of each in --export.")] = 100,
+    answers: Annotated[
+        Path | None,
+        typer.Option("--import", help="Answers to --export: the CSV filled in, or JSON from Label Studio; retrains."),
+    ] = None,
+    corrected: Annotated[
+        Path | None, typer.Option(help="With --import, write the table with the answers to this CSV.", dir_okay=False)
     ] = None,
     rows: console.Rows = 50_000,
     held_out: Annotated[float, typer.Option(min=0.05, max=0.5, help="Share of the rows kept apart for testing.")] = 0.2,
@@ -62,33 +89,42 @@ def table(
         console.Structure | None,
         typer.Option(help="Of the curvature; exact where it fits when not given, else core."),
     ] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Of the two hidden layers.")] = None,
+    model: Annotated[
+        Literal["auto", "network", "trees"],
+        typer.Option(help="A network, gradient boosting, or both and the better one by validation rows."),
+    ] = "auto",
+    width: Annotated[int | None, typer.Option(min=1, help="Of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all random draws.")] = 0,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write the CSV file only.")] = False,
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
-    """Train a network on a table, and say which rows it is unsure about, and why.
+    """Train a model on a table, and say which rows it is unsure about, and why.
 
-    Finds out what each column holds, fills gaps, encodes, and trains a small network; a fifth of the rows is held out
-    for honest numbers. Writes an HTML report on the held-out rows, and a CSV file with the prediction, Ho, HeC3, their
-    ratio and a verdict for each row.
+    Finds out what each column holds, trains a small network and gradient boosting, and takes the one with the smaller
+    error on validation rows; a fifth of the rows is held out for honest numbers. Writes an HTML report on the held-out
+    rows, and a CSV file with the prediction, Ho, HeC3, their ratio and a verdict for each row.
 
     Examples:
     - `whence table houses.csv --target price`
     - `whence table bank.csv -t y -x duration --save bank-fit` leaves a column out, and keeps the fit
     - `whence table big.parquet -t y --rows 20000 --json > result.json`
+    - `whence table bank.csv -t y --export label-studio` writes the labels to check as tasks
+    - `whence table bank.csv -t y --import answers.json` trains again with the answers, and compares
     """
     began = time.perf_counter()
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    console.check_writable(report_path, csv_path)
-    console.check_not_data(csv_path, data)
+    export_file = None if export is None else export_path(export, stem)
+    console.check_writable(report_path, csv_path, export_file, corrected)
+    for written in (csv_path, export_file, corrected):
+        console.check_not_data(written, data, answers)
     if save is not None:
         check_folder(save)
     output = Output(as_json)
+    given, unanswered = ([], 0) if answers is None else read_answers(answers)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
     if target is None:
         stop(f"expected --target with the column to predict. Columns: {', '.join(map(repr, read.columns))}.")
@@ -97,34 +133,51 @@ def table(
         target,
         task=task,
         ignore=ignore or (),
+        groups=groups,
         test=held_out,
         width=width,
         seed=seed,
     )
     content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
     _print_data(output, content)
-    fitted = fit_table(prepared, structure=structure or "auto", seed=seed, progress=not quiet)
-    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, verdicts))
-    suspicion = numpy.full(len(read), numpy.nan)
-    suspicion[prepared.split.train] = fitted.tracer.training_frame()["suspicion"].to_numpy()
-    content.update(_fit_summary(prepared, fitted, predictions, suspicion))
-    write_csv(csv_path, predictions.rows_frame(prepared.split.names(), suspicion))
+    answered = None if answers is None else apply_answers(prepared, given, answers.name)
+    check_corrected(corrected, answered, read)
+    options: dict[str, Any] = {"structure": structure or "auto", "seed": seed, "progress": not quiet}
+    fitted, before = fit_table(prepared, learner=model, **options), None
+    if answered is not None:
+        first = predict_rows(fitted, read)
+        before = first, RowLabels.of(first, prepared.split.train)
+        prepared, read = answered.prepared, answered.prepared.table
+        content["rows"] = _data_summary(prepared)["rows"]
+        fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
+    predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
+    check_inputs(predictions, read.take(prepared.split.train))
+    labels = RowLabels.of(predictions, prepared.split.train)
+    if answered is not None and before is not None:
+        content["import"] = {**compare(answered, before, (predictions, labels)), "unanswered": unanswered}
+    content.update(_fit_summary(prepared, fitted, predictions, labels))
+    write_csv(csv_path, predictions.rows_frame(prepared.split.names(), labels.columns()))
     if report_path is not None:
-        _write_report(report_path, prepared, fitted, data.name)
+        _write_report(report_path, prepared, fitted, data.name, f"Model: {'; '.join(_model_words(content['model']))}.")
     if save is not None:
-        save_table(fitted, save, {"data": data.name, "network": content["network"], "scores": content["scores"]})
+        save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
+    content["files"] |= write_corrected(corrected, read)
+    if export_file is not None:
+        items = work_items(prepared, fitted, labels, export_rows)
+        content["files"] |= write_worklist(export_file, items, prepared.model.target)
+        content["export"] = dict(Counter(item.todo for item in items))
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
     output.finish(content)
 
 
-def _rows_to_explain(prepared: Prepared, verdicts: Verdicts) -> Any:
+def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts) -> Any:
     everything = numpy.arange(len(prepared.table))
     held_out = numpy.concatenate([prepared.split.test, prepared.split.unlabelled])
     if verdicts == "auto":
-        model = prepared.model
-        some = affordable_rows(everything, held_out, len(prepared.split.train), model.target.outputs, model.weights)
+        outputs, weights = fitted.model.target.outputs, fitted.tracer.problem.selection.size
+        some = affordable_rows(everything, held_out, len(prepared.split.train), outputs, weights)
     else:
         some = {"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts]
     return numpy.sort(some)
@@ -136,13 +189,18 @@ def write_csv(path: Path, frame: Any) -> None:
         frame.to_csv(file, index=False, float_format="%.6g")
 
 
-def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str) -> None:
-    """Write the report on the held-out rows."""
-    test, train = prepared.table.take(prepared.split.test), prepared.table.take(prepared.split.train)
+def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:
+    """Write the report on the rows that were held out, and on those without a label."""
+    split = prepared.split
+    test, train = (
+        prepared.table.take(numpy.concatenate([split.test, split.unlabelled])),
+        prepared.table.take(split.train),
+    )
     many = len(test) > ALL_TRACED
     about = (
-        f"{len(test):,} rows of {name} that the network was not trained on. Rows are counted from 1, below the "
-        "names of the columns."
+        f"{len(test):,} rows of {name} that the model was not trained on"
+        f"{f', {len(split.unlabelled):,} of them without a label' if len(split.unlabelled) else ''}. Rows are counted "
+        f"from 1, below the names of the columns. {model}"
     )
     about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
     report_rows(path, fitted, test, about, train, traced=TRACED if many else len(test))
@@ -151,7 +209,7 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
 def report_rows(
     path: Path, fitted: FittedTable, table: TextTable, about: str, train: TextTable | None = None, traced: int = TRACED
 ) -> None:
-    """Write the report on the rows of a table; with targets where all of them have one."""
+    """Write the report on the rows of a table; with targets where some of them have one."""
     model, inputs = fitted.model, fitted.model.encode(table)
     values, target = model.targets(table), model.target
     shown, trained = (
@@ -161,13 +219,14 @@ def report_rows(
     word = "row" if train is not None else "training row"
     fitted.tracer.report(
         path,
-        model.batch(inputs, values) if numpy.isfinite(values).all() else inputs,
+        (inputs, torch.from_numpy(values)) if numpy.isfinite(values).any() else inputs,
         table=(shown, trained),
         ids=([f"row {row}" for row in table.rows], [f"{word} {row}" for row in fitted.rows]),
         title=f"{target.name}: how uncertain are predictions, and why?",
         names=list(target.classes) or [target.name],
         about=[about],
         traced=traced,
+        intervals=fitted.intervals,
     )
 
 
@@ -175,7 +234,13 @@ def _data_summary(prepared: Prepared) -> dict[str, Any]:
     """What is known before the training."""
     model, split, table = prepared.model, prepared.split, prepared.table
     return {
-        "rows": {"file": table.total, "used": len(table), "train": len(split.train), "test": len(split.test)},
+        "rows": {
+            "file": table.total,
+            "used": len(table),
+            "train": len(split.train),
+            "test": len(split.test),
+            "unlabelled": len(split.unlabelled),
+        },
         "target": {"name": model.target.name, "task": model.target.task, "classes": model.target.classes},
         "columns": [{"name": one.name, "kind": one.kind, "words": one.description} for one in model.columns],
         "left_out": [{"name": one.name, "reason": one.reason} for one in model.excluded],
@@ -184,18 +249,20 @@ def _data_summary(prepared: Prepared) -> dict[str, Any]:
 
 
 def _fit_summary(
-    prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, suspicion: Any
+    prepared: Prepared, fitted: FittedTable, predictions: RowPredictions, labels: RowLabels
 ) -> dict[str, Any]:
     """What is known after it."""
-    model, split, tracer = prepared.model, prepared.split, fitted.tracer
-    verdicts = predictions.frame["verdict"]
+    model, split, tracer = fitted.model, prepared.split, fitted.tracer
+    verdicts, wrong = predictions.frame["verdict"], labels.wrong()
+    sizes = {"inputs": len(model.inputs), "width": model.width, "weights": model.weights}
     return {
-        "network": {
-            "inputs": len(model.inputs),
-            "width": model.width,
-            "weights": model.weights,
-            "weight_decay": fitted.weight_decay,
+        "model": {
+            "kind": model.learner,
+            "validation": {"score": "RMSE" if model.target.task == "regression" else "log loss"}
+            | (fitted.validation or {}),
             "validation_rows": sum(map(len, split.validation)),
+            **(sizes if model.learner == "network" else {}),
+            **(fitted.settings or {}),
         },
         "fit": {
             "structure": tracer.diagnostics["structure"],
@@ -203,10 +270,18 @@ def _fit_summary(
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "newton_change": float(tracer.diagnostics["Newton change"]),
             "recentered": tracer.loo.recenter,
+            "trust": next(
+                {"level": one.value, "words": one.words} for one in tracer.diagnostics if one.name == "trust"
+            ),
         },
         "scores": {one.name: {"value": one.value, "words": one.words} for one in predictions.scores(split.test)},
-        "verdicts": {"held_out": count_verdicts(verdicts.iloc[split.test]), "all": count_verdicts(verdicts)},
-        "suspects": [_suspect(predictions, at, suspicion[at]) for at in _largest(suspicion)],
+        "verdicts": {
+            "held_out": count_verdicts(verdicts.iloc[split.test]),
+            "unlabelled": count_verdicts(verdicts.iloc[split.unlabelled]),
+            "all": count_verdicts(verdicts),
+        },
+        "suspects": [_suspect(predictions, labels, int(at)) for at in labels.doubtful[:SUSPECTS]],
+        "wrong_labels": None if wrong is None else {**vars(wrong), "words": str(wrong)},
     }
 
 
@@ -216,19 +291,17 @@ def count_verdicts(verdicts: Any) -> dict[str, int]:
     return {name: counts[name] for name in ADVICE} if any(verdicts) else {}
 
 
-def _largest(suspicion: Any) -> list[int]:
-    known = numpy.flatnonzero(numpy.isfinite(suspicion))
-    return [int(at) for at in known[numpy.argsort(-suspicion[known], kind="stable")][:SUSPECTS]]
-
-
-def _suspect(predictions: RowPredictions, at: int, suspicion: float) -> dict[str, Any]:
-    """A training row whose label is doubtful."""
-    target, predicted = predictions.fitted.model.target, predictions.frame["prediction"].iloc[at]
+def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[str, Any]:
+    """A row whose label is doubtful, and what the other rows say."""
+    target, sure = labels.target, float(labels.sure[at])
+    suggested = labels.suggested_cells()[at] if target.classes else figure(labels.suggested[at])
     return {
         "row": int(predictions.table.rows[at]),
-        "label": str(predictions.table.columns[target.name][at]) if target.classes else figure(predictions.values[at]),
-        "predicted": str(predicted) if target.classes else figure(float(predicted)),
-        "suspicion": float(suspicion),
+        "label": str(predictions.table.columns[target.name][at]) if target.classes else figure(labels.labels[at]),
+        "suggested": str(suggested),
+        "suggested_probability" if target.classes else "suggested_std": sure,
+        "others": f"{suggested} ({percent(sure)})" if target.classes else f"{suggested} ± {figure(sure)}",
+        "suspicion": float(labels.suspicion[at]),
     }
 
 
@@ -237,8 +310,10 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
     rows, target = content["rows"], content["target"]
     kinds = Counter(column["kind"] for column in content["columns"])
     plural = {"number": "numbers", "category": "categories", "date": "dates"}
-    listed = ", ".join(f"{count} {plural[kind] if count > 1 else kind}" for kind, count in kinds.items())
-    output.fact("Data", f"{rows['used']:,} rows; columns used: {listed}")
+    listed = ", ".join(count(many, kind, plural[kind]) for kind, many in kinds.items())
+    parts = f"{rows['train']:,} to train on, {rows['test']:,} held out"
+    parts += f", {rows['unlabelled']:,} without a label" if rows["unlabelled"] else ""
+    output.fact("Data", f"{count(rows['used'], 'row')} ({parts}); columns used: {listed}")
     for excluded in content["left_out"]:
         output.fact("", f"left out {excluded['name']!r}: {excluded['reason']}")
     classes = f", {len(target['classes'])} classes" if target["classes"] else ""
@@ -247,21 +322,21 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
 
 
 def _print_fit(output: Output, content: dict[str, Any]) -> None:
-    """What the network found, for people."""
-    network, fit, rows = content["network"], content["fit"], content["rows"]
-    output.fact(
-        "Network",
-        f"{network['inputs']} inputs, two hidden layers of {network['width']}, {network['weights']:,} weights; "
-        f"weight decay {network['weight_decay']:g}, chosen by {network['validation_rows']:,} validation rows",
-    )
+    """What the model found, for people."""
+    fit, rows, target = content["fit"], content["rows"], content["target"]
+    for head, words in zip(("Model", ""), _model_words(content["model"]), strict=False):
+        output.fact(head, words)
     exact = "exact algebra" if fit["structure"] == "exact" else f"structure {fit['structure']}, an approximation"
     change = percent(fit["newton_change"])
     optimum = (
-        f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
+        "the trees are kept, and their leaf values are what may vary"
+        if content["model"]["kind"] == "trees"
+        else f"the network stopped short of its optimum (by {change} of its errors), and the fit took the last step"
         if fit["recentered"]
         else f"the network is near its optimum (a last step would change its errors by {change})"
     )
     output.fact("Fit", f"{exact} on {rows['train']:,} rows; {optimum}")
+    output.fact("Trust", f"{fit['trust']['level']}: {fit['trust']['words']}")
     output.head(f"On {rows['test']:,} held-out rows, never trained on")
     scores = content["scores"]
     output.rows([[name, figure(one["value"]), one["words"]] for name, one in scores.items()], right=(1,))
@@ -269,29 +344,66 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
     if explained:
         some = "" if explained == rows["test"] else f" ({explained:,} of them)"
         print_verdicts(output, counts, f"Why are predictions uncertain? Verdicts on the held-out rows{some}")
+        if content["verdicts"]["unlabelled"]:
+            head = f"And on the {count(rows['unlabelled'], 'row')} without a label"
+            print_verdicts(output, content["verdicts"]["unlabelled"], head)
         if sum(content["verdicts"]["all"].values()) < rows["used"]:
             output.say("  Not all rows have a verdict, which would take long: --verdicts all")
     if content["suspects"]:
-        output.head("Training labels to check first")
+        output.head("Labels to check first")
         output.rows(
             [
-                [f"{one['row']}", one["label"], one["predicted"], figure(one["suspicion"])]
+                [f"{one['row']}", one["label"], one["others"], _doubt_text(target["task"], one["suspicion"])]
                 for one in content["suspects"]
             ],
-            ["row", f"{content['target']['name']} in the file", "predicted", "doubt"],
+            ["row", f"{target['name']} in the file", "the other rows say", DOUBT[target["task"]]],
             right=(0, 3),
         )
-        output.say(DOUBT[content["target"]["task"]])
+        if content["wrong_labels"]:
+            output.say(f"  In all, {content['wrong_labels']['words']}")
+    if "import" in content:
+        print_answers(output, content["import"], rows["test"])
     output.say()
     for name, path in content["files"].items():
         if path is not None:
-            output.file({"csv": "All rows", "report": "Report", "saved": "Saved"}[name], path)
+            output.file(FILES[name], path)
     output.fact("Time", f"{content['seconds']:.0f} s")
+
+
+def _doubt_text(task: str, suspicion: float) -> str:
+    r"""How far a label is from what the other rows say, or the chance that they leave it.
+
+    Examples:
+        >>> _doubt_text("regression", 3.448), _doubt_text("classification", 0.9917)
+        ('3.4', '0.8\xa0%')
+    """
+    return f"{suspicion:.1f}" if task == "regression" else percent(1.0 - suspicion)
+
+
+def _model_words(model: dict[str, Any]) -> list[str]:
+    """Which model was taken, and why."""
+    scores = dict(model["validation"])
+    score = scores.pop("score")
+    rows = f"{model['validation_rows']:,} validation rows"
+    if model["kind"] == "trees":
+        words = f"gradient boosting, {model['trees']:,} trees with {model['leaves']:,} leaves; settings"
+    else:
+        words = (
+            f"network, {model['inputs']} inputs, two hidden layers of {model['width']}, {model['weights']:,} weights; "
+            f"weight decay {model['weight_decay']:g},"
+        )
+    listed = ", ".join(f"{kind} {figure(value)}" for kind, value in scores.items())
+    better = [f"the better one: {score} on {rows} they had not seen: {listed}"] if len(scores) > 1 else []
+    return [f"{words} chosen by {rows}", *better]
 
 
 def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
     """How often each verdict was given, and what to do about it."""
     total = sum(counts.values())
     output.head(head)
-    lines = [[name, f"{count:,}", percent(count / total), ADVICE[name]] for name, count in counts.items()]
+    lines = [
+        [name, f"{number:,}", percent(number / total), ADVICE[name]]
+        for name, number in counts.items()
+        if number or name != CHECK_INPUT
+    ]
     output.rows(lines, right=(1, 2))

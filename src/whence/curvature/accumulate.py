@@ -100,19 +100,19 @@ RowSums = TypeVar("RowSums", bound=RowAccumulator)
 
 CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 24 * 2**30}  # of a chunk's activations and output gradients, at most
 CHUNKS_PER_BATCH = 3  # at least, on a CPU: what is computed from a chunk takes more than the chunk
-CHUNKS_PER_SMALL_BATCH = 4  # where examples are small and few, so that memory is left for the cache of gradients
-LEAST_BYTES = 4 * 2**20  # chunks are not made smaller than this to stay below a share of the batch
+CHUNKS_PER_SMALL_BATCH = 4  # where examples are small and few, as their gradients are cached beside them
+LEAST_BYTES = 12 * 2**20  # chunks are not made smaller than this to stay below a share of the batch
 LEAST_EXAMPLES = 8  # of a chunk, if they take at most four times CHUNK_BYTES: products of few rows are slow
 CHUNK_SHARE = 0.18  # of the memory budget that a chunk takes at most
 LEAST_CHUNK_SHARE = 0.07  # of the memory budget that chunks get, however much is in use beside them
 CHUNK_WORKSPACE = 3.6  # peak memory while a chunk is added, the chunk itself included, in units of the chunk
-CHUNK_PEAK = 1.7  # the same where no gradient matrix is formed
 UNFRAGMENTED = 0.7  # share of a tight budget that tensors may fill: a heap in which they come and go has holes
 WORKSPACE_SHARE = 0.4  # of the budget for gradient matrices that are formed from a chunk
-CACHE_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}  # gradients of which twice the size is at most this are cached
+CACHE_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}  # gradients of which twice the size is at most this are cached
 CACHE_SHARE = 0.3  # of the memory budget that cached rows of features take at most
-ROTATED_SIZE = 1.1  # cached gradients rotated to a basis, in units of the captured ones
+PIECE_NUMBERS = 2**22  # of rows of features that are cached as one tensor
 FEW_NUMBERS = 512  # activations and gradients of an example up to which one thread is faster than several
+FEW_BYTES = 32 * 2**20  # of all examples, for the same
 PROOF_EXAMPLES = 8  # on which a capture is verified against autograd
 
 
@@ -132,7 +132,7 @@ class LayerSizes:
     def small(self, examples: int, cotangents: int) -> bool:
         """Whether examples are so small, and so few, that the overhead of calls outweighs the arithmetic."""
         each = self.example(cotangents)
-        return each <= 4 * FEW_NUMBERS and 2.0 * examples * each <= CACHE_BYTES["cpu"]
+        return each <= 4 * FEW_NUMBERS and examples * each <= FEW_BYTES
 
 
 def chunk_examples(
@@ -151,20 +151,10 @@ def chunk_examples(
     return max(1, int(min(min(most, CHUNK_SHARE * limit, free) // each, by_workspace)))
 
 
-def cache_bytes(sizes: LayerSizes, cotangents: int, n: int, batch: int, device: torch.device, budget: Budget) -> float:
-    """Bytes of gradients that are cached from pass to pass: what chunks leave of a batch's memory.
-
-    None for a large training set, of which only a small part would be cached.
-    """
-    on_gpu = device.type == "cuda"
-    each = sizes.example(cotangents)
-    most = min(CACHE_BYTES["cuda" if on_gpu else "cpu"], LEAST_CHUNK_SHARE * budget.limit)
-    if 2.0 * n * each > most:
-        return 0.0
-    if on_gpu:
-        return float(most)
-    taken = CHUNK_PEAK * each * min(batch, chunk_examples(sizes, cotangents, batch, device, budget, 0.0))
-    return max(batch * each - taken, LEAST_BYTES) / ROTATED_SIZE
+def cache_bytes(sizes: LayerSizes, cotangents: int, n: int, device: torch.device, budget: Budget) -> float:
+    """Bytes of gradients that are cached from pass to pass; none for a training set that does not fit as a whole."""
+    most = min(CACHE_BYTES["cuda" if device.type == "cuda" else "cpu"], LEAST_CHUNK_SHARE * budget.limit)
+    return float(most) if 2.0 * n * sizes.example(cotangents) <= most else 0.0
 
 
 @dataclass
@@ -232,10 +222,8 @@ class LayerGradients:
         self._chunks = Chunks(problem.batches.notes, "gradients of all layers")
         self.in_use = 0.0  # bytes beside the chunks, as far as they are known; chunks take what is left
         self.notes: list[str] = []  # what was found out of the ordinary about the model, in words
-        self._batch = 0
         if sizes is None:
             first = problem.batches.first()
-            self._batch = first.size
             few = take(first.inputs, slice(0, min(first.size, PROOF_EXAMPLES)))
             if not problem.captures:
                 problem.captures.append(self._verified_on_training_data(few))
@@ -296,7 +284,7 @@ class LayerGradients:
         Computes with one thread, where examples are so small that several would mostly wait for one another.
         """
         problem, passes = self.problem, self.problem.passes
-        room = cache_bytes(self.sizes, problem.k, problem.n, self._batch, problem.device, problem.budget)
+        room = cache_bytes(self.sizes, problem.k, problem.n, problem.device, problem.budget)
         allowed = problem.n <= (problem.chunk_size or problem.n)  # gradients of so many examples are held, and no more
         if not allowed or problem.sketch is not None or passes.shared or passes.checkpoint is not None:
             room = 0.0
@@ -487,25 +475,37 @@ class TrainingRows:
         """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
         problem = self.problem
         if self._cached is not None and self._full:
+            pieces = problem.progress.track(self._cached, f"{label}, part", len(self._cached))
             if state is not None:
                 known = problem.dependencies(given)
-                yield from problem.passes.over(self._cached, lambda item: item[0], label, state, known, resumable=False)
+                yield from problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
                 return
             if problem.passes.closed and not self._everywhere:
                 raise partial_data_error()
-            yield from self._cached
+            yield from pieces
             return
         found: list[tuple[slice, Tensor]] = []
-        for batch in problem.read(label, state, given):
-            for part, rows in self.features.rows(batch.inputs, problem.k):
-                where = slice(batch.start + part.start, batch.start + part.stop)
-                check_gradients(rows, where.start)
-                if self._cached is not None:
-                    found.append((where, rows))
-                yield where, rows
+        for piece in self._computed(label, state, given):
+            if self._cached is not None:
+                found.append(piece)
+            yield piece
         mine = problem.local_rows
         if self._cached is not None and sum(len(rows) for _, rows in found) == mine.stop - mine.start:
             self._cached, self._full = found, True  # a reader that stops early, or starts late, keeps nothing
+
+    def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """The same from the training data; rows of a batch that will be cached as one: products of few are slow."""
+        problem, pieces = self.problem, list[Tensor]()
+        for batch in problem.read(label, state, given):
+            for part, rows in self.features.rows(batch.inputs, problem.k):
+                check_gradients(rows, batch.start + part.start)
+                pieces.append(rows)
+                held = sum(one.numel() for one in pieces)
+                if self._cached is None or held >= PIECE_NUMBERS or part.stop == batch.size:
+                    stop = batch.start + part.stop
+                    joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                    pieces.clear()
+                    yield slice(stop - len(joined), stop), joined
 
     def bring_together(self) -> None:
         """Let every process have the rows of all of them."""
@@ -517,7 +517,7 @@ class TrainingRows:
             need, "the gradients of all training examples in each process", "Use Exact(road='primal'), or one process."
         )
         found = [rows for _, rows in self.read("rows")]
-        everything = process_group.gather(torch.cat(found) if found else None, "rows", problem.device)
+        everything = process_group.all_gather(torch.cat(found) if found else None, "rows", problem.device)
         self._cached, self._full, self._everywhere = [(slice(0, problem.n), everything)], True, True
 
     def times(self, vectors: Tensor) -> Tensor:

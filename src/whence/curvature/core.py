@@ -29,6 +29,10 @@ from whence.curvature.rotation import Basis
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 
+QUICK_SIZE = 2048  # features that are taken of any number of examples
+OPERATIONS = {"cpu": 1e11, "cuda": 2e14}  # n k r^2 of a core with more of them: about five seconds on one core
+SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # the most features of a sketch, and its share of these operations
+
 
 @dataclass(frozen=True)
 class Core(FeatureStructure):
@@ -37,9 +41,9 @@ class Core(FeatureStructure):
     Leverages are true leverages (in [0, 1), no guard) and variances have honest scale, which EKFAC's have not.
 
     Args:
-        size: r; chosen from `share`, `largest` and the memory limit when `None`.
+        size: r; chosen from `share`, `largest`, the number of examples and the memory limit when `None`.
         share: of EKFAC's effective degrees of freedom to capture.
-        largest: most coordinates to take.
+        largest: most coordinates to take; on a CPU, of many examples, fewer: what takes some ten seconds, or 2048.
         tolerance: as of EKFAC: coordinates outside the truncated basis are never taken.
         basis: as of EKFAC.
 
@@ -97,11 +101,11 @@ class Core(FeatureStructure):
             problem.budget.require(primal_bytes(r), f"a core of {r} coordinates", "Lower `size`.")
         else:
             wanted = int(torch.searchsorted(freedom, self.share * freedom[-1])) + 1
-            affordable = int((problem.budget.limit / primal_bytes(1)) ** 0.5)
-            r = max(1, min(wanted, self.largest, affordable, useful))
+            most = quick_size(problem.n * problem.k, problem.device, problem.budget.limit)
+            r = max(1, min(wanted, self.largest, most, useful))
         picked = torch.zeros(len(joined), dtype=torch.uint8, device=joined.device)
         picked[order[:r]] = 1
-        problem.passes.process_group.share([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
+        problem.passes.process_group.broadcast([picked], 0, "the core")  # sums may be rounded otherwise elsewhere
         r = int(picked.sum(dtype=torch.int64))
         parts = picked.split([s.numel() for s in spectrum])
         share = float(freedom[r - 1] / freedom[-1]) if float(freedom[-1]) > 0 else 1.0
@@ -109,9 +113,21 @@ class Core(FeatureStructure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        affordable = int((sizes.limit / primal_bytes(1)) ** 0.5)
-        r = min(self.size or min(self.largest, affordable), sizes.d)
-        return core_cost(sizes, self.name, r)
+        r = self.size or min(self.largest, quick_size(sizes.numbers, sizes.device, sizes.limit))
+        return core_cost(sizes, self.name, min(r, sizes.d))
+
+
+def quick_size(numbers: int, device: torch.device, limit: float = math.inf, share: float = 1.0) -> int:
+    """Features whose algebra takes a share of OPERATIONS, for n k `numbers`, or QUICK_SIZE if these are more.
+
+    Never more than fit in `limit` bytes.
+
+    Examples:
+        >>> quick_size(10_000, torch.device("cpu")), quick_size(10**6, torch.device("cpu"))
+        (3162, 2048)
+    """
+    quick = (share * OPERATIONS["cuda" if device.type == "cuda" else "cpu"] / max(numbers, 1)) ** 0.5
+    return int(min(max(QUICK_SIZE, quick), (limit / primal_bytes(1)) ** 0.5))
 
 
 def trim(basis: Basis, index: Tensor) -> tuple[Basis, Tensor]:
@@ -153,7 +169,8 @@ class Sketch(FeatureStructure):
     """The exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.
 
     Args:
-        size: number of features over all blocks; small blocks are kept whole.
+        size: number of features over all blocks; small blocks are kept whole. Of many examples 2048 when `None`, of
+            fewer up to 6144.
         seed: of the projections.
 
     Examples:
@@ -166,14 +183,15 @@ class Sketch(FeatureStructure):
     """
 
     name: ClassVar[str] = "sketch"
-    size: int = 6144
+    size: int | None = None
     seed: int = 0
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedPrimal:
         """Draw the projections, then the primal algebra."""
-        features = sketch_features(LayerGradients(problem), self.size, self.seed)
+        size = self._size(problem.n * problem.k, problem.device)
+        features = sketch_features(LayerGradients(problem), size, self.seed)
         bases = [one for basis in features.bases for one in basis.tensors]
-        problem.passes.process_group.share(bases, 0, "the sketch")  # may be rounded otherwise elsewhere
+        problem.passes.process_group.broadcast(bases, 0, "the sketch")  # may be rounded otherwise elsewhere
         r = features.size
         problem.budget.require(primal_bytes(r), f"a sketch of {r} features", "Lower `size`.")
         features.notes.append(f"random sketch of {r} features for {problem.selection.size} weights")
@@ -181,7 +199,11 @@ class Sketch(FeatureStructure):
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
-        return sketch_cost(sizes, self.name, min(self.size, sizes.d))
+        return sketch_cost(sizes, self.name, min(self._size(sizes.numbers, sizes.device), sizes.d))
+
+    def _size(self, numbers: int, device: torch.device) -> int:
+        """Features, for n k `numbers`."""
+        return self.size or min(SKETCH_SIZE, quick_size(numbers, device, share=SKETCH_SHARE))
 
 
 # --- Cost ------------------------------------------------------------------------------------------------------------
@@ -210,12 +232,12 @@ def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = No
     return Cost(
         name,
         stages={stage: bases + size for stage, size in algebra_stages(sizes, r, rows, chunk).items()},
-        steps={"rows": _feature_rows(sizes, read, read), "algebra": Work(algebra=algebra_operations(sizes, r))},
-        prediction=_feature_rows(sizes, 0.0, 1.0, algebra=12.0 * sizes.k * float(r) ** 2),
+        steps={"rows": _feature_rows(sizes, read, read), "algebra": Work(working=algebra_operations(sizes, r))},
+        prediction=_feature_rows(sizes, 0.0, 1.0, more=12.0 * sizes.k * float(r) ** 2),
     )
 
 
-def _feature_rows(sizes: ProblemSizes, read: float, examples: float, algebra: float = 0.0) -> Work:
-    """Features of some examples."""
+def _feature_rows(sizes: ProblemSizes, read: float, examples: float, more: float = 0.0) -> Work:
+    """Features of some examples, and more operations."""
     each = sizes.rotations + 2.0 * sizes.k * sizes.d
-    return Work(read=read, layers=examples, working=examples * each, algebra=algebra)
+    return Work(read=read, layers=examples, working=examples * each + more)

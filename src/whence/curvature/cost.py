@@ -1,6 +1,6 @@
 """What a structure costs: bytes held in each stage of a fit, and work of each step.
 
-A structure gives it by `cost`, from the sizes of a problem; `whence.estimate` adds it up.
+A structure gives it by `cost`, from the sizes of a problem; `whence.estimate` adds it up, and a fit that lasts says it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from whence.curvature.accumulate import CHUNK_WORKSPACE, LayerGradients, examples_bytes, working_precision
+from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.gradients import Block
+from whence.jacobian.linearization import Linearization
+
+SAMPLE = 32
+"""Examples that are run to measure."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +79,76 @@ class Cost:
     def memory(self) -> float:
         """Bytes at the peak."""
         return max(self.stages.values())
+
+
+# --- Sizes and speed of a problem -----------------------------------------------------------------------------------
+
+
+def measure_sizes(
+    problem: Linearization, stream: LayerGradients | None, first: Inputs, n: int, batch: int
+) -> ProblemSizes:
+    """Sizes of a problem of n examples, from one of a few; without its layers where rows of the Jacobian will do."""
+    roots = problem.hessian_roots
+    k, d, item = problem.k, problem.selection.size, problem.outputs.element_size()
+    q = 0 if roots is None else roots.shape[2]
+    working = torch.finfo(working_precision(problem)).bits // 8
+    graph = graph_bytes(problem, first)
+    row_chunk, layer_chunk, layer_bytes = min(problem.jacobian().chunk(k), batch), 0, 0.0
+    if stream is not None:
+        layer_chunk = min(stream.chunk_size(k, batch), batch)
+        layer_bytes = layer_chunk * (CHUNK_WORKSPACE * stream.sizes.example(k) + graph + k * stream.sizes.workspace)
+    return ProblemSizes(
+        n=n,
+        k=k,
+        q=q,
+        d=d,
+        item=item,
+        working=working,
+        row_chunk=row_chunk,
+        layer_chunk=layer_chunk,
+        row_bytes=row_chunk * (k * d * (working + 2.0 * item) + (1.0 + k) * graph),
+        layer_bytes=layer_bytes,
+        example_bytes=examples_bytes(n, k, q, item),
+        blocks=() if stream is None else stream.blocks,
+        limit=problem.budget.limit,
+        device=problem.device,
+    )
+
+
+def graph_bytes(problem: Linearization, inputs: Inputs) -> float:
+    """Bytes that a forward pass keeps for an example, to be differentiated."""
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    few = take(inputs, slice(0, SAMPLE))
+    own = {p.untyped_storage().data_ptr() for p in problem.network.model.parameters()}
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        problem.network(few)
+    return sum(size for place, size in held.items() if place not in own) / batch_size(few, "this batch")
+
+
+def total_seconds(work: Work, unit_seconds: Work) -> float:
+    """How long some work takes, from the seconds for one unit of each kind of work."""
+    return sum(float(vars(work)[kind] * seconds) for kind, seconds in vars(unit_seconds).items())
+
+
+def step_seconds(cost: Cost, n: int, unit_seconds: Work) -> dict[str, float]:
+    """Seconds of every step of a fit to n examples."""
+    steps = {"outputs": Work(read=n, forward=n), **cost.steps}
+    return {name: total_seconds(work, unit_seconds) for name, work in steps.items()}
+
+
+def usual_seconds(k: int, reading: float, forward: float) -> Work:
+    """Seconds for one unit of each kind of work on an ordinary core, for k outputs and what was measured."""
+    return Work(
+        read=reading,
+        forward=forward,
+        layers=(1.0 + k) * forward,
+        rows=(1.0 + 2.0 * k) * forward,
+        algebra=1 / 4e10,
+        working=1 / 8e10,
+        cubes=3e-10,
+    )

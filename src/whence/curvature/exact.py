@@ -21,7 +21,7 @@ from whence.runtime.memory import Budget, readable
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
 
-OPERATIONS = {"cpu": 2e12, "cuda": 2e14}  # floating-point, of an exact fit that is quick: about a minute
+OPERATIONS = {"cpu": 1.5e11, "cuda": 2e14}  # a third of those of an exact fit that takes ten seconds on one core
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _instead(problem: Linearization) -> str:
 
 @dataclass(frozen=True)
 class Auto(Structure):
-    """Choose the structure by size: exact where it fits in memory and takes about a minute at most, else the core.
+    """Choose the structure by size: exact where it fits in memory and takes about ten seconds at most, else the core.
 
     Diagnostics say which one was taken, and why.
 

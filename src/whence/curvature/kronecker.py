@@ -29,12 +29,10 @@ from whence.curvature.accumulate import (
 from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, combine, outer, products_are_rounded, raised
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
-from whence.linalg import check_finite_sums, eigenvectors, eigh
-from whence.runtime.processes import Processes, assign_by_cost
+from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
+from whence.runtime.processes import assign_by_cost
 
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
-PANELS = 4  # of about equal width, 5/8 of the products of the whole, make a symmetric product
-LEAST_PANEL = 64  # columns: with fewer, a second thread has too little to do
 LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
 MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
 EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
@@ -86,17 +84,13 @@ def second_moment(rows: Tensor) -> Tensor:
 
 
 def _crossed(rows: Tensor) -> Tensor:
-    """Rows (..., m, i) to (..., i, i); of one matrix on a CPU the upper half alone, in panels of columns."""
+    """Rows (..., m, i) to (..., i, i); of one matrix on a CPU without the products that are known by symmetry."""
     size = rows.shape[-1]
-    if rows.is_cuda or 2 * size < 3 * LEAST_PANEL or rows.numel() != rows.shape[-2] * size:
+    if rows.is_cuda or size <= NARROWEST or rows.numel() != rows.shape[-2] * size:
         return rows.transpose(-1, -2) @ rows
-    flat = rows.reshape(-1, size)
-    found, step = flat.new_empty(size, size), max(-(-size // (16 * PANELS)) * 16, LEAST_PANEL)
-    for low in range(0, size, step):
-        high = low + step
-        torch.mm(flat[:, low:high].T, flat[:, low:], out=found[low:high, low:])
-    upper = found.triu_()
-    return (upper + upper.triu(1).T).reshape(*rows.shape[:-2], size, size)
+    found = rows.new_zeros(size, size)
+    add_gram(found, rows.reshape(-1, size))
+    return mirror(found).reshape(*rows.shape[:-2], size, size)
 
 
 @dataclass
@@ -259,7 +253,7 @@ class KroneckerFactors(Accumulator):
             problem.passes.trim_memory()
             return basis.to(precision), values if products else None
 
-        found = decompose(self.factors, decomposed, problem.passes.process_group, problem.device, notes)
+        found = decompose(self.factors, decomposed, problem, notes)
         notes += describe_blocks(self.blocks)
         if self.sampled:
             notes.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
@@ -378,13 +372,14 @@ Eigenbasis = tuple[Basis, Tensor | None]
 def decompose(
     factors: Sequence[Factors],
     make: Callable[[int, list[str]], Eigenbasis],
-    process_group: Processes,
-    device: torch.device,
+    problem: Linearization,
     notes: list[str],
 ) -> list[Eigenbasis]:
     """The bases of all blocks, made one after the other; each by one process, where there are several."""
+    process_group, device = problem.passes.process_group, problem.device
     if process_group.alone:
-        return [make(at, notes) for at in range(len(factors))]
+        every_block = problem.progress.track(range(len(factors)), "eigenvectors, layer", len(factors))
+        return [make(at, notes) for at in every_block]
     owners = assign_by_cost([one.cost for one in factors], process_group.size)
     own: list[str] = []
     mine = {at: make(at, own) for at, owner in enumerate(owners) if owner == process_group.rank}
@@ -392,7 +387,7 @@ def decompose(
         at: [None if one is None else (tuple(one.shape), one.dtype) for one in (basis.inputs, basis.outputs, spectrum)]
         for at, (basis, spectrum) in mine.items()
     }
-    every = process_group.tell("the eigenvectors of all layers", (specs, own))
+    every = process_group.all_gather_object("the eigenvectors of all layers", (specs, own))
     found = []
     for at, owner in enumerate(owners):
         if owner == process_group.rank:
@@ -401,7 +396,7 @@ def decompose(
         else:
             wanted = every[owner][0][at]
             parts = [None if one is None else torch.empty(one[0], dtype=one[1], device=device) for one in wanted]
-        process_group.share([part for part in parts if part is not None], owner, "the eigenvectors of all layers")
+        process_group.broadcast([part for part in parts if part is not None], owner, "the eigenvectors of all layers")
         found.append((Basis(factors[at].block, parts[0], parts[1]), parts[2]))
     notes += [note for _, each in every for note in each]
     return found
@@ -520,7 +515,7 @@ class SpectrumSums(Accumulator):
             self.weights[:, -1] = 0.0
         elif noise is not None and problem.k > 1:  # with one output the noise is a factor
             sizes, self.frame = eigh(noise)
-            problem.passes.process_group.share([sizes, self.frame], 0, "eigenvalues")
+            problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
             self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
         self.cotangents = ConstantCotangents(self.frame.T)
         self.sums = [MomentSums(basis, len(self.weights), problem.device) for basis in bases]

@@ -47,7 +47,6 @@ class LeafFeatures:
     basis: Tensor  # (leaves, r / w)
     notes: list[str] = field(default_factory=list)
     orthonormal: ClassVar[bool] = True
-    well_conditioned: ClassVar[bool] = True  # the trees' own ridge is near their curvature: Gram matrices will do
 
     @property
     def size(self) -> int:
@@ -62,7 +61,7 @@ class LeafFeatures:
         """Yield (which examples, rows (n, k, r)) in single precision."""
         plain = inputs.inputs if isinstance(inputs, OutputView) else inputs
         leaves, k = plain["leaves"], len(self.model.base)
-        table = (self.basis / self.model.scale.unsqueeze(1)).float()
+        table = (self.basis / self.model.scale.unsqueeze(1)).float().contiguous()  # by rows, which bags read
         step = max(1, ROW_BYTES // (4 * max(k, outputs) * self.size))
         for low in range(0, len(leaves), step):
             where = slice(low, min(low + step, len(leaves)))
@@ -244,11 +243,11 @@ def leading_directions(problem: Linearization, model: LeafSum, count: int, seed:
     generator = torch.Generator("cpu").manual_seed(seed)
     found = torch.randn(len(model.scale), extra, generator=generator, device="cpu").to(problem.device)
     for _ in range(ITERATIONS):
-        found = torch.linalg.qr(rows.back(rows.forth(found))).Q
+        found = torch.linalg.qr(rows.back(rows.forth(found))).Q.contiguous()
     moved = rows.forth(found).double()
     order = torch.linalg.eigh(moved.T @ moved).eigenvectors.flip(1)[:, :count]
     vectors: Tensor = torch.linalg.qr(found.double() @ order).Q
-    return vectors
+    return vectors.contiguous()
 
 
 @dataclass(frozen=True)
@@ -312,7 +311,7 @@ def _starts(places: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LeafAuto(Auto):
-    """Exact where it fits in memory and takes about a minute at most, else the leading directions of the leaves."""
+    """Exact where it fits in memory and takes about ten seconds at most, else the leading directions of the leaves."""
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """As for networks, with the core of leaves in the place of theirs."""

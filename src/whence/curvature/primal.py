@@ -34,6 +34,7 @@ from whence.curvature.base import (
     Sandwich,
     groups_within_memory,
     singular,
+    times_noise,
     trace_of_hat,
 )
 from whence.curvature.cost import ProblemSizes
@@ -41,12 +42,13 @@ from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
-from whence.linalg import eigenvectors
+from whence.linalg import add_gram, eigenvectors, inverse_norm, mirror, times_lower
 from whence.runtime.execution import State
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
 
-QR_SIZE = 2048  # features up to which rows at hand are factored by QR, which squares no condition number
+QR_SIZE = 2048  # features up to which rows at hand are factored by QR if need be: it squares no condition number
+CONDITION = 1e4  # up to which a Gram matrix will do: four digits at most of those that the rows have are lost
 FEW_FEATURES = 512  # up to which rows in single precision are whitened in the precision of the algebra
 
 
@@ -90,12 +92,13 @@ class Projected:
 
     def into(self, vectors: Tensor) -> Tensor:
         """U^T v: vectors among the selected weights (..., d) in these coordinates, (..., r)."""
-        return self._along(self.stream.problem.selection.unflatten(vectors.double()))
+        return self._along(self.stream.problem.selection.unflatten(vectors))
 
     def _along(self, parameters: Mapping[str, Tensor]) -> Tensor:
         parts = []
         for basis, index in zip(self.bases, self.indices, strict=True):
-            moved = basis.to(torch.float64).into(basis.block.to_matrix(parameters))
+            matrix = basis.block.to_matrix(parameters)
+            moved = basis.to(matrix.dtype).into(matrix)
             lead = moved.shape[: moved.ndim - len(basis.shape)]
             parts.append(moved.reshape(*lead, math.prod(basis.shape))[..., index])
         return torch.cat(parts, dim=-1).to(self.stream.problem.dtype)
@@ -202,7 +205,7 @@ def path_from_curvature(curvature: Tensor, rows: TrainingRows, notes: list[str])
     problem = rows.problem
     values, vectors = (part.to(curvature.dtype) for part in eigenvectors(curvature, "the curvature", notes))
     # signs of eigenvectors are arbitrary: those of one process serve all
-    problem.passes.process_group.share([values, vectors], 0, "leave-one-out path")
+    problem.passes.process_group.broadcast([values, vectors], 0, "leave-one-out path")
     weights = rows.features.weights()
 
     def rotated(state: State, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -292,7 +295,20 @@ class Whitening:
         """
         if len(self.scale) <= FEW_FEATURES and rows.dtype != self.inverse.dtype:
             return self(rows.to(self.inverse.dtype))
-        return (rows / self.scale.to(rows.dtype)) @ self.inverse.to(rows.dtype).T
+        return times_lower(rows / self.scale.to(rows.dtype), self.inverse.to(rows.dtype))
+
+    def to(self, dtype: torch.dtype) -> Whitening:
+        """For a pass over many rows of this precision: the same, converted once."""
+        if len(self.scale) <= FEW_FEATURES or dtype == self.inverse.dtype:
+            return self
+        return Whitening(self.scale.to(dtype), self.inverse.to(dtype))
+
+    def curvature(self, ridge: float) -> Tensor:
+        """(r, r) F itself, without lambda, between whitened rows: I - lambda C^-1 D^-2 C^-T."""
+        found = torch.zeros_like(self.inverse)
+        add_gram(found, (self.inverse / self.scale).T)
+        mirror(found).mul_(-ridge).diagonal().add_(1.0)
+        return found
 
 
 class FeatureCurvature(RowAccumulator):
@@ -319,7 +335,7 @@ class FeatureCurvature(RowAccumulator):
         with rounded_products(False):  # TF32 has too few digits for the inverse of what is nearly dependent
             add_gram(self.curvature, flat)
         residuals = self.rows.problem.residuals[where].to(rows.dtype)
-        self.score += torch.einsum("nkp,nk->p", rows, residuals).to(self.score.dtype)
+        self.score += (residuals.reshape(-1) @ rows.flatten(0, 1)).to(self.score.dtype)
 
 
 class PrimalLeverage(RowAccumulator):
@@ -330,6 +346,7 @@ class PrimalLeverage(RowAccumulator):
     def __init__(self, rows: TrainingRows, whiten: Whitening, step: Tensor) -> None:
         problem = rows.problem
         self.whiten, self.step = whiten, step
+        self.narrow: Whitening | None = None  # in the precision of the rows
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros_like(problem.outputs)
 
@@ -343,7 +360,8 @@ class PrimalLeverage(RowAccumulator):
 
     def add(self, where: slice, rows: Tensor) -> None:
         """Whiten the rows of some examples."""
-        white = self.whiten(rows)
+        self.narrow = self.narrow or self.whiten.to(rows.dtype)
+        white = self.narrow(rows)
         self.leverage_blocks[where] = (white @ white.transpose(1, 2)).to(self.leverage_blocks.dtype)
         self.change[where] = (rows @ self.step.to(rows.dtype)).to(self.change.dtype)
 
@@ -355,6 +373,7 @@ class PrimalMeats(RowAccumulator):
 
     def __init__(self, whiten: Whitening, meats: Meats) -> None:
         self.whiten, self.meats = whiten, meats
+        self.narrow: Whitening | None = None  # in the precision of the rows
         self.matrices = {name: torch.zeros_like(whiten.inverse) for name in meats.roots}
         self.total = whiten.inverse.new_zeros(len(whiten.scale))
         self.group_sums = {  # (groups, q, r)
@@ -373,24 +392,24 @@ class PrimalMeats(RowAccumulator):
         return [self.whiten.scale, self.whiten.inverse, self.meats.total, *self.meats.roots.values()]
 
     def add(self, where: slice, rows: Tensor) -> None:
-        """Add W^T y of some examples: squared, or to the sums of their groups."""
-        white = self.whiten(rows)
+        """Add W^T y of some examples: squared, or to the sums of their groups. W has fewer columns than y has rows."""
+        self.narrow = self.narrow or self.whiten.to(rows.dtype)
         for name, root in self.meats.roots.items():
             part = root if len(root) == 1 else root[where]
-            weighted = part.transpose(1, 2).to(white.dtype) @ white
+            weighted = self.narrow(part.transpose(1, 2).to(rows.dtype) @ rows)
             groups = self.meats.pooled(name)
             if groups is None:
                 add_gram(self.matrices[name], weighted.reshape(-1, len(self.total)))
             else:
                 self.group_sums[name].index_add_(0, groups.index[where], weighted.to(self.total.dtype))
-        vectors = self.meats.total[where].to(white.dtype)
-        self.total += torch.einsum("nkp,nk->p", white, vectors).to(self.total.dtype)
+        total = self.meats.total[where].to(rows.dtype).reshape(-1) @ rows.flatten(0, 1)
+        self.total += self.narrow(total).to(self.total.dtype)
 
     def finish(self) -> dict[str, Tensor]:
         """The meats, those of groups squared after they were summed."""
         for name, sums in self.group_sums.items():
             add_gram(self.matrices[name], sums.reshape(-1, len(self.total)))
-        return self.matrices
+        return {name: mirror(matrix) for name, matrix in self.matrices.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -415,12 +434,13 @@ class FittedPrimal(FittedCurvature):
         notes, path = features.notes, None
         prescale = features.prescale(ridge)  # (r,)
         sums = rows.accumulate(FeatureCurvature(rows, prescale))
+        mirror(sums.curvature)
         if ridge is None:
             path = path_from_curvature(sums.curvature, rows, notes)
             ridge = path.best
         whiten = factored(sums.curvature, prescale, ridge, rows)
         # sums of meats are in these coordinates: the same in all processes
-        problem.passes.process_group.share([whiten.scale, whiten.inverse], 0, "curvature")
+        problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (sums.score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
         found = rows.accumulate(PrimalLeverage(rows, whiten, step))
@@ -445,9 +465,16 @@ class FittedPrimal(FittedCurvature):
         return NewtonStep(self.change, float(direction.norm() / size), direction if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
-        """Meats in whitened coordinates."""
-        found = self.rows.accumulate(PrimalMeats(self.whiten, meats))
-        return PrimalSandwich(self, found.finish(), found.total)
+        """Meats in whitened coordinates; that of Ho is known where its weights are a multiple of the Hessians."""
+        roots, given = dict(meats.roots), self.problem.hessian_roots
+        scale = times_noise(roots.get("ho"), given, torch.eye(self.problem.k).to(self.step))
+        if scale is not None:
+            del roots["ho"]
+        found = self.rows.accumulate(PrimalMeats(self.whiten, replace(meats, roots=roots)))
+        matrices = found.finish()
+        if scale is not None:
+            matrices = {"ho": self.whiten.curvature(self.ridge).mul_(scale), **matrices}
+        return PrimalSandwich(self, matrices, found.total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Whitened rows of a group's members, times themselves; each chunk of groups costs a pass over the rows."""
@@ -512,24 +539,22 @@ class FittedPrimal(FittedCurvature):
 
 
 def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRows) -> Whitening:
-    """The factored inverse of F_lam, from the curvature of prescaled features; by QR of the rows where they are few."""
+    """The factored inverse of F_lam, from the curvature of prescaled features; by QR of the rows if digits are few."""
     penalty = ridge / prescale.square()
     diagonal = curvature.diagonal() + penalty
     if bool((diagonal <= 0).any()):
         raise singular(ridge, int((diagonal <= 0).sum()), len(diagonal))
     inner = diagonal.sqrt()
-    if rows.in_memory and len(inner) <= QR_SIZE and not getattr(rows.features, "well_conditioned", False):
-        factor = factor_by_qr(rows, prescale * inner, ridge)
+    matrix = curvature / inner / inner.unsqueeze(1)
+    matrix.diagonal().add_(penalty / diagonal)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    null = len(inner) - int(info) + 1 if int(info) else 0
+    tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
+    if rows.in_memory and len(inner) <= QR_SIZE and (null or inverse_norm(factor) > CONDITION):
+        factor, null = factor_by_qr(rows, prescale * inner, ridge), 0
         tiny = torch.finfo(factor.dtype).eps * len(inner)
-    else:
-        matrix = curvature / inner / inner.unsqueeze(1)
-        matrix.diagonal().add_(penalty / diagonal)
-        factor, info = torch.linalg.cholesky_ex(matrix)
-        if int(info):
-            raise singular(ridge, len(diagonal) - int(info) + 1, len(diagonal), _rounding(rows.problem, ridge))
-        tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
     pivots = factor.diagonal().abs()
-    null = int((pivots <= tiny * pivots.max()).sum())
+    null = null or int((pivots <= tiny * pivots.max()).sum())
     if null:
         raise singular(ridge, null, len(pivots), _rounding(rows.problem, ridge))
     eye = torch.eye(len(pivots), dtype=factor.dtype, device=factor.device)
@@ -552,7 +577,7 @@ def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
         raise singular(ridge, len(scale) - problem.n * each - penalty, len(scale))
     if not problem.passes.process_group.alone:  # triangles of all processes' rows
         triangle = torch.linalg.qr(stacked[:numbers], mode="r").R
-        found = problem.passes.process_group.gather(triangle, "curvature", stacked.device)
+        found = problem.passes.process_group.all_gather(triangle, "curvature", stacked.device)
         stacked, numbers = torch.cat([found, found.new_zeros(penalty, found.shape[1])]), len(found)
     stacked[numbers:].diagonal().copy_(ridge**0.5 / scale[:penalty])
     upper: Tensor = torch.linalg.qr(stacked, mode="r").R
@@ -597,14 +622,6 @@ class PrimalSandwich(Sandwich):
         return Predicted(outputs, {name: torch.cat(chunks) for name, chunks in parts.items()}, torch.cat(shifts))
 
 
-def add_gram(matrix: Tensor, rows: Tensor) -> None:
-    """Add rows^T rows, computed in the rows' precision, to a matrix of perhaps higher precision."""
-    if rows.dtype == matrix.dtype:
-        matrix.addmm_(rows.T, rows)
-    else:
-        matrix.add_(rows.T @ rows)
-
-
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
@@ -622,8 +639,9 @@ def algebra_stages(sizes: ProblemSizes, r: int, rows: float, chunk: float) -> di
 
 def algebra_operations(sizes: ProblemSizes, r: int) -> float:
     """Operations of the algebra on r features, beside the rows."""
-    tall = 2.0 * sizes.numbers * float(r) ** 2
-    return tall * (5.0 + (sizes.k + 3.0) / sizes.k) + 2.0 * float(r) ** 3
+    tall = 1.2 * sizes.numbers * float(r) ** 2  # a product of which half is known
+    known = bool(sizes.q) or sizes.k == 1  # the meat of Ho, from the curvature
+    return tall * (2.0 + 6.0 / sizes.k + (0.0 if known else 2.0)) + 4.0 * float(r) ** 3
 
 
 def rows_in_cache(rows: float, limit: float) -> bool:

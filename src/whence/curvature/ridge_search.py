@@ -23,7 +23,7 @@ from whence.data.targets import block_diagonal
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
-from whence.linalg import eigenvectors
+from whence.linalg import add_gram, eigenvectors
 
 COARSE = tuple(0.5 - 0.5 * step for step in range(18))
 """Powers of ten of the trace of the curvature that are tried first, from the largest down."""
@@ -114,7 +114,7 @@ def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
     trace = float(torch.einsum("nkp,nkj,njp->", model.rows, model.curvatures(model.start), model.rows))
     tried: dict[float, float] = {}
     weights, worse = model.start, 0
-    for power in COARSE:
+    for power in problem.progress.track(COARSE, "leave-one-out loss, ridge", len(COARSE)):
         weights, tried[power] = model.left_out_loss(weights, trace * 10.0**power)
         worse = 0 if tried[power] == min(tried.values()) else worse + 1
         if worse == WORSE:
@@ -128,7 +128,7 @@ def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
             "`ridge`, or use whence.ridge_from_weight_decay."
         )
     gap = COARSE[0] - COARSE[1]
-    for part in range(1, FINE + 1):
+    for part in problem.progress.track(range(1, FINE + 1), "leave-one-out loss, finer ridge", FINE):
         power = best + gap - 2 * gap * part / (FINE + 1)
         weights, tried[power] = model.left_out_loss(weights, trace * 10.0**power)
     powers = sorted(tried)
@@ -247,7 +247,10 @@ class Linear:
         return torch.cholesky_solve(downhill.unsqueeze(1), factor).squeeze(1)
 
     def _factor(self, inner: Tensor, ridge: float) -> Tensor:
-        curvature = torch.einsum("nkp,nkq->pq", self.rows, inner @ self.rows)
+        values, vectors = torch.linalg.eigh(inner)  # for a product of which half is known
+        roots = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(1)).mT
+        curvature = self.rows.new_zeros(self.rows.shape[2], self.rows.shape[2])
+        add_gram(curvature, (roots @ self.rows).flatten(0, 1))
         curvature.diagonal().add_(ridge)
         factor: Tensor
         factor, info = torch.linalg.cholesky_ex(curvature)

@@ -100,7 +100,7 @@ class Factored:
         outer, inner = self.g.square(), self.a.square()
         if outer.shape[1] <= len(weights):  # whichever takes fewer products
             return torch.einsum("qc,ceoi->qeoi", weights, self._crossed(outer, inner))
-        return self._crossed(torch.einsum("qc,nceo->nqeo", weights, outer), inner)
+        return self._crossed((weights @ outer.flatten(2)).unflatten(2, outer.shape[2:]), inner)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """sum_n weights[n, q] phi^2 of a single cotangent: (q, e, o, i)."""

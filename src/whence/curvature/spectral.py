@@ -21,6 +21,7 @@ from whence.curvature.base import (
     Predicted,
     Sandwich,
     singular,
+    times_noise,
 )
 from whence.curvature.kronecker import DiagonalMoments, MomentSums, Spectrum, states
 from whence.curvature.preconditioned import Directions, is_outer_product
@@ -191,23 +192,6 @@ def centre(basis: Basis, squares: DiagonalMoments, total: Tensor, n: int) -> Dia
     rest = float(total.square().sum() / n - means.sum()) / basis.outside if basis.outside else 0.0
     share = (n - 1) / n
     return DiagonalMoments((squares.inside - means).clamp_min(0.0) * share, max(squares.outside - rest, 0.0) * share)
-
-
-def times_noise(root: Tensor | None, given: Tensor | None, noise: Tensor) -> float | None:
-    """How many times the noise of a spectrum these weights of the examples are; `None` if they are not.
-
-    The noise are the roots of the Hessians of the loss, where these are given, else the covariance (k, k).
-    """
-    if root is not None and given is not None and root.shape == given.shape:
-        times = float(root.norm() / given.norm().clamp_min(torch.finfo(root.dtype).tiny))
-        near = max(1e-9, 16 * torch.finfo(root.dtype).eps)
-        return times**2 if torch.allclose(root, times * given, rtol=near, atol=1e-3 * near * times) else None
-    if root is None or given is not None or len(root) != 1:
-        return None
-    wanted = (root @ root.transpose(1, 2))[0]
-    size = float(noise.diagonal().sum())
-    scale = float(wanted.diagonal().sum()) / size if size > 0 else 1.0
-    return scale if torch.allclose(wanted, scale * noise, rtol=1e-9, atol=1e-12 * size) else None
 
 
 PLANNED_BATCH = 500  # training examples whose products with an input are planned to be held at once

@@ -243,7 +243,7 @@ class TwoBasisSpectrumSums(SpectrumSums):
         """From the curvature's basis of each block to that of the meats."""
         found = self.factors.rotations(notes)
         parts = [one for rotation in found if rotation is not None for one in rotation.tensors]
-        self.problem.passes.process_group.share(parts, 0, "the eigenvectors of the meats")  # their signs are arbitrary
+        self.problem.passes.process_group.broadcast(parts, 0, "the eigenvectors of the meats")  # for the same signs
         return found
 
 

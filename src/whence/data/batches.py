@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from whence.errors import InputError, LoaderError, ShapeError
@@ -109,7 +117,7 @@ class Batches:
 
     def _size(self, number: int) -> int:
         """The number of examples of a batch that was not read, of a list or a DataLoader."""
-        if isinstance(self.loader, (list, tuple)):
+        if isinstance(self.loader, (list, tuple, TensorBatches)):
             return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
         size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader, whose last batch alone is smaller
         return size
@@ -167,12 +175,12 @@ class Batches:
     def _find_first(self) -> Any:
         process_group = self.passes.process_group
         local = next(self.read(None), None)
-        have_any = process_group.tell("the first batch", local is not None)
+        have_any = process_group.all_gather_object("the first batch", local is not None)
         if not any(have_any):
             raise no_examples()
         owner = have_any.index(True)
         sent = None if local is None else to_device((local.inputs, local.targets, local.weights), torch.device("cpu"))
-        return process_group.tell("the first batch", sent if process_group.rank == owner else None)[owner]
+        return process_group.all_gather_object("the first batch", sent if process_group.rank == owner else None)[owner]
 
     def distinct_inputs(self) -> Inputs:
         """The inputs of the first batch, with some of later ones where it has no two examples that differ."""
@@ -187,7 +195,7 @@ class Batches:
                 break
         process_group = self.passes.process_group
         sent = local if process_group.alone else to_device(local, torch.device("cpu"))
-        gathered = [one for each in process_group.tell("the first examples", sent) for one in each]
+        gathered = [one for each in process_group.all_gather_object("the first examples", sent) for one in each]
         others = [one for one in to_device(gathered, self.device) if can_concatenate(inputs, one)]
         return concatenate([inputs, *others])
 
@@ -491,7 +499,39 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
         notes.append(
             f"the loader drops its last, incomplete batch: {size % loader.batch_size} training examples were not read"
         )
-    return _copy(loader, batch_size=loader.batch_size, shuffle=False, drop_last=loader.drop_last and sequential)
+    drop_last = loader.drop_last and sequential
+    if type(loader) is DataLoader and loader.collate_fn is default_collate and type(loader.dataset) is TensorDataset:
+        return TensorBatches(loader.dataset, loader.batch_size, drop_last)
+    return _copy(loader, batch_size=loader.batch_size, shuffle=False, drop_last=drop_last)
+
+
+@dataclass(frozen=True)
+class TensorBatches:
+    """The batches of a DataLoader that reads tensors in order: slices, copied whole and not row by row.
+
+    Examples:
+        >>> batches = TensorBatches(TensorDataset(torch.arange(5)), 2)
+        >>> len(batches), [batch[0].tolist() for batch in batches]
+        (3, [[0, 1], [2, 3], [4]])
+    """
+
+    dataset: TensorDataset
+    size: int
+    drop_last: bool = False
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        examples = len(self.dataset)
+        return examples // self.size if self.drop_last else -(-examples // self.size)
+
+    def __getitem__(self, number: int) -> list[Tensor]:
+        """One batch, a copy: a model may write into its inputs."""
+        rows = slice(number * self.size, (number + 1) * self.size)
+        return [tensor[rows].clone() for tensor in self.dataset.tensors]
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        """All batches in order."""
+        return map(self.__getitem__, range(len(self)))
 
 
 def _spaced_batches(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
@@ -505,11 +545,11 @@ def _spaced_batches(loader: Iterable[Any], count: int) -> tuple[list[int], Itera
         ([0, 2, 4], ['a', 'c', 'e'])
     """
     plain = type(loader) is DataLoader and type(loader.sampler) is SequentialSampler and bool(loader.batch_size)
-    if not (plain or isinstance(loader, (list, tuple))):
+    if not (plain or isinstance(loader, (list, tuple, TensorBatches))):
         return list(range(count)), islice(loader, count)
     total = length(loader) or 0
     numbers = sorted({round(at * (total - 1) / max(count - 1, 1)) for at in range(count)}) if total else []
-    if isinstance(loader, (list, tuple)):
+    if isinstance(loader, (list, tuple, TensorBatches)):
         return numbers, [loader[number] for number in numbers]
     assert isinstance(loader, DataLoader)
     size, examples = loader.batch_size or 1, length(loader.dataset) or 0

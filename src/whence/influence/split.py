@@ -1,11 +1,10 @@
 """HeC3 in two parts: one that new labels would change (noise), one that new inputs would change (design).
 
-Leave-one-out residuals are u_i = b(x_i) + noise, where b, what the model cannot represent, is shared by neighbours and
-the noise is not. Each u_i is predicted from those of its neighbours as a weighted mean; the product of the two then
-estimates b b^T without the noise, and their difference times u_i the noise without b. This is difference-based variance
-estimation. The weights are those of Gaussian process regression, whose noise variance may differ from example to
-example: it is taken to be proportional to the squared residuals around the example, or else places with little noise
-would pass for smooth ones.
+Leave-one-out residuals are u_i = b(x_i) + noise. Neighbours share b, what the model cannot represent, but not the
+noise. Each u_i is predicted from those of its neighbours as a weighted mean; the product of the two then estimates
+b b^T without the noise, and their difference times u_i the noise without b. This is difference-based variance
+estimation. The weights are those of Gaussian process regression with heteroscedastic noise: its variance is taken to
+be proportional to the squared residuals around the example, or else regions with little noise would look smooth.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ NOISE_RATIOS = (*(10.0 ** (step / 2) for step in range(-12, 7)), 1e9)
 """Noise variances over signal variances that are tried; the last one means: no signal."""
 
 LOCAL = 20
-"""Neighbours whose residuals say how large the noise is around an example."""
+"""Neighbours from whose residuals the size of the noise around an example is estimated."""
 
 ROUNDS = 3
 """Fixed-point iterations of the noise and its share in the products of neighbours' residuals."""
@@ -53,12 +52,12 @@ class Sources:
     """Where each training example's leave-one-out residual comes from, on average.
 
     Attributes:
-        noise: (n, k, k) estimates of the noise covariance, without sample weights. Each rests on one residual: they
-            mean something in sums over many examples only, and may be negative.
+        noise: (n, k, k) estimates of the noise covariance, without sample weights. Each is made of a single residual:
+            only sums over many examples mean something, and single ones may be negative.
         design: (n, k, k) estimates of b_i b_i^T, the same.
         anchors: how many examples served as neighbours.
         lengths: squared length over which b varies, for each output, in medians of the squared distances in tangent
-            space; `nan` where plain means of neighbours were asked for.
+            space; `nan` for plain means of neighbours.
         nuggets: noise variance over the variance of b; 1e9 where neighbours have nothing in common.
 
     Examples:
@@ -202,30 +201,27 @@ class _AnchorRows:
 
     def __init__(self, fitted: Fitted, index: Tensor) -> None:
         self.fitted, self.index = fitted, index
-        problem = fitted.problem
-        self._row_bytes = problem.n * problem.k**2 * problem.outputs.element_size()
-        self._cache: list[tuple[slice, Tensor]] | None = None
+        self._cache: list[tuple[slice, Tensor]] = []
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which anchors, rows (m, k, n, k)), as many as memory allows."""
-        if self._cache is not None:
+        """Yield (which anchors, rows (m, k, n, k)), as many at once as memory allows."""
+        if self._cache:
             yield from self._cache
             return
-        limit = self.fitted.problem.budget.limit
-        cached: list[tuple[slice, Tensor]] | None = [] if len(self.index) * self._row_bytes <= 0.2 * limit else None
-        for found in self._read(max(1, int(0.05 * limit) // self._row_bytes)):
-            if cached is not None:
-                cached.append(found)
-            yield found
-        self._cache = cached
-
-    def _read(self, most: int) -> Iterator[tuple[slice, Tensor]]:
+        problem = self.fitted.problem
+        limit, row_bytes = problem.budget.limit, problem.n * problem.k**2 * problem.outputs.element_size()
+        most = max(1, int(0.05 * limit) // row_bytes)
+        found: list[tuple[slice, Tensor]] = []
         done = 0
         for which, inputs, _ in training_examples(self.fitted, self.index, "neighbours"):
             for low in range(0, len(which), most):
                 for _, rows in whole_alignments(self.fitted, take(inputs, slice(low, low + most))):
-                    yield slice(done, done + len(rows)), rows
+                    chunk = slice(done, done + len(rows)), rows
                     done += len(rows)
+                    if len(self.index) * row_bytes <= 0.2 * limit:
+                        found.append(chunk)
+                    yield chunk
+        self._cache = found
 
 
 def _distances(fitted: Fitted, rows: _AnchorRows) -> tuple[Tensor, Tensor]:
@@ -262,7 +258,7 @@ class NeighbourWeights:
 
 
 def nearest_neighbour_weights(distances: Tensor, anchors: Tensor, values: Tensor, count: int) -> NeighbourWeights:
-    """Plain means over the nearest anchors, from the same."""
+    """Plain means over the nearest anchors, from the same arguments as `gaussian_process_weights`."""
     nearest = _nearest(distances, anchors, count)
     weights = torch.zeros_like(distances.T).scatter_(1, nearest, 1.0 / count)
     k = values.shape[1]

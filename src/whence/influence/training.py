@@ -100,6 +100,37 @@ def residuals_without(fitted: Fitted) -> Tensor:
     return fitted.problem.residuals_after(change_without(fitted))
 
 
+def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:
+    """Columns (n, c) `label`, `suggested`, and `suggested_probability` for classes or `suggested_std` for numbers.
+
+    What is suggested is the prediction in the fit without the example: the most probable class, yes or no for each
+    output of a Bernoulli likelihood, or a number. The standard deviation is that of an observation around it,
+    s^2 (1 / weight + leave-one-out leverage), so that suspicion is |label - suggested| / suggested_std for one output.
+    Examples that do not count have no label. Empty where a fit does not know single outputs, or targets are unknown.
+    """
+    problem = fitted.problem
+    likelihood, counted = problem.likelihood, fitted.counted.unsqueeze(1)
+    targets = None
+    if fitted.all_outputs:
+        targets = likelihood.targets_of(problem.unweighted(problem.residuals), problem.outputs)
+    if targets is None:
+        return {}
+    outputs = problem.outputs + change_without(fitted)
+    if not likelihood.has_classes:
+        weights = counted if problem.sample_weights is None else problem.sample_weights.unsqueeze(1)
+        leverage = torch.diagonal(leave_one_out_leverage(fitted), dim1=1, dim2=2).clamp_min(0.0)
+        std = (fitted.sigma.diagonal() / weights + fitted.noise_scale * leverage).sqrt()
+        return {"label": torch.where(counted, targets, torch.nan), "suggested": outputs, "suggested_std": std}
+    p = likelihood.probabilities(outputs)
+    if likelihood.couples_outputs:
+        label, (probability, suggested) = targets.argmax(1, keepdim=True), p.max(1, keepdim=True)
+    else:
+        label, suggested, probability = (targets > 0.5).long(), (p > 0.5).long(), torch.maximum(p, 1.0 - p)
+    if not bool(counted.all()):
+        label = torch.where(counted, label.to(p.dtype), torch.nan)
+    return {"label": label, "suggested": suggested, "suggested_probability": probability}
+
+
 def squared_influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
     """(n,) sum over a batch of |f(x) - f_(-i)(x)|^2, the terms of HeC3, and the size of the batch."""
     total, count = torch.zeros(fitted.problem.n, dtype=fitted.problem.dtype, device=fitted.problem.device), 0
@@ -122,6 +153,9 @@ def training_frame(fitted: Fitted, test: tuple[Tensor, int] | None) -> pandas.Da
         total, count = test
         columns["test_influence"] = (total / count).sqrt()
         columns["test_share"] = total / total.sum().clamp_min(torch.finfo(total.dtype).tiny)
+    for name, values in suggested_labels(fitted).items():
+        several = values.shape[1] > 1
+        columns |= {f"{name}_{at}" if several else name: column for at, column in enumerate(values.T)}
     columns["suspicion"] = suspicion.score
     columns["suspect_rank"] = suspicion.order.argsort() + 1
     table = frame({name: [column] for name, column in columns.items()})

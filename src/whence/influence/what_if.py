@@ -20,16 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from whence.data.batches import Inputs
-from whence.display import Column, Shown, Table, count, numbers, places, rows_shown
+from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, SingularCurvatureError
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 from whence.jacobian.leaves import LeafSum
+from whence.likelihoods import Likelihood
 
 NEWTON_STEPS, CONVERGED = 200, 1e-12
 """Most Newton steps, and the size of the last one over that of g."""
@@ -57,18 +58,29 @@ class WhatIf(Shown):
         change: (m, k) f'(x) - f(x).
         ho, hec3: (m, k) variances before.
         new_ho, new_hec3: (m, k) variances after, with the noise covariance of before.
+        mean: (m, k) outputs before, where all of them were looked at.
+        likelihood: of the network, which knows what its outputs mean.
 
     Examples:
         >>> one = torch.ones(1, 1)
-        >>> WhatIf(change=-0.5 * one, ho=one, hec3=2 * one, new_ho=one, new_hec3=one)
-        WhatIf(1 predictions move by 0.5 on average, their mean HeC3 from 2 to 1)
+        >>> found = WhatIf(change=-0.5 * one, ho=one, hec3=2 * one, new_ho=one, new_hec3=one, mean=3 * one)
+        >>> found
+        WhatIf(1 prediction moves by 0.5, its HeC3 from 2 to 1)
+        >>> print(found)
+        1 prediction after a change of the training set
+        no.  prediction  after  HeC3  HeC3 after
+          0           3    2.5     2           1
     """
+
+    shared: ClassVar = ("likelihood",)
 
     change: Tensor
     ho: Tensor
     hec3: Tensor
     new_ho: Tensor
     new_hec3: Tensor
+    mean: Tensor | None = None
+    likelihood: Likelihood | None = None
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -77,19 +89,43 @@ class WhatIf(Shown):
     def __repr__(self) -> str:
         """Sizes and means."""
         before, after = (float(values.sum(1).mean()) for values in (self.hec3, self.new_hec3))
+        moved = number(float(self.change.norm(dim=1).mean()))
+        if len(self) == 1:
+            return f"WhatIf(1 prediction moves by {moved}, its HeC3 from {number(before)} to {number(after)})"
         return (
-            f"WhatIf({len(self)} predictions move by {float(self.change.norm(dim=1).mean()):.3g} on average, their "
-            f"mean HeC3 from {before:.3g} to {after:.3g})"
+            f"WhatIf({count(len(self), 'prediction')} move by {moved} on average, their mean HeC3 from "
+            f"{number(before)} to {number(after)})"
         )
 
     def _table(self) -> Table:
         m, k = self.change.shape
         rows, more = rows_shown(m, "change, new_ho, new_hec3")
-        moved = self.change[:, 0] if k == 1 else self.change.norm(dim=1)
-        variances = {"Ho": self.ho, "Ho after": self.new_ho, "HeC3": self.hec3, "HeC3 after": self.new_hec3}
-        columns = [places(rows), Column("moves by", numbers(moved[:rows].tolist()))]
+        variances = {"HeC3": self.hec3, "HeC3 after": self.new_hec3}
+        note = more
+        if self.mean is None or (k > 1 and not self._one_class):
+            moved = self.change[:, 0] if k == 1 else self.change.norm(dim=1)
+            columns = [places(rows), Column("moves by", numbers(moved[:rows].tolist()))]
+        elif self.likelihood is not None and self.likelihood.has_classes:
+            columns = [places(rows)]
+            for when, outputs in (("", self.mean), (" after", self.mean + self.change)):
+                p = self.likelihood.probabilities(outputs[:rows])
+                best = p.max(dim=1)
+                if self._one_class:
+                    columns.append(Column(f"class{when}", tuple(map(str, best.indices.tolist()))))
+                columns.append(Column(f"probability{when}", tuple(f"{one:.3f}" for one in best.values.tolist())))
+            note = f"HeC3 is the variance of the logits.\n{more}".strip()
+        else:
+            pair = {"prediction": self.mean, "after": self.mean + self.change}
+            columns = [places(rows), *(Column(name, numbers(one[:rows, 0].tolist())) for name, one in pair.items())]
         columns += [Column(name, numbers(values.sum(1)[:rows].tolist())) for name, values in variances.items()]
-        return Table(f"{count(m, 'prediction')} after a change of the training set", tuple(columns), more)
+        return Table(f"{count(m, 'prediction')} after a change of the training set", tuple(columns), note)
+
+    @property
+    def _one_class(self) -> bool:
+        """Whether one class of several is predicted."""
+        likelihood = self.likelihood
+        several = self.change.shape[1] > 1
+        return likelihood is not None and likelihood.has_classes and likelihood.couples_outputs and several
 
 
 def read_change(

@@ -36,8 +36,8 @@ def ridge_of(
         decay: weight decay of the optimiser.
         loader: gives the training batches; it is read once, to count.
         likelihood: the loss, as for `whence.fit`.
-        model: in evaluation mode; it shows whether it answers at several positions, and whether its own loss compares
-            them with the next label (language models).
+        model: in evaluation mode; it is run to see whether there are outputs at several positions, and whether its own
+            loss compares them with the next label (language models).
 
     Examples:
         >>> import torch

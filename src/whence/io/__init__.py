@@ -1,4 +1,4 @@
-"""Fits in files: one self-contained file each, in the format of safetensors, checked before it is believed."""
+"""Fits in files: one self-contained safetensors file each, checked before it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a fit: the sums of every pass over the data, in files from which the same call goes on."""
+"""Checkpoints of a fit: the sums of every pass over the data, in files from which the same call resumes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ START = "start.whence"
 
 
 class Checkpoint:
-    """Saves the states of passes in a folder every so many seconds, and restores them; `key` identifies the fit."""
+    """Saves the states of passes in a folder and restores them; `every` is in seconds, `key` identifies the fit."""
 
     def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
-        """No pass yet."""
         self.folder, self.every, self.key, self.examples, self.progress = folder, every, key, examples, progress
         self._number = 0
         self._description: dict[str, Any] = {}
@@ -52,7 +51,7 @@ class Checkpoint:
         with opened(self._path) as container:
             done = self._done(container)
             if done is None:
-                return 0  # made from other numbers, on another machine for example: this pass starts anew
+                return 0  # made from other numbers, on another machine for example: this pass starts from zero
             self._fill(container)
         self.progress.say(
             f"whence: from the checkpoint: {label}, up to {'its end' if done == -1 else f'example {done}'}"
@@ -60,21 +59,13 @@ class Checkpoint:
         return None if done == -1 else done
 
     def save_if_due(self, done: int) -> None:
-        """Save the state, which has so many examples in it, if the last time is long ago."""
+        """Save the state, which has this number of examples in it, if the last save was long ago."""
         if time.monotonic() - self._last >= self.every:
             self._write(done)
 
     def finish(self) -> None:
-        """All examples are in the state, which is then let go."""
+        """Save the state, which has all examples in it, and release it."""
         self._write(-1)
-        self._state = {}
-
-    def restart(self) -> None:
-        """The next pass is the first one again."""
-        self._number = 0
-
-    def close(self) -> None:
-        """There are no more passes: let the last one's sums go."""
         self._state = {}
 
     @property
@@ -97,7 +88,7 @@ class Checkpoint:
             tensor.copy_(container.read(name))
 
     def _done(self, container: Container) -> int | None:
-        """How many examples are in a file, -1 for all; `None` if it is of no use."""
+        """How many examples are in a file, -1 for all; `None` if it was made from other numbers."""
         fields = container.manifest
         done = fields.get("done")
         if fields.get("kind") != "pass" or fields.get("key") != self.key:
@@ -119,10 +110,10 @@ def open_checkpoint(
     limit: int,
     progress: Progress,
 ) -> tuple[Checkpoint, int]:
-    """Begin a checkpoint, or recognise one; with the bytes of memory that the fit was planned with.
+    """Begin a checkpoint, or continue one; with the memory limit of the fit, in bytes.
 
-    The folder may be there already, with a checkpoint of the same fit: the same options, as JSON knows them, the same
-    model and the same fingerprints (n,) of the training examples. Else `limit`, the memory there is, is planned with.
+    The folder may hold a checkpoint of the same fit already: the same options (in JSON), the same model and the same
+    fingerprints (n,) of the training examples. Its memory limit then replaces `limit`.
     """
     _prepare(folder)
     draft = Draft()
@@ -141,9 +132,9 @@ def open_checkpoint(
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, or clean up after a process that was killed while it wrote."""
+    """Make the folder, or remove what a process left that was killed while it wrote."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise InputError(f"expected a folder for the checkpoint, got {str(folder)!r}, which is none.")
+        raise InputError(f"expected a folder for the checkpoint, got {str(folder)!r}, which is a file or a link.")
     if not folder.parent.is_dir():
         raise InputError(f"expected a folder that exists to put the checkpoint in, got {str(folder.parent)!r}.")
     folder.mkdir(exist_ok=True)
@@ -157,7 +148,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _check_same_fit(container: Container, draft: Draft, model: nn.Module, fingerprints: Tensor) -> int:
-    """Raise unless the checkpoint is of this fit; else the memory it was planned with."""
+    """Raise unless the checkpoint is of this fit; return its memory limit."""
     fields = container.manifest
     if fields.get("kind") != "start":
         raise damaged(container.path, "it does not say which fit it is of")

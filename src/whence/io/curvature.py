@@ -49,7 +49,7 @@ RECORDS: dict[type, Mapping[str, Any]] = {
     FittedPrimal: {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"},
     FittedLeaves: {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"},
     FittedDual: {**COMMON, "kernel": "algebra nk nk", "factor": "algebra nq nq", "inner_weights": "algebra n k"},
-    FittedIterative: {**COMMON, "worst": "number 0"},
+    FittedIterative: {**COMMON, "worst": "number 0", "solver": IterativeSolver},
     IterativeSolver: {"tolerance": "number 0 1", "iterations": "whole 1"},
     FittedSpectral: {**COMMON, "noise": "algebra k k", "change": "algebra n k"},
     DiagonalMoments: {"inside": "double basis", "outside": "number 0"},
@@ -69,22 +69,23 @@ RECORDS: dict[type, Mapping[str, Any]] = {
         "transposed": "flag",
     },
 }
-"""Fields of every class in a file: a dtype and the names of the axes, the kind of a field and its bounds or choices, or
-another class; "?" in front if it may be missing. What is not named here follows from the rest."""
+"""The fields that are saved of every class: for a tensor its dtype and the names of its axes, for others their kind and
+bounds or choices, or another class; "?" in front of those that may be missing. All other fields follow from these."""
 
 
-def write(draft: Draft, name: str, value: Any) -> None:
-    """Write an object of the table, a tensor, or a field, if there is one."""
+def write(draft: Draft, name: str, value: Any) -> Draft:
+    """Write an object of the table, which is a part of its own, a tensor, or a field, if there is one."""
     if type(value) not in RECORDS:
         draft.put(**{name: value})
-        return
+        return draft
     part = draft.part(name)
     for field in RECORDS[type(value)]:
         write(part, field, getattr(value, field))
+    return part
 
 
 def read(saved: Saved, kind: type[R], **known: Any) -> R:
-    """An object of the table, of which some fields are known already."""
+    """Read an object of the table, except for the fields that are known."""
     return kind(**known, **{name: _field(saved, name, how) for name, how in RECORDS[kind].items() if name not in known})
 
 
@@ -101,7 +102,7 @@ def _field(saved: Saved, name: str, how: Any) -> Any:
 
 
 def write_stream(draft: Draft, stream: LayerGradients) -> None:
-    """What the capture found out about the model."""
+    """The blocks that the capture found, their sizes and notes."""
     write(draft, "sizes", stream.sizes)
     draft.put(notes=stream.notes, blocks=len(stream.blocks))
     for at, block in enumerate(stream.blocks):
@@ -109,7 +110,7 @@ def write_stream(draft: Draft, stream: LayerGradients) -> None:
 
 
 def read_stream(saved: Saved, problem: Linearization) -> LayerGradients:
-    """A stream that knows what the first capture found, and is verified on the training data where they are given."""
+    """Layer gradients with the blocks of the first capture, verified on the training data where they are given."""
     count = saved.whole("blocks", 1, len(problem.selection.parameters))
     blocks = tuple(_read_block(saved.part(f"layer_{at}"), problem) for at in range(count))
     if sorted(name for block in blocks for name in block.parameters) != sorted(problem.selection.parameters):
@@ -134,7 +135,7 @@ def _read_block(saved: Saved, problem: Linearization) -> Block:
 
 
 def write_basis(draft: Draft, basis: Basis) -> None:
-    """Both sides, where they are not the identity."""
+    """Write both sides, where they are not the identity."""
     draft.put(inputs=basis.inputs, outputs=basis.outputs)
 
 
@@ -161,7 +162,7 @@ def read_basis(saved: Saved, block: Block) -> Basis:
 
 
 def write_features(draft: Draft, features: Features) -> None:
-    """The gradients themselves, or chosen coordinates of them."""
+    """Write which features these are: the gradients themselves, or chosen coordinates of them."""
     if type(features) not in (Jacobian, Projected):
         raise InputError(f"expected features of whence itself to save, got {type(features).__name__}. Fit again.")
     draft.put(projected=isinstance(features, Projected))
@@ -175,7 +176,7 @@ def write_features(draft: Draft, features: Features) -> None:
 
 
 def read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Features:
-    """The same, put together again."""
+    """Read what `write_features` wrote."""
     if not saved.flag("projected"):
         return _jacobian(problem, notes)
     stream = read_stream(saved, problem)
@@ -196,7 +197,7 @@ def _jacobian(problem: Linearization, notes: list[str]) -> Jacobian:
 
 
 def write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) -> None:
-    """Features, and meats in whitened coordinates."""
+    """Write features, and meats in whitened coordinates."""
     write_features(draft.part("features"), bread.features)
     _write_meats(draft, sandwich)
 
@@ -207,7 +208,7 @@ def _write_meats(draft: Draft, sandwich: PrimalSandwich) -> None:
 
 
 def read_primal(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
-    """Features, factor, and meats in whitened coordinates."""
+    """Read what `write_primal` wrote."""
     notes = saved.texts("notes")
     features = read_features(saved.part("features"), problem, notes)
     return _read_on(saved, problem, meats, features, FittedPrimal, PrimalSandwich)
@@ -250,7 +251,7 @@ def read_leaves(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fit
 
 
 def read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
-    """The kernel and its factor. Predictions read the training data."""
+    """Read the kernel and its factor. Predictions read the training data."""
     notes = saved.texts("notes")
     features = _jacobian(problem, notes)
     inner = problem.k if problem.hessian_roots is None else problem.hessian_roots.shape[2]
@@ -260,13 +261,8 @@ def read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fitte
     return bread, AlignmentSandwich(bread, meats)
 
 
-def write_iterative(draft: Draft, bread: FittedIterative, sandwich: Sandwich) -> None:
-    """How solves stop."""
-    write(draft, "solver", bread.solver)
-
-
 def read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
-    """How solves stop. Predictions read the training data."""
+    """Read when solves stop. Predictions read the training data."""
     notes = saved.texts("notes")
     known = {"problem": problem, "jacobian": _jacobian(problem, notes), "ridge": saved.number("ridge", 0.0)}
     solver = read(saved.part("solver"), IterativeSolver, **known)
@@ -275,7 +271,7 @@ def read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[
 
 
 def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwich) -> None:
-    """Bases, spectra and weights, block by block; a block is called by its place among those of all processes."""
+    """Write bases, spectra and weights, block by block."""
     write_stream(draft.part("stream"), bread.stream)
     draft.put(estimators=sandwich.names)
     for at, (basis, rotation) in enumerate(zip(bread.bases, bread.rotations, strict=True)):
@@ -291,7 +287,7 @@ def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwi
 
 
 def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
-    """The same, put together again."""
+    """Read what `write_spectral` wrote."""
     stream = read_stream(saved.part("stream"), problem)
     names = saved.texts("estimators")
     if sorted(names) != sorted([*meats.roots, "jackknife", "laplace"]):
@@ -352,11 +348,11 @@ def _read_weights(saved: Saved, basis: Basis, rotation: MeatRotation | None) -> 
 
 Writer = Callable[[Draft, Any, Any], None]
 Reader = Callable[[Saved, Linearization, Meats], tuple[FittedCurvature, Sandwich]]
-KINDS: dict[str, tuple[type[FittedCurvature], Writer, Reader]] = {
+KINDS: dict[str, tuple[type[FittedCurvature], Writer | None, Reader]] = {
     "primal": (FittedPrimal, write_primal, read_primal),
     "leaves": (FittedLeaves, write_leaves, read_leaves),
-    "dual": (FittedDual, lambda draft, bread, sandwich: None, read_dual),
-    "matrix_free": (FittedIterative, write_iterative, read_iterative),
+    "dual": (FittedDual, None, read_dual),
+    "matrix_free": (FittedIterative, None, read_iterative),
     "spectral": (FittedSpectral, write_spectral, read_spectral),
 }
 """Every fitted curvature of whence, and what is written and read beside the fields of its table."""
@@ -364,7 +360,8 @@ KINDS: dict[str, tuple[type[FittedCurvature], Writer, Reader]] = {
 
 def write_curvature(draft: Draft, kind: str, bread: FittedCurvature, sandwich: Sandwich) -> None:
     """Write a fitted curvature and its sandwich as the part "bread"."""
-    write(draft, "bread", bread)
-    part = Draft(draft.fields["bread"], draft.tensors, draft.orders, f"{draft.name}bread.")
+    part = write(draft, "bread", bread)
     part.put(limit=bread.problem.budget.limit)
-    KINDS[kind][1](part, bread, sandwich)
+    write_rest = KINDS[kind][1]
+    if write_rest is not None:
+        write_rest(part, bread, sandwich)

@@ -1,4 +1,4 @@
-"""Files in the format of safetensors with a checksum and a manifest, replaced as a whole and read with suspicion."""
+"""Safetensors files with a checksum and a manifest: written atomically, and checked on every read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -104,7 +104,7 @@ def write_file(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Te
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors of which no two share memory, as safetensors wants them."""
+    """Contiguous tensors that do not share memory, as safetensors requires."""
     found: dict[str, Tensor] = {}
     storages = set()
     for name, tensor in tensors.items():
@@ -125,7 +125,7 @@ def _sha256(file: BinaryIO, header: bytes, start: int) -> bytes:
 
 
 def items(header: bytes) -> int:
-    """At most so many entries are in a header."""
+    """An upper bound on the number of entries in a header."""
     return sum(header.count(sign) for sign in (b",", b"[", b"{"))
 
 
@@ -141,11 +141,11 @@ class Container:
         path: for messages.
         manifest: as written.
         orders: of axes in memory, by name of the tensor, where they are not in order.
-        entries: stand-ins of the tensors it holds, without numbers.
+        entries: the tensors it holds, on the meta device.
     """
 
     def __init__(self, path: Path, file: Any) -> None:
-        """Read what the file says about itself; its tensors are read one by one."""
+        """Read the metadata; tensors are read one by one."""
         self.path, self._file = repr(str(path)), file
         metadata = file.metadata()
         described = _parse(metadata["whence"], self.path)
@@ -243,7 +243,7 @@ def _parse(text: str, path: str) -> dict[str, Any]:
 
 
 def damaged(path: str, what: str) -> CorruptArtifactError:
-    """The error for a file that cannot be believed."""
+    """The error for a file that is not as whence wrote it."""
     return CorruptArtifactError(
         f"expected a whole file as whence saved it, got a damaged one in {path}: {what}. "
         "Copy or download it again, or fit and save again."
@@ -251,7 +251,7 @@ def damaged(path: str, what: str) -> CorruptArtifactError:
 
 
 LARGEST = 2**48
-"""Above any size that occurs."""
+"""An upper bound on all sizes."""
 
 
 @dataclass
@@ -292,7 +292,7 @@ class Draft:
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """A text of a file as it may be shown: without control characters, and not too long.
+    """A text from a file for a message: without control characters, and not too long.
 
     Examples:
         >>> printable(chr(27) + "[2J").isprintable(), printable("longer", 4)
@@ -303,14 +303,14 @@ def printable(text: str, most: int | None = None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it, which knows no infinity."""
+    """A value that JSON can hold: infinity and NaN become a list with their name."""
     if isinstance(value, float) and not math.isfinite(value):
         return [str(value)]
     return list(value) if isinstance(value, tuple) else value
 
 
 def number(value: Any) -> float | None:
-    """A number as `plain` left it; `None` for anything else.
+    """The number that `plain` encoded; `None` for anything else.
 
     Examples:
         >>> number(plain(0.5)), number(plain(float("inf"))), number("0.5")
@@ -323,9 +323,9 @@ def number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Saved:
-    """A part of what was saved, read with suspicion.
+    """A part of what was saved; every field and shape is checked when it is read.
 
-    Axes of tensors have names. One that has no size yet gets that of the first tensor that has it; "any" has none.
+    Axes of tensors have names. The first tensor with an axis sets its size, and later ones must agree; "any" is free.
     """
 
     container: Container
@@ -338,7 +338,7 @@ class Saved:
 
     @property
     def unread(self) -> bool:
-        """Whether tensors are stand-ins without numbers."""
+        """Whether tensors are on the meta device, without numbers."""
         return self.device.type == "meta"
 
     def part(self, name: str) -> Saved:
@@ -396,12 +396,12 @@ class Saved:
         return list(self._checked(name, lambda ones: _is_list(ones, lambda one: _is_whole(one, low, high)), wanted))
 
     def flag(self, name: str) -> bool:
-        """Yes or no."""
+        """A bool."""
         found: bool = self._checked(name, lambda one: type(one) is bool, "yes or no")
         return found
 
     def text(self, name: str, *choices: str) -> str:
-        """A text, perhaps one of some."""
+        """A text, one of the choices if there are any."""
         wanted = " or ".join(map(repr, choices)) or "a text"
         return printable(
             self._checked(name, lambda one: isinstance(one, str) and (not choices or one in choices), wanted)
@@ -413,7 +413,7 @@ class Saved:
         return [printable(one) for one in found]
 
     def table(self, name: str, columns: int) -> list[list[Any]]:
-        """A list of rows with so many cells each, which are not checked."""
+        """A list of rows with this number of cells, which are not checked."""
         wanted = f"a table of {columns} columns"
         found = self._checked(
             name, lambda rows: _is_list(rows, lambda row: isinstance(row, list) and len(row) == columns), wanted

@@ -37,14 +37,12 @@ from whence.runtime.progress import Progress
 T = TypeVar("T")
 
 COMPARED = 5
-"""Batches of the training data on which the model must say what it said, spread over them where that is possible."""
-
-PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
+"""Training batches on which the outputs must be those of the fit, evenly spaced where the loader allows it."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a user hands over to load a fit."""
+    """Arguments of `whence.load`."""
 
     model: nn.Module  # the network that was fitted
     loader: Iterable[Any] | None  # its training data, if they are at hand
@@ -90,7 +88,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
 
 
 def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
-    """A fit from a file, which `build` makes of its parts; see `whence.load`."""
+    """Read a fit from a file; `build` makes a tracer of its parts. See `whence.load`."""
     with opened(path) as container:
         check_model(given.model)
         unread = Saved(container, container.manifest, torch.device("meta"), {})
@@ -101,7 +99,7 @@ def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
 
 
 def _read(unread: Saved, given: Given, build: Callable[..., T]) -> T:
-    """Check the model, then all shapes on tensors without memory, then read the numbers."""
+    """Check the model, then all shapes on the meta device, then read the numbers."""
     floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
     container = unread.container
     check_same(unread.part("model"), given.model, unread.text("torch") == torch.__version__)
@@ -126,7 +124,7 @@ def _read(unread: Saved, given: Given, build: Callable[..., T]) -> T:
 
 
 def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
-    """Put a fit together again."""
+    """Read the parts of a fit and build it."""
     problem = read_problem(saved.part("problem"), given)
     n, k = problem.n, problem.k
     each = problem.width if problem.sketch is None else 1
@@ -146,7 +144,7 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
         raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
     residuals = loo.residuals(slice(0, n), step.change)
     roots = {"ho": noise_roots, **loo.roots_from(residuals, adjusted)}
-    deletions = 1 if saved.unread else loo.deletions(problem)  # stand-ins have no weights to count
+    deletions = 1 if saved.unread else loo.deletions(problem)  # there are no weights to count on the meta device
     meats = Meats(roots, adjusted.hec3, deletions, groups)
     part = saved.part("bread")
     read_curvature = KINDS[saved.text("structure", *KINDS)][2]
@@ -177,9 +175,9 @@ def _read_groups(saved: Saved, n: int) -> Groups:
 
 
 def _compare(problem: Linearization, bread: Any) -> None:
-    """Compare a few batches: these must be the training data, and the model must say about them what it said.
+    """Check on a few batches that these are the training data, and that the outputs are those of the fit.
 
-    Mixtures of outputs are looked at in every batch, whenever it is read: see `SketchedBatches`.
+    Mixtures of outputs are checked on every batch that is read: see `SketchedBatches`.
     """
     first = None
     for place, batch in problem.batches.sample(COMPARED):
@@ -192,8 +190,8 @@ def _compare(problem: Linearization, bread: Any) -> None:
         gap = float((outputs - wanted).abs().max()) if outputs.shape == wanted.shape else float("inf")
         if not gap <= problem.network.tolerance * float(wanted.abs().max()):
             raise StaleModelError(
-                f"expected the model to say about batch {place} what it said when it was fitted, got a difference of "
-                f"{gap:.3g}. Its weights are the same, its forward is not: build it as it was then."
+                f"expected the outputs for batch {place} that the model had when it was fitted, got a difference of "
+                f"{gap:.3g}. Its weights are the same, its forward is not: build the model as for the fit."
             )
     stream = getattr(bread, "stream", None) or getattr(getattr(bread, "features", None), "stream", None)
     if stream is not None and first is not None:
@@ -212,7 +210,7 @@ def _diagnostics(saved: Saved) -> Diagnostics:
 
 
 def write_problem(draft: Draft, problem: Linearization) -> None:
-    """Write a problem; of the data only fingerprints of all batches, by which they are recognised."""
+    """Write a problem; of the training data only fingerprints, by which they are recognised."""
     likelihood, batches = problem.likelihood, problem.batches
     own = _own_class(likelihood)
     options = {} if own else {one: getattr(likelihood, one) for one in _option_names(type(likelihood))}
@@ -305,7 +303,7 @@ def _read_units(saved: Saved, k: int) -> Positions:
 
 
 def read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
-    """The memory that was planned with, or what there is now, if less; chunks of equal size round alike."""
+    """The memory limit of the fit, or what is free now, if less: chunks of equal size have equal rounding errors."""
     planned = saved.whole("limit", 0, 2**62)
     if given.limit is not None:
         return Budget(device, given.limit)
@@ -328,7 +326,7 @@ def read_selection(saved: Saved, model: nn.Module) -> Selection:
 
 
 def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
-    """The likelihood of the fit: made again, or the one given, where a user wrote it."""
+    """The likelihood of the fit: one of whence, or the given one, where a user wrote it."""
     own = saved.text("own")
     if own:
         if given is None or _own_class(given) != own:
@@ -349,7 +347,7 @@ def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
 
 
 def _own_class(likelihood: Likelihood) -> str:
-    """Where a user's own class lives; empty for those of whence."""
+    """The full name of a user's own class; empty for those of whence."""
     kind = type(likelihood)
     return "" if kind in LIKELIHOODS.values() else f"{kind.__module__}.{kind.__qualname__}"
 
@@ -360,7 +358,7 @@ def _option_names(kind: type[Likelihood]) -> list[str]:
 
 
 NO_DATA: list[Any] = []
-"""Stands for training data that were not handed over."""
+"""Stands for training data that were not given."""
 
 
 @dataclass
@@ -368,7 +366,7 @@ class SavedBatches(Batches):
     """Training data that must be those of the fit, or `NO_DATA`: what does not need them works."""
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, or say that there are none."""
+        """Read all batches once, or raise where there are none."""
         if self.loader is NO_DATA:
             raise LoaderError(
                 "expected the training data for this question, got a fit that was loaded without them. "

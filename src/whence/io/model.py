@@ -100,7 +100,7 @@ def _module_text(row: list[Any]) -> str:
 
 
 def _safe(thing: Any) -> str:
-    """Something out of a file, to be shown in a message."""
+    """Something from a file, for a message."""
     return printable(str(thing), 120)
 
 

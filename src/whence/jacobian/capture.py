@@ -23,13 +23,15 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Batch, Inputs, batch_size, take, to_device
-from whence.errors import InputError, ShapeError, UncapturedParameterError
+from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
 from whence.jacobian.functional import OneByOne, Run, Vectorized
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent
 from whence.jacobian.network import SoftmaxColumns
-from whence.jacobian.record import Call, gradient_forms, make_blocks, pull_back, record_forward, tangents_of, walk
-from whence.jacobian.rules.base import BatchAxes, Record
+from whence.jacobian.record import Call, differentiable, gradient_forms, make_blocks, pull_back, tangents_of, walk
+from whence.jacobian.rules import READERS
+from whence.jacobian.rules.base import BatchAxes, Record, Recorder
 from whence.jacobian.verify import (
+    BATCH_SIZES,
     AutogradReference,
     autograd_reference,
     close,
@@ -40,12 +42,12 @@ from whence.jacobian.verify import (
     tolerance,
     uncovered_calls,
 )
-from whence.runtime.processes import Processes
+from whence.runtime.processes import ProcessGroup
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One batch, run under capture; holds the graph until `tangents(..., last=True)`, or until it goes away."""
+    """One batch, run under capture; holds the graph until `tangents(..., last=True)`."""
 
     blocks: Sequence[Block]
     graph: Tensor  # the outputs (n, k), with their graph
@@ -227,11 +229,13 @@ class Capture:
         return Captured(self.blocks, outputs, placed, layouts, fallback, together)
 
     def _record(self, inputs: Inputs) -> tuple[Tensor, list[Record]]:
+        """Run the model on a batch: outputs with their graph, and every use of the parameters that a rule reads."""
         n = batch_size(inputs, "this batch")
-        outputs, records = record_forward(self._call, inputs, self._recorded, n, self._batch_axes)
+        with differentiable(), Recorder(READERS, self._recorded, n, self._batch_axes) as recorder:
+            outputs = self._call(inputs)
         if outputs.dim() != 2 or len(outputs) != n:
             raise ShapeError(f"expected outputs of shape ({n}, k), got {tuple(outputs.shape)}.")
-        return outputs, records
+        return outputs, recorder.records
 
     def _reference(self, batch: _RecordedBatch, blocks: Iterable[Block]) -> AutogradReference:
         wanted = {name: self._parameters[name] for block in blocks for name in block.parameters}
@@ -249,7 +253,7 @@ class Capture:
     # --- Verification -------------------------------------------------------------------------------------------------
 
     def _verify_first(self, references: Sequence[AutogradReference], blocks: Sequence[Block] | None) -> bool:
-        """Record the first examples. True if all agrees with autograd; otherwise less will be recorded next time."""
+        """Record the first examples: true if all agrees with autograd; else fewer uses are recorded next time."""
         self._batch_axes = BatchAxes(self._batch_axes.refuted)
         self._known = {}
         batches = []
@@ -392,7 +396,7 @@ class Capture:
             except Exception as error:  # whatever a model may do that vmap cannot: one example at a time works always
                 if last:
                     raise
-                why = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+                why = first_line(error)
             if last:
                 break
             del self._runners[0]
@@ -428,7 +432,7 @@ class _KnownUses:
     verified: int = 0  # how many uses of this kind were compared with autograd
 
     def layout(self, at: int) -> Layout | None:
-        """Of one of the uses; one layout for all holds for any number of them (a cell called once for every token)."""
+        """The layout of one of the uses; a single one holds for any number of them (a cell called for every token)."""
         if len(self.layouts) == 1:
             return self.layouts[0]
         return self.layouts[at] if at < len(self.layouts) else None
@@ -494,19 +498,16 @@ def _single_layout(record: Record) -> Layout:
 SEARCHED_AT_ONCE = 64
 """Examples that are run at once in a search for those that use a parameter."""
 
-VERIFIED_ON = 7
-"""Examples that a capture is verified on."""
-
 
 def examples_using(
-    wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: Processes, device: torch.device
+    wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: ProcessGroup, device: torch.device
 ) -> list[Inputs]:
     """A few examples that use each of these parameters, if any of the data do; the same in every process.
 
     Costs a forward pass for each batch of this process until all are found.
     """
     local = list(_search(set(wanted), capture, batches))
-    found = process_group.tell(
+    found = process_group.all_gather_object(
         "parameters not used so far", to_device(local, torch.device("cpu")) if not process_group.alone else local
     )
     missing, chosen = set(wanted), []
@@ -536,7 +537,7 @@ def _search(wanted: set[str], capture: Capture, batches: Iterable[Batch]) -> Ite
 
 def _bisect(capture: Capture, inputs: Inputs, wanted: set[str]) -> Inputs:
     """A few of the examples, which still use one of the parameters."""
-    while (n := batch_size(inputs, "this batch")) > VERIFIED_ON:
+    while (n := batch_size(inputs, "this batch")) > BATCH_SIZES[0]:
         first, second = take(inputs, slice(0, n // 2)), take(inputs, slice(n // 2, n))
         inputs = first if wanted & capture.uses(first) else second
     return inputs

@@ -1,13 +1,13 @@
 """The functional fallback: per-example gradients of any parameter, whatever the model does with it.
 
-The parameter is replaced, wherever it is handed to a torch function, by one copy an example; `torch.vmap` runs the
+The parameter is replaced, wherever a torch function takes it, by one copy for each example; `torch.vmap` runs the
 model on every example with its own copy, and ordinary backward passes give the gradients in the copies. Where vmap
 cannot follow (control flow that depends on data), the examples are run one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,9 +27,7 @@ class Substitution(TorchFunctionMode):
         super().__init__()
         self._values = {id(parameter): values[name] for name, parameter in parameters.items()}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*map(self._exchange, args), **{key: self._exchange(value) for key, value in (kwargs or {}).items()})
 
     def _exchange(self, value: Any) -> Any:

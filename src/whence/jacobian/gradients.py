@@ -147,9 +147,7 @@ class Kronecker:
 
     def materialize(self) -> Tensor:
         """The gradient matrices: (n, c, e, o, i)."""
-        a, g = self.inputs(), self.grads()
-        dtype = torch.promote_types(a.dtype, g.dtype)
-        return torch.einsum("nceto,neti->nceoi", g.to(dtype), a.to(dtype))
+        return torch.einsum("nceto,neti->nceoi", *promoted(self.grads(), self.inputs()))
 
     def sum_over_examples(self) -> tuple[Tensor, float]:
         """The sum for one cotangent, (e, o, i), and the norm of its terms, which may cancel in it; in float64."""
@@ -363,6 +361,12 @@ class Padded:
     def project(self, basis: Tensor) -> Tensor:
         """Only the rows of the basis that meet the part."""
         return self.part.project(basis[:, self.start : self.start + self.part.shape[-1]])
+
+
+def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in a dtype that holds both: in mixed precision inputs and gradients have different ones."""
+    dtype = torch.promote_types(one.dtype, other.dtype)
+    return one.to(dtype), other.to(dtype)
 
 
 def is_transposed_in_memory(values: Tensor) -> bool:

@@ -7,23 +7,26 @@ the second way was taken.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import jvp, vmap
 
 from whence.data.batches import Inputs, batch_size, take
+from whence.errors import first_line
 from whence.jacobian.capture import Capture
 from whence.jacobian.functional import OneByOne
-from whence.jacobian.network import Network, Selection, SoftmaxColumns, first_line
+from whence.jacobian.network import Network, Selection, SoftmaxColumns
 from whence.jacobian.record import gradients
 from whence.runtime.execution import Chunks
-from whence.runtime.model_state import after_fork, plain_kernels
+from whence.runtime.model_state import locked, plain_kernels
 
 CHUNK_BYTES = 256 * 2**20
 """A chunk of Jacobian rows is kept under this size unless `chunk_size` says otherwise."""
+
+FORWARD_MODE = nn.Module()
+"""Locked by the thread that uses forward mode: torch counts its levels for the whole process, not for each thread."""
 
 
 class Jacobian:
@@ -86,7 +89,7 @@ class Jacobian:
         return self.chunk_size or max(1, self.chunk_bytes // row)
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (which examples, J (n, k, d)) for chunks of the batch, whose sizes go by the number k of outputs."""
+        """Yield (which examples, J (n, k, d)) in chunks of the batch, the smaller, the more outputs k there are."""
         size = batch_size(inputs, "this batch")
         return self._chunks.of(size, self.chunk(outputs), lambda where: self._rows(take(inputs, where)))
 
@@ -144,9 +147,11 @@ class Jacobian:
                 return torch.cat([self._backward(outputs, part) for part in wanted.split(step)])
 
         size = batch_size(inputs, "this batch")
-        total = torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
+        total: Tensor | None = None
         for _, part in self._chunks.of(size, self.chunk_size or size, pull):
-            total += part
+            total = part if total is None else total.add_(part)
+        if total is None:  # of no examples
+            return torch.zeros(len(cotangents), self.size, dtype=self.dtype, device=cotangents.device)
         return total
 
     def _backward(self, outputs: Tensor, cotangents: Tensor) -> Tensor:
@@ -190,7 +195,7 @@ class Jacobian:
             return pushed
 
         # Without a graph of the parameters that were not selected.
-        with _FORWARD_MODE.lock, torch.no_grad(), plain_kernels():
+        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():
             found: Tensor = vmap(along, randomness="same")(directions)
         return found.to(self.dtype)
 
@@ -217,17 +222,3 @@ class Jacobian:
         """Normal numbers, the same every time."""
         cpu = torch.Generator("cpu").manual_seed(0)
         return torch.randn(*shape, generator=cpu, dtype=self.dtype, device="cpu").to(self.network.device)
-
-
-class _ForwardModeLock:
-    """Torch counts the nesting of forward-mode derivatives for the whole process: two threads would share a level."""
-
-    def __init__(self) -> None:
-        self.renew()
-        after_fork(self.renew)
-
-    def renew(self) -> None:
-        self.lock = threading.RLock()
-
-
-_FORWARD_MODE = _ForwardModeLock()

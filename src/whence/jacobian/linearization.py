@@ -156,7 +156,7 @@ class Linearization:
         return Jacobian(self.network, self.selection, self.chunk_size, self.dtype, chunk_bytes)
 
     def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
-        """One pass over the training data, whose reader adds to the tensors of a state; see `Passes.over`."""
+        """One pass over the training data; the caller adds its sums to the tensors of `state`, see `Passes.over`."""
         if state is None:
             return self.batches.read(label)
         return self.passes.over(
@@ -184,7 +184,7 @@ class Linearization:
         return self.selection.weights(self.dtype)
 
     def unweighted(self, vectors: Tensor) -> Tensor:
-        """(n, k) vectors that hold the sample weights, without them; zero for examples that do not count."""
+        """Divide the sample weights out of vectors (n, k); zero for examples that do not count."""
         weights = self.sample_weights if self.units is None else self.units.weights
         if weights is None:
             return vectors
@@ -275,7 +275,7 @@ class Linearization:
         return found if self.units is None else Noise(found.covariance, self.units.join(found.roots), found.scale)
 
     def _sketched_noise(self, residuals: Tensor, degrees_of_freedom: float | None) -> Noise:
-        """As of the likelihood, with one variance for all outputs in its covariance (1, 1)."""
+        """The noise of a sketched fit: one variance for all outputs, as a covariance (1, 1)."""
         assert self.hessian_roots is not None
         numbers = self.counted_units * self.width
         plain, roots = self.isometric(residuals), self.isometric(self.hessian_roots)
@@ -301,9 +301,9 @@ def linearize(
     columns: int | None = None,
     seed: int = 0,
 ) -> Linearization:
-    """Run the network once over its training data, and check everything on the way.
+    """Run the network once over its training data, and check model and data.
 
-    A sketch of the Hessians has so many columns: `None` for no sketch, 0 to decide by the number of outputs.
+    `columns` are those of a sketch of the Hessians: `None` for no sketch, 0 to decide by the number of outputs.
     """
     if columns == 0:
         columns = _default_columns(network, batches)
@@ -324,7 +324,7 @@ def linearize(
 def _loss_derivatives(
     network: Network, batches: Batches, likelihood: Likelihood, dtype: torch.dtype, budget: Budget
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Positions | None]:
-    """Outputs, residuals, roots and weights of all examples; and the positions, where there are any."""
+    """Outputs, residuals, roots and weights of all examples, and the positions, where there are several."""
     found: list[LossDerivatives] = []
     given: list[bool] = []
     shape = torch.Size()
@@ -338,7 +338,7 @@ def _loss_derivatives(
             raise ShapeError(
                 f"expected {_sizes(shape)} as in batch 0, got {_sizes(out.shape[1:])} in {where}. Wrap the model in a "
                 "module that returns the same number of outputs for every batch. Sequences of several lengths are "
-                "padded to one, or reduced to so many mixtures of their outputs: fit(..., hessian_columns=16)."
+                "padded to one, or reduced to a few mixtures of their outputs: fit(..., hessian_columns=16)."
             )
         check_finite(out, "outputs of the model", where)
         separate.check(batch.inputs, out, where)
@@ -365,19 +365,19 @@ def _loss_derivatives(
 
 def _of_all_processes(batches: Batches, shape: torch.Size, given: list[bool]) -> list[tuple[int, ...]]:
     """Shapes (..., k) of an example's outputs, of every process that has any; weights are given to all or to none."""
-    headers = batches.passes.process_group.tell("the outputs", (tuple(shape), given))
+    headers = batches.passes.process_group.all_gather_object("the outputs", (tuple(shape), given))
     check_weights_given([one for _, each in headers for one in each])
     return [each for each, _ in headers if each]
 
 
 def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], device: torch.device) -> list[Any]:
-    """Tensors that come in chunks, as one, of all processes; `None` for those that are."""
+    """Concatenate the chunks of each tensor over batches and processes; `None` for those that are."""
     process_group = batches.passes.process_group
     local = [None if each[0] is None else torch.cat(each) for each in zip(*chunks, strict=True)]
-    every = process_group.tell("the outputs", [one is not None for one in local])
+    every = process_group.all_gather_object("the outputs", [one is not None for one in local])
     present = next(each for each in every if each)
     return [
-        process_group.gather(local[at] if local else None, "the outputs", device) if here else None
+        process_group.all_gather(local[at] if local else None, "the outputs", device) if here else None
         for at, here in enumerate(present)
     ]
 
@@ -420,7 +420,7 @@ def _sketched_derivatives(
         given.append(batch.weights is not None)
     whole = _of_all_processes(batches.plain, shape, given)[0]
     longest = max((chunk.floors.shape[1] for chunk in chunks), default=0)
-    longest = max(batches.plain.passes.process_group.tell("the outputs", longest))
+    longest = max(batches.plain.passes.process_group.all_gather_object("the outputs", longest))
     padded = [chunk.padded(longest) for chunk in chunks]
     outputs, gram, weights, largest, counted, *labels = _gathered(batches.plain, padded, device)
     _note_rounded(batches, gram, largest)
@@ -443,7 +443,7 @@ def _note_rounded(batches: SketchedBatches, gram: Tensor, largest: Tensor) -> No
 
 
 def _sizes(shape: torch.Size) -> str:
-    """(..., k) in words."""
+    """A shape (..., k) in words, for messages."""
     return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
 
 

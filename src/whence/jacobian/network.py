@@ -1,7 +1,7 @@
 """The network: a user's model called in one way, its selected parameters, and views of its outputs.
 
-A view is passed wherever inputs are. The network answers it with c numbers an example instead of all its K outputs, so
-that Jacobians, curvatures and sandwiches cost c backward passes and need not know how many outputs there are.
+A view takes the place of inputs: the network then returns c numbers for each example instead of all its K outputs, so
+that Jacobians, curvatures and sandwiches take c backward passes, whatever K is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
+from whence.display import listing
 from whence.errors import (
     InputError,
     NotDeterministicError,
@@ -29,6 +30,8 @@ from whence.errors import (
     UncapturedParameterError,
     UnsupportedLayerError,
     WhenceError,
+    did_you_mean,
+    first_line,
 )
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
@@ -37,14 +40,14 @@ TOLERANCES = {  # largest differences of outputs, relative to the largest one
     "alone": {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1},
     "on another machine": {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1},
 }
-"""Of two calls (GPUs add in any order); of an example alone and in its batch; on another machine, where it is at least
-1e-2 on a GPU: products may be rounded to ten bits."""
+"""Between two calls (GPUs sum in any order); between an example alone and in its batch; between machines, with at least
+1e-2 on a GPU, where products may be rounded to TF32."""
 
 CHECKED_EXAMPLES = 256
 """Examples of the first batch whose outputs are checked before anything else."""
 
 CHECKED_BATCHES = 32
-"""First batches in which an example is checked to have the same outputs alone; after them, every power of two."""
+"""First batches in which an example is also run alone; after them, only batches whose number is a power of two."""
 
 
 class Network:
@@ -59,7 +62,7 @@ class Network:
 
     @property
     def tolerance(self) -> float:
-        """How far outputs may be from those of the same model on another machine, as a share of the largest."""
+        """Largest relative difference to the outputs of the same model on another machine."""
         coarsest = max(
             (p.dtype for p in self.model.parameters() if p.is_floating_point()),
             key=lambda one: torch.finfo(one).eps,
@@ -69,13 +72,13 @@ class Network:
         return found if self.device.type == "cpu" or coarsest == torch.float64 else max(found, 1e-2)
 
     def __call__(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, k) of the model as it is, positions flattened; of a view, what it selects."""
+        """Outputs (n, k) with positions flattened, or what a view selects of them."""
         if isinstance(inputs, OutputView):
             return inputs.apply(self(inputs.inputs, where))
         return self.shaped(inputs, where).flatten(1)
 
     def shaped(self, inputs: Inputs, where: str = "this batch") -> Tensor:
-        """Outputs (n, ..., k) of the model as it is, with the positions at which it answers."""
+        """Outputs (n, ..., k), with the axes of positions."""
         args, kwargs = arguments(inputs)
         try:
             with self._kernels():
@@ -92,7 +95,7 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, where), where)
 
     def with_parameters(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        """Outputs (n, k) with some parameters replaced, as `torch.func` wants it."""
+        """Outputs (n, k) with some parameters replaced, for `torch.func`."""
         if isinstance(inputs, OutputView):
             return inputs.apply(self.with_parameters(parameters, inputs.inputs))
         args, kwargs = arguments(inputs)
@@ -102,7 +105,7 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
 
     def _kernels(self) -> AbstractContextManager[None]:
-        """Without cuDNN where recurrent layers are differentiated, which it can do in training mode only."""
+        """Switch cuDNN off to differentiate recurrent layers, which it does in training mode only."""
         wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
         return without_cudnn() if wanted else nullcontext()
 
@@ -130,7 +133,7 @@ class Network:
         return notes
 
     def check_separate(self, inputs: Inputs, outputs: Tensor | None = None) -> list[str]:
-        """Raise if the outputs of the first or the last of these examples depend on the others; notes."""
+        """Raise if the outputs of the first or the last example depend on the others; return notes."""
         inputs = take(inputs, slice(0, CHECKED_EXAMPLES))
         n = batch_size(inputs, "batch 0")
         if n == 1:
@@ -148,7 +151,7 @@ class Network:
         return []
 
     def check_connected(self, parameters: Mapping[str, Tensor], inputs: Inputs) -> list[str]:
-        """The names of selected parameters that the outputs do not use; raise when that is all of them."""
+        """Names of the selected parameters that the outputs do not depend on; raise if they depend on none."""
         with torch.enable_grad(), plain_kernels():
             outputs = self(take(inputs, slice(0, 2)))  # a few examples show the graph
             grads: Any = [None] * len(parameters)
@@ -166,7 +169,7 @@ class Network:
     def last_module(self, inputs: Inputs) -> str:
         """The name of the module with trainable parameters of its own that starts last.
 
-        The one that starts, not the one that ends: a model that holds bare parameters itself ends after its layers.
+        Not the one that ends last: a model with bare parameters of its own ends after all its layers.
         """
         ran: list[str] = []
         handles = [
@@ -191,8 +194,8 @@ class Network:
 class SeparateExamples:
     """Checks, batch by batch, that outputs of an example do not depend on the others.
 
-    In the first batch a gate may be shut, or units dead, where examples mix. In each of the first batches, and in ever
-    fewer later ones, the example whose outputs stand out most is run alone.
+    A layer that mixes examples may have no effect on the first batch (a closed gate, dead units). On each of the first
+    batches, and on ever fewer later ones, the example with the most unusual outputs is therefore run alone.
     """
 
     def __init__(self, network: Network) -> None:
@@ -201,7 +204,7 @@ class SeparateExamples:
         self.scale = 0.0
 
     def check(self, inputs: Inputs, outputs: Tensor, where: str) -> None:
-        """Raise if an example of this batch has other outputs when it comes alone."""
+        """Raise if an example of this batch has other outputs when it is run alone."""
         self.batches += 1
         number = self.batches
         if len(outputs) < 2 or (number > CHECKED_BATCHES and number & (number - 1)):
@@ -226,11 +229,9 @@ def _check_own(alone: Tensor, together: Tensor, name: str, scale: float) -> None
 
 
 class _NoRescaling(TorchFunctionMode):
-    """Refuses calls of `F.embedding` that would change the weight, before they do."""
+    """Refuses calls of `F.embedding` with `max_norm`, which would change the weight."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func in (F.embedding, F.embedding_bag):
             limit = given.get("max_norm", args[3] if len(args) > 3 else None)
@@ -305,12 +306,6 @@ def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
             "of one, x.unsqueeze(0)."
         )
     return found
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, cut to a length that fits into another message."""
-    text = str(error).strip()
-    return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__
 
 
 # --- Views of the outputs ---------------------------------------------------------------------------------------------
@@ -443,16 +438,15 @@ def widened(outputs: Tensor) -> Tensor:
 OutputView: TypeAlias = SelectedOutputs | OutputMixtures | SoftmaxColumns
 
 
-def _mixtures(parts: Iterable[Any], start: Any) -> OutputMixtures:
-    inputs, basis = parts
-    return OutputMixtures(inputs, basis, start)
-
-
 # As pytrees, views are moved to a device, cut into chunks and mapped over by torch.vmap as dicts and tuples are.
 _pytree.register_pytree_node(
     SelectedOutputs, lambda view: ([view.inputs, view.index], None), lambda parts, _: SelectedOutputs(*parts)
 )
-_pytree.register_pytree_node(OutputMixtures, lambda view: ([view.inputs, view.basis], view.start), _mixtures)
+_pytree.register_pytree_node(
+    OutputMixtures,
+    lambda view: ([view.inputs, view.basis], view.start),
+    lambda parts, start: OutputMixtures(*[*parts, start]),
+)
 _pytree.register_pytree_node(
     SoftmaxColumns,
     lambda view: ([view.inputs, view.classes, view.weights, view.floors], None),
@@ -504,28 +498,26 @@ class Selection:
         return self.flatten(self.detached()).to(dtype)
 
 
-def select(model: nn.Module, choice: Choice, last_layer: Callable[[], str] | None = None) -> Selection:
+def select(network: Network, choice: Choice, inputs: Inputs) -> Selection:
     """Pick parameters of a model. Parameters with `requires_grad=False` are never picked.
 
     Args:
-        model: the network.
+        network: the model.
         choice: "all"; "last_layer"; a name or a pattern such as "layer4.*" (`*` and `?`); several of them; or a
             function of name and parameter.
-        last_layer: finds the name of the module that runs last, for "last_layer".
+        inputs: a batch, to find the layer that runs last.
 
     Examples:
-        >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-        >>> list(select(net, "2.*").parameters)
+        >>> list(select(Network(net), "last_layer", torch.ones(1, 3)).parameters)
         ['2.weight', '2.bias']
     """
+    model = network.model
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(choice, str) and choice == "all":
         picked = trainable
     elif isinstance(choice, str) and choice == "last_layer":
-        if last_layer is None:
-            raise InputError("expected a way to find the last layer; name its parameters instead.")
-        owned = {id(p) for p in model.get_submodule(last_layer()).parameters()}
+        owned = {id(p) for p in model.get_submodule(network.last_module(inputs)).parameters()}
         picked = {name: p for name, p in trainable.items() if id(p) in owned}
     elif callable(choice):
         picked = {name: p for name, p in trainable.items() if choice(name, p)}
@@ -563,8 +555,10 @@ def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any)
     unmatched = [q for q, found in matches.items() if not found & wanted]
     if unmatched:
         frozen = [names[i][0] for q in unmatched for i in matches[q]]
+        meant = did_you_mean(unmatched[0], [*trainable, "all", "last_layer"])
         raise InputError(
-            f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}. "
+            f"expected every pattern of `parameters` to match a trainable parameter, got no match for {unmatched}."
+            f"{meant} "
             + (f"Frozen (requires_grad=False): {_listing(frozen)}. " if frozen else "")
             + f"The model has: {_listing(trainable)}."
         )
@@ -572,10 +566,8 @@ def _matching(model: nn.Module, trainable: dict[str, nn.Parameter], choice: Any)
     return {name: p for name, p in trainable.items() if id(p) in chosen}
 
 
-def _listing(names: Iterable[str], most: int = 12) -> str:
-    shown = list(names)
-    text = ", ".join(shown[:most]) or "none"
-    return text if len(shown) <= most else f"{text}, ... ({len(shown)} in all)"
+def _listing(names: Iterable[str]) -> str:
+    return listing(list(names), 12) or "none"
 
 
 # --- Wrapped and sharded models ---------------------------------------------------------------------------------------

@@ -32,8 +32,7 @@ from whence.jacobian.gradients import (
     Tangent,
     Whole,
 )
-from whence.jacobian.rules import READERS
-from whence.jacobian.rules.base import BatchAxes, Record, Recorder, Root, Tracked
+from whence.jacobian.rules.base import Record, Root, Tracked
 from whence.jacobian.rules.embeddings import scatter
 
 Call = Callable[[Inputs], Tensor]
@@ -42,26 +41,16 @@ Call = Callable[[Inputs], Tensor]
 
 @contextmanager
 def differentiable() -> Iterator[None]:
-    """Build graphs, whatever the caller has switched off."""
+    """Build graphs, even in the caller's `no_grad` or inference mode."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
-def record_forward(
-    call: Call, inputs: Inputs, parameters: Mapping[str, Tensor], examples: int, batch_axes: BatchAxes
-) -> tuple[Tensor, list[Record]]:
-    """Run the model on a batch: its outputs with their graph, and every use of the parameters that a rule reads."""
-    with differentiable(), Recorder(READERS, parameters, examples, batch_axes) as recorder:
-        outputs = call(inputs)
-    return outputs, recorder.records
-
-
 # --- The autograd graph between the outputs and the recorded uses -----------------------------------------------------
 #
-# Whatever a model does, its outputs depend on a parameter through this graph alone. A walk that stops at recorded uses
-# and still arrives at a parameter has found a use that nobody recorded, whether or not its gradient happens to be zero
-# on this batch. And where a function on the way may move one row of a batch to another, the places of the examples must
-# be verified on this batch, too.
+# Outputs depend on a parameter through this graph alone. A walk that stops at recorded uses and still arrives at a
+# parameter has found a use that was not recorded, even if its gradient is zero on this batch. And where a function in
+# between may move one row of a batch to another, the places of the examples are verified on this batch.
 
 Edge = tuple[Any, int]
 """A node of the graph, and which of its outputs."""
@@ -200,7 +189,7 @@ def _signed(axis: int) -> int:
 
 
 def _size(node: Any, axis: int) -> int | None:
-    """Of an axis of the node's output; `None` if this version of torch does not store it."""
+    """Size of an axis of the node's output; `None` if this version of torch does not store it."""
     known = getattr(node, "_input_metadata", None)
     if not known or not -len(known[0].shape) <= axis < len(known[0].shape):
         return None
@@ -319,8 +308,8 @@ def gradients(
 ) -> list[Tensor]:
     """Gradients in the leaves, dense; zeros for those that the outputs do not depend on.
 
-    Torch can fill these in itself, but zeros of torch 2.4 require gradients, and no version has them for each of a
-    batch of cotangents, which have one more axis in front.
+    Torch's own `materialize_grads` does not serve: in torch 2.4 its zeros require gradients, and no version has it for
+    a batch of cotangents.
     """
     found: Sequence[Tensor | None] = [None] * len(leaves)
     if outputs.requires_grad:
@@ -358,10 +347,10 @@ def pull_back(
 
 
 class UseGradients:
-    """What the backward passes bring to one recorded use.
+    """Gradients in the output of one recorded use.
 
-    Where the gradient in the output is larger than what is wanted of it (norms, biases alone, bare parameters), it is
-    reduced at once, so that those of all cotangents are not held together.
+    Where they are larger than the gradients in its parameters (norms, biases alone, bare parameters), they are reduced
+    after each backward pass, so that those of all cotangents are never held together.
     """
 
     def __init__(self, record: Record, layout: Layout, examples: int) -> None:

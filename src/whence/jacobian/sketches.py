@@ -31,7 +31,7 @@ from whence.jacobian.network import Network, OutputMixtures, OutputView, Separat
 from whence.likelihoods import Categorical, Likelihood
 
 ALL_OUTPUTS = 64
-"""Up to so many outputs of an example, no sketch is used by default."""
+"""Largest number of outputs for which no sketch is used by default."""
 
 COLUMNS = 16
 """Columns of a sketch, by default."""
@@ -52,7 +52,7 @@ class OutputSketch:
 
     columns: int  # c
     width: int  # outputs k at each position
-    dense: bool  # whether the network answers at several positions
+    dense: bool  # whether the network has outputs at several positions
     counted: int  # how many positions of training examples count
 
 
@@ -273,13 +273,13 @@ class SketchedBatches:
         return found
 
     def _check_weights(self, weights: Tensor | None, where: str) -> None:
-        """Raise where the noise of squared error would need residuals that are mixed up with their weights."""
+        """Raise for weights of positions with squared error: residuals without them are not known in a sketch."""
         squared = self.likelihood.squared_error
         if weights is None or weights.ndim == 1 or not squared or bool(((weights == 0) | (weights == 1)).all()):
             return
         raise InputError(
             "expected one weight for each example, or zeros and ones for its positions, where mixtures of the outputs "
-            f"are looked at with squared error, got other weights of positions in {where}: the noise variance needs "
+            f"are fitted with squared error, got other weights of positions in {where}: the noise variance needs "
             'each position\'s residual without its weight. Fit with hessian_columns="all", or weigh whole examples.'
         )
 

@@ -10,7 +10,7 @@ these checks run on which batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,12 @@ from whence.linalg import gradients_not_finite
 # --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
 
 BATCH_SIZES = (7, 5, 3, 2)
-"""Examples to verify on: a number that no width, head count or sequence length is likely to share."""
+"""Numbers of examples to verify on: no width, head count or sequence length is likely to be the same."""
 
 
 @dataclass(frozen=True)
 class AutogradReference:
-    """Autograd's gradients of the model as it is, for one random cotangent."""
+    """Autograd's gradients of the model for one random cotangent."""
 
     inputs: Inputs
     outputs: Tensor  # (n, k)
@@ -78,7 +78,7 @@ def tolerance(precision: torch.dtype, device: torch.device) -> float:
 
 
 def autograd_reference(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> AutogradReference:
-    """Run the model as it is on a few of the examples, and differentiate it."""
+    """Run the model on a few of the examples, without capture, and differentiate it."""
     inputs = _few(inputs)
     n = batch_size(inputs, "the first batch")
     with differentiable():
@@ -107,7 +107,7 @@ def reference_on_graph(
 
 
 def _random_cotangent(outputs: Tensor) -> Tensor:
-    """The same for every call with as many examples."""
+    """Random numbers (n, k), the same for every batch of n examples."""
     generator = torch.Generator("cpu").manual_seed(len(outputs))
     return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
 
@@ -124,9 +124,7 @@ class _Precision(TorchFunctionMode):
 
     coarsest: torch.dtype = torch.float64
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.is_floating_point():
             self.coarsest = max(self.coarsest, out.dtype, key=lambda dtype: torch.finfo(dtype).eps)
@@ -134,7 +132,7 @@ class _Precision(TorchFunctionMode):
 
 
 def _check_independent(call: Call, inputs: Inputs, outputs: Tensor) -> torch.dtype:
-    """Raise if the outputs of an example depend on which others are in the batch; the precision of the model."""
+    """Raise if the outputs of an example depend on the others in the batch; return the precision of the model."""
     half = (len(outputs) + 1) // 2
     mode = _Precision()
     with torch.no_grad(), mode:
@@ -241,16 +239,14 @@ def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) ->
 
 
 class _UncoveredCalls(TorchFunctionMode):
-    """Names the functions that get a parameter and have no rule."""
+    """Collects the names of functions without a rule that take a parameter."""
 
     def __init__(self, parameter: Tensor) -> None:
         super().__init__()
         self.parameter = parameter
         self.names: set[str] = set()
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         uses_it = any(one is self.parameter for one in flat_arguments(args, kwargs or {}))
         if func not in READERS and uses_it and isinstance(out, (Tensor, tuple, list)):

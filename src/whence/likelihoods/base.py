@@ -56,7 +56,7 @@ class Likelihood(ABC):
     squared_error: ClassVar[bool]
 
     def __init_subclass__(cls) -> None:
-        """Tell squared error by its Hessian."""
+        """Squared error is the loss whose Hessian is the identity."""
         super().__init_subclass__()
         cls.squared_error = cls.hessian_root is Likelihood.hessian_root
 
@@ -101,6 +101,10 @@ class Likelihood(ABC):
         """
         found = self.residuals_after(residuals, outputs, roots, change).abs().amax(1).log()
         return found, torch.zeros_like(found)
+
+    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor | None:
+        """Targets (n, k) as `check_targets` returns them, from residuals without sample weights; `None` if unknown."""
+        return None
 
     def root_sizes(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(n, q) squared lengths of the columns of the Hessian's root R."""
@@ -168,7 +172,7 @@ class Likelihood(ABC):
 
 
 def residual_degrees(numbers: int, degrees_of_freedom: float | None) -> float:
-    """Residual degrees of freedom: the numbers there are to fit, less those that the fit used up."""
+    """Residual degrees of freedom: the number of residuals less the effective degrees of freedom of the fit."""
     left = numbers - (degrees_of_freedom or 0.0)
     if left <= 1e-9 * numbers:
         raise InputError(
@@ -223,7 +227,7 @@ class Dispersed(Likelihood):
         """One: Pearson's dispersion needs all residuals."""
         if self.dispersion == "pearson":
             raise InputError(
-                "expected dispersion='fixed' where not all outputs are looked at, got 'pearson', which sums over the "
+                "expected dispersion='fixed' in a fit of mixtures of the outputs, got 'pearson', which sums over the "
                 "residuals of all. Fit with hessian_columns='all', or with dispersion='fixed'."
             )
         return 1.0

@@ -92,20 +92,20 @@ class Bernoulli(Dispersed):
 
     def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """The residuals of the new outputs, with the targets recovered from the residuals."""
-        return self.residuals(outputs + change, self._targets(residuals, outputs))
+        return self.residuals(outputs + change, self.targets_of(residuals, outputs))
 
     def log_residuals_after(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
     ) -> tuple[Tensor, Tensor]:
         """For targets 0 and 1 c (1 - p'), or p', from the log-odds against them: they order equal ones."""
-        targets, after = self._targets(residuals, outputs), outputs + change
+        targets, after = self.targets_of(residuals, outputs), outputs + change
         odds = torch.where(targets == 1.0, -after, after)
         size = self._positive(outputs) * targets + 1.0 - targets
         hard = (targets == 0.0) | (targets == 1.0)
         found = torch.where(hard, size.log() + logsigmoid(odds), self.residuals(after, targets).abs().log())
         return found.amax(1), torch.where(hard, odds, 0.0).amax(1)
 
-    def _targets(self, residuals: Tensor, outputs: Tensor) -> Tensor:
+    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
         """(n, k) y from residuals r = c y (1 - p) - (1 - y) p; 0 and 1 where they are that to the last digits.
 
         For y = 1 r is c (1 - p), for y = 0 it is -p: smaller than any rounding of y itself where p is certain.

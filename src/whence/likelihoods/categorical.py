@@ -116,11 +116,14 @@ class Categorical(Dispersed):
 
     def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
         """The residuals of the new outputs, with the targets recovered from the residuals."""
+        return self.residuals(outputs + change, self.targets_of(residuals, outputs))
+
+    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
+        """The targets c y (n, k): one label where that is all of the target, to the last digits."""
         p = outputs.softmax(1)
         label, hard = self._labels(residuals, p)
         single = one_hot(label, p.shape[1]) * self._weights(p)
-        targets = torch.where(hard.unsqueeze(1), single, residuals + self._sizes(residuals, p).unsqueeze(1) * p)
-        return self.residuals(outputs + change, targets)
+        return torch.where(hard.unsqueeze(1), single, residuals + self._sizes(residuals, p).unsqueeze(1) * p)
 
     def log_residuals_after(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor

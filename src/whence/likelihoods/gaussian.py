@@ -51,6 +51,10 @@ class Gaussian(Likelihood):
         """E = y - f(x)."""
         return targets - outputs
 
+    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
+        """The targets f(x) + E."""
+        return outputs + residuals
+
     def noise(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, degrees_of_freedom: float | None
     ) -> Noise:
@@ -69,7 +73,7 @@ class Gaussian(Likelihood):
         return squares / residual_degrees(numbers, degrees_of_freedom)
 
 
-def one_hot(labels: Tensor, classes: int, *, on: float = 1.0, off: float = -1.0) -> Tensor:
+def one_hot(labels: Tensor, classes: int) -> Tensor:
     """Class labels as targets of a squared-error network, +1 for the class and -1 elsewhere as in the paper.
 
     Examples:
@@ -88,5 +92,5 @@ def one_hot(labels: Tensor, classes: int, *, on: float = 1.0, off: float = -1.0)
             f"expected labels between 0 and {classes - 1}, got {int(labels.min())} to {int(labels.max())}. "
             "Raise `classes` or fix the labels."
         )
-    encoded = torch.full((len(labels), classes), off, device=labels.device)
-    return encoded.scatter_(1, labels.long().unsqueeze(1), on)
+    encoded = torch.full((len(labels), classes), -1.0, device=labels.device)
+    return encoded.scatter_(1, labels.long().unsqueeze(1), 1.0)

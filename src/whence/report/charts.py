@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from whence.display import number
+from whence.influence.intervals import Intervals
 from whence.report.task import Predictions
 from whence.results import Uncertainty
 
@@ -58,11 +57,12 @@ def charts(predictions: Predictions) -> list[Chart]:
     scores = {"HeC3": ("hec3", u.hec3.sum(1).cpu()[known]), "Ho": ("ho", u.ho.sum(1).cpu()[known])}
     if predictions.task.kind == "regression":
         targets = predictions.targets[known]
-        variances = {name: u.variance(name).cpu().double()[known] for name in ("ho", "hec3")}
+        assert predictions.intervals is not None
+        variances = {name: u.variance(name).cpu().double()[known] for name in ("ho", "hec3", "laplace")}
         some = Uncertainty(predictions.answers[known], {}, variances)
         errors = (targets - some.mean).square().mean(1)
-        calibration = interval_calibration(some, targets, predictions.noise.double())
-        return [calibration, risk_coverage(scores, errors, "mean squared error")]
+        calibration = interval_calibration(some, targets, predictions.intervals)
+        return [calibration, risk_coverage(scores, errors, "typical error (RMSE)", root=True)]
     scores["belief alone"] = ("belief", -predictions.confidence[known])
     right = predictions.right[known]
     calibration = confidence_calibration(predictions.confidence[known].clamp(0.0, 1.0), right)
@@ -73,13 +73,15 @@ def risk_coverage(
     scores: dict[str, tuple[str, Tensor]],  # for each name its style and (m,) scores, higher for less sure
     losses: Tensor,  # (m,) 0 or 1, or squared errors
     risk: str,  # what the mean loss is called
+    root: bool = False,  # show its square root
 ) -> Chart:
     """Mean loss of the predictions that are kept, when the most uncertain ones are handed to a person."""
     m = len(losses)
     counts = np.unique(np.linspace(max(1, m // STEPS), m, STEPS).round().astype(int))
     coverage = tuple((counts / m).tolist())
+    shown = np.sqrt if root else np.asarray
     curves = [
-        Curve(name, style, coverage, tuple(kept_risk(score.numpy(), losses.numpy())[counts - 1].tolist()))
+        Curve(name, style, coverage, tuple(shown(kept_risk(score.numpy(), losses.numpy())[counts - 1]).tolist()))
         for name, (style, score) in scores.items()
     ]
     means = ", ".join(f"{curve.name} {number(float(np.mean(curve.y)))}" for curve in curves)
@@ -88,7 +90,7 @@ def risk_coverage(
         "share of predictions kept, the surest first",
         risk,
         tuple(curves),
-        f"At the right all predictions are kept: {risk} {number(float(losses.double().mean()))}. Towards the left the "
+        f"At the right all predictions are kept: {risk} {number(curves[0].y[-1])}. Towards the left the "
         f"most uncertain are left to a person. Lower is better; means over the curves: {means}.",
         top=max(max(curve.y) for curve in curves) or 1.0,
         diagonal=False,
@@ -109,24 +111,17 @@ def kept_risk(scores: NDArray[Any], errors: NDArray[Any]) -> NDArray[np.float64]
     return risk
 
 
-def interval_calibration(uncertainty: Uncertainty, targets: Tensor, noise: Tensor) -> Chart:
-    """How often ranges for a new observation hold it, against how often they promise to, with (k,) noise variances."""
-    levels = np.array([0.02, 0.05, *np.arange(0.1, 0.95, 0.05), 0.95, 0.99])
-    quantiles = torch.tensor([NormalDist().inv_cdf(0.5 + level / 2) for level in levels], device="cpu")
+def interval_calibration(uncertainty: Uncertainty, targets: Tensor, intervals: Intervals) -> Chart:
+    """How often ranges for a new observation hold it, against how often they promise to."""
+    levels = [0.02, 0.05, *np.arange(0.1, 0.95, 0.05).tolist(), 0.95, 0.99]
     error = (targets - uncertainty.mean.cpu()).abs()
-    curves = []
-    for name, estimator in (("HeC3 + noise", "hec3"), ("Ho + noise", "ho")):
-        deviation = (uncertainty.variance(estimator).cpu() + noise.cpu()).sqrt()
-        scaled = error / deviation.clamp_min(torch.finfo(deviation.dtype).tiny)
-        held = [float((scaled <= quantile).double().mean()) for quantile in quantiles]
-        curves.append(Curve(name, estimator, tuple(levels.tolist()), tuple(held)))
-    at = int(np.abs(levels - 0.95).argmin())
+    held = [float((error <= intervals.half_width(uncertainty, level)).double().mean()) for level in levels]
     return Chart(
         "Are the ranges as wide as they should be?",
         "share promised",
         "share held",
-        tuple(curves),
-        f"Ranges that promise 95 % hold {curves[0].y[at]:.1%} of the observed values. On the line promises are kept; "
+        (Curve("ranges", "hec3", tuple(levels), tuple(held)),),
+        f"Ranges that promise 95 % hold {held[-2]:.1%} of the observed values. On the line promises are kept; "
         "below it the ranges are too narrow, above it too wide.",
     )
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from whence.display import number, percent
 from whence.errors import InputError, ShapeError
-from whence.estimators import observation_noise
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
+from whence.influence.intervals import Intervals
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts
@@ -25,8 +25,10 @@ from whence.results import Diagnostics, Finding
 from whence.trust import Trust, trust_of_fit
 
 TITLE = "How uncertain are these predictions, and why?"
-TONES = ("plain", "noise", "scarcity", "both")
-"""Of the verdicts, in the order of `whence.influence.explanation.VERDICTS`."""
+TONES = ("plain", "noise", "scarcity", "both", "input")
+"""Of the verdicts, in the order of `whence.influence.explanation.VERDICTS`; last that of inputs that cannot be."""
+CHECK_INPUT = 4
+"""The verdict on inputs that cannot be, which only their columns show."""
 SUSPECTS = 24
 """Training examples whose labels are shown as doubtful."""
 GALLERY = 24
@@ -58,6 +60,7 @@ class Report:
     test_ids: tuple[str, ...] | None  # names of the predictions, where given
     train_ids: tuple[str, ...] | None  # names of the training examples, where given
     charts: list[Chart]
+    trust: Trust  # how far to trust the fit
     checks: list[ReportCheck]
 
     @classmethod
@@ -76,6 +79,7 @@ class Report:
         trust: Trust | Diagnostics | None = None,
         level: float = 0.95,
         traced: int = 500,
+        intervals: Intervals | None = None,
     ) -> Report:
         """Compute a report.
 
@@ -94,7 +98,7 @@ class Report:
             train = batches.loader
         train_data = DataSource.of(train, batches.positional, "train")
         training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
-        predictions, first_batch = _predict(fitted, test_data, training)
+        predictions, first_batch = _predict(fitted, test_data, training, intervals)
         sizes = len(predictions), len(training)
         pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str)
         test_ids, train_ids = ids if pair else (ids, None)
@@ -102,9 +106,14 @@ class Report:
         train_ids = _as_ids(train_ids, sizes[1], "training example")
         view = InputView.of(*views, first_batch)
         found = trace(fitted, test_data, predictions.uncertainty, float(level), traced)
+        with using_model(fitted):
+            trusted = trust if isinstance(trust, Trust) else trust_of_fit(fitted)
         todo = actions(fitted, found, training.contradicted)
         suspects = training.order[:SUSPECTS].tolist()
         needed = [action.at for action in todo if action.kind == "label"] + suspects
+        shown = view.show(test_data, train_data, sizes, found, needed)
+        wrong = {at for at, one in shown.test.items() if one.impossible}
+        todo = [action for action in todo if action.kind == "label" or action.at not in wrong]
         return cls(
             fitted=fitted,
             title=title,
@@ -115,11 +124,12 @@ class Report:
             training=training,
             actions=todo,
             suspects=suspects,
-            inputs=view.show(test_data, train_data, sizes, found, needed),
+            inputs=shown,
             test_ids=test_ids,
             train_ids=train_ids,
             charts=charts(predictions),
-            checks=list(checks(fitted, found, trust)),
+            trust=trusted,
+            checks=list(checks(fitted, found, trusted, trust)),
         )
 
     def prediction_id(self, prediction: int) -> str:
@@ -138,13 +148,30 @@ class Report:
 
     @cached_property
     def verdicts(self) -> Tensor:
-        """(m,) verdicts as numbers: 0 for confident, 1 for noisy labels, 2 for scarce data, 3 for both."""
-        return self.traced.explanation.noisy.long() + 2 * self.traced.explanation.scarce.long()
+        """(m,) verdicts as numbers: 0 confident, 1 noisy labels, 2 scarce data, 3 both, 4 an input that cannot be."""
+        found = self.traced.explanation.noisy.long() + 2 * self.traced.explanation.scarce.long()
+        found[list(self.impossible)] = CHECK_INPUT
+        return found
+
+    @property
+    def impossible(self) -> dict[int, str]:
+        """Predictions whose inputs cannot be, with the reason."""
+        return {at: shown.impossible for at, shown in self.inputs.test.items() if shown.impossible}
+
+    @property
+    def uncertain(self) -> int:
+        """How many predictions are uncertain; of inputs that cannot be nothing is said."""
+        return sum(self.counts[1:CHECK_INPUT])
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether no more predictions are uncertain than chance would make."""
+        return 0 < self.uncertain <= self.expected_by_chance
 
     @cached_property
     def counts(self) -> list[int]:
         """How many predictions have each verdict."""
-        counts: list[int] = torch.bincount(self.verdicts, minlength=4).tolist()
+        counts: list[int] = torch.bincount(self.verdicts, minlength=len(TONES)).tolist()
         return counts
 
     def tone(self, prediction: int) -> str:
@@ -160,6 +187,8 @@ class Report:
             some = chosen[self.verdicts[chosen] == verdict]
             if len(some):
                 galleries[verdict] = some[largest_first(score[some])[:GALLERY]].tolist()
+        if self.impossible:
+            galleries[CHECK_INPUT] = list(self.impossible)[:GALLERY]
         return galleries
 
     @property
@@ -185,7 +214,7 @@ class Report:
             here = classes == place
             if bool(here.any()):
                 wrong = float((~predictions.right[here]).double().mean()) if known else float("nan")
-                rows.append((name, torch.bincount(self.verdicts[here], minlength=4).tolist(), wrong))
+                rows.append((name, torch.bincount(self.verdicts[here], minlength=len(TONES)).tolist(), wrong))
         return sorted(rows, key=lambda row: row[1][0] / sum(row[1]))
 
 
@@ -210,7 +239,9 @@ def _as_ids(ids: Sequence[Any] | None, total: int, what: str) -> tuple[str, ...]
     return None if ids is None else tuple(map(str, ids))
 
 
-def _predict(fitted: Fitted, source: DataSource, training: TrainingLabels) -> tuple[Predictions, Any]:
+def _predict(
+    fitted: Fitted, source: DataSource, training: TrainingLabels, intervals: Intervals | None
+) -> tuple[Predictions, Any]:
     """All predictions, with the targets that came along, and the first batch of inputs."""
     targets: list[Tensor | None] = []
     first: list[Any] = []
@@ -226,9 +257,9 @@ def _predict(fitted: Fitted, source: DataSource, training: TrainingLabels) -> tu
     if known and len(known) != len(targets):
         raise InputError("expected targets with all test batches or with none, got them with some only.")
     joined = torch.cat(known) if known else None
-    return Predictions.of(
-        uncertainty, training.task, observation_noise(fitted.residuals, fitted.loo_residuals), joined
-    ), first[0]
+    if intervals is None and training.task.kind == "regression":
+        intervals = Intervals.of(fitted)
+    return Predictions.of(uncertainty, training.task, intervals, joined), first[0]
 
 
 def value_text(finding: Finding) -> str:
@@ -236,20 +267,16 @@ def value_text(finding: Finding) -> str:
     return finding.value if isinstance(finding.value, str) else number(finding.value, 4)
 
 
-def checks(fitted: Fitted, traced: Traced, trust: Trust | Diagnostics | None) -> Iterator[ReportCheck]:
+def checks(fitted: Fitted, traced: Traced, trust: Trust, given: Trust | Diagnostics | None) -> Iterator[ReportCheck]:
     """What `Tracer.trust` or other diagnostics found, or what the fit itself shows, and how the tracing went."""
-    if trust is None:
+    if isinstance(given, Diagnostics):
+        yield from (ReportCheck("note", f"{one.name}: {value_text(one)}", one.words) for one in given)
+    elif given is None and fitted.diagnostics["structure"] != "exact":
         yield ReportCheck(
             "note",
             "Not checked",
-            "How far the fit is from the exact curvature was not checked on a sample of predictions. To check it, pass "
-            "trust=tracer.trust(inputs).",
+            "How far variances are from those of the exact curvature: that takes a closer look at some predictions.",
         )
-    elif isinstance(trust, Diagnostics):
-        yield from (ReportCheck("note", f"{one.name}: {value_text(one)}", one.words) for one in trust)
-    if not isinstance(trust, Trust):
-        with using_model(fitted):
-            trust = trust_of_fit(fitted)
     for one in trust:
         yield ReportCheck("note" if one.level == "not checked" else one.level, one.name.capitalize(), one.text)
     yield _sums(traced)

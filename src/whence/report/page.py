@@ -20,6 +20,7 @@ from whence.report.charts import ticks
 from whence.report.content import TONES, Report, value_text
 from whence.report.task import UNKNOWN
 from whence.report.traced import LargestShares
+from whence.trust.checks import MEANING
 
 if TYPE_CHECKING:
     import jinja2
@@ -58,7 +59,7 @@ def jinja_environment() -> jinja2.Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters.update(number=number, percent=percent, thousands="{:,}".format, ticks=ticks, value=value_text)
-    environment.globals.update(version=__version__, tones=TONES)
+    environment.globals.update(version=__version__, tones=TONES, meaning=MEANING)
     return environment
 
 
@@ -95,6 +96,7 @@ def script_data(report: Report) -> dict[str, Any]:
         "ids": report.test_ids,
         "level": traced.explanation.level,
         "classes": traced.explanation.classes,
+        "logits": predictions.task.likelihood.has_classes,
         "noiseLimit": traced.explanation.noise_limit,
         "undecided": UNDECIDED,
         "arrays": _arrays(report),
@@ -102,6 +104,7 @@ def script_data(report: Report) -> dict[str, Any]:
         "check": _pairs(traced.check),
         "near": _pairs(traced.near),
         "test": {prediction: shown.data for prediction, shown in inputs.test.items()},
+        "impossible": report.impossible,
         "train": {
             example: [
                 training.label_text(example),

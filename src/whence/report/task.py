@@ -19,6 +19,7 @@ from whence.data.batches import Inputs, batch_size, in_order, split_targets, tak
 from whence.display import listing, number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted
+from whence.influence.intervals import Intervals
 from whence.influence.training import label_suspicion, residuals_without
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
@@ -247,7 +248,11 @@ class TrainingLabels:
         """What the other examples say in its place."""
         if self.task.kind == "regression":
             return self.task.text(self.others[example])
-        return self.task.text(self.task.decide(self.other_probabilities[example : example + 1])[0])
+        probabilities = self.other_probabilities[example : example + 1]
+        text = self.task.text(self.task.decide(probabilities)[0])
+        if self.task.kind == "multilabel":
+            return text
+        return f"{text} ({percent(float(probabilities.max().clamp(0.0, 1.0)))})"
 
     def doubt_text(self, example: int) -> str:
         """How badly its label fits what the others say."""
@@ -266,18 +271,20 @@ class Predictions:
 
     uncertainty: Uncertainty
     task: Task
-    noise: Tensor  # (k,) variance of a new observation around the prediction, for regression
+    intervals: Intervals | None  # of new observations, for regression
     targets: Tensor | None  # as `Task.read_targets` has them
 
     @classmethod
-    def of(cls, uncertainty: Uncertainty, task: Task, noise: Tensor, targets: Tensor | None) -> Predictions:
+    def of(
+        cls, uncertainty: Uncertainty, task: Task, intervals: Intervals | None, targets: Tensor | None
+    ) -> Predictions:
         """With targets in any form that the likelihood takes."""
         if targets is not None:
             targets = task.read_targets(targets)
             shape = uncertainty.mean.shape[:1] if task.kind == "classification" else uncertainty.mean.shape
             if targets.shape != shape:
                 raise ShapeError(f"expected test targets of shape {tuple(shape)}, got {tuple(targets.shape)}.")
-        return cls(uncertainty, task, noise.cpu(), targets)
+        return cls(uncertainty, task, intervals, targets)
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -309,8 +316,9 @@ class Predictions:
 
     @cached_property
     def new_half_width(self) -> Tensor:
-        """(m, k) half the 95 % range of a new observation: HeC3 and noise."""
-        return QUANTILE * (self.uncertainty.hec3.cpu().double() + self.noise).sqrt()
+        """(m, k) half the 95 % range of a new observation."""
+        assert self.intervals is not None
+        return self.intervals.half_width(self.uncertainty)
 
     @cached_property
     def known(self) -> Tensor | None:
@@ -330,11 +338,36 @@ class Predictions:
         same = self.answers == self.targets
         return same if same.ndim == 1 else same.all(1)
 
+    @cached_property
+    def scores(self) -> list[tuple[str, str]]:
+        """How good the predictions are where targets are known: names and values; the first output of several."""
+        known = self.known
+        if known is None or self.targets is None:
+            return []
+        right = float(self.right[known].double().mean())
+        if self.task.kind == "regression":
+            targets, answers = self.targets[known][:, 0], self.answers[known][:, 0]
+            mean_square, variance = float((targets - answers).square().mean()), float(targets.var(correction=0))
+            r2 = f"{1 - mean_square / variance:.2f}" if variance > 0 else "unknown"
+            which = f" of {self.task.names[0]}" if self.task.outputs > 1 else ""
+            return [
+                (f"R2{which}", r2),
+                (f"RMSE{which}", number(mean_square**0.5)),
+                ("inside their 95 % ranges", percent(right)),
+            ]
+        scores = [("accuracy", percent(right))]
+        if self.task.kind == "classification":
+            most = torch.bincount(self.targets[known]).max() / int(known.sum())
+            scores.append(("the most frequent class alone", percent(float(most))))
+        return scores
+
     def text(self, prediction: int) -> str:
-        """What was predicted."""
+        """What was predicted: a number with half its 95 % range, or a class with its probability."""
         text = self.task.text(self.answers[prediction])
         if self.task.kind == "regression" and self.task.outputs == 1:
             return f"{text} ± {number(float(self.half_width[prediction]), 2)}"
+        if self.task.kind == "classification":
+            return f"{text}, {percent(float(self.confidence[prediction].clamp(0.0, 1.0)))}"
         return text
 
     def probability_half_width(self, again: Uncertainty) -> Tensor:

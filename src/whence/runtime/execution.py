@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.errors import InputError, LoaderError, TooLargeError
 from whence.runtime.memory import trim_heap
-from whence.runtime.processes import ALONE, Distributed, Processes
+from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def checked_execution(given: Any) -> Execution:
 
 
 def by_one_process(execution: Execution | None) -> Execution:
-    """How a fit runs where the other processes are not there to share it, unless it says that they are.
+    """The same, with "auto" for a fit of this process alone: where the others do not call `fit`, too.
 
     Examples:
         >>> by_one_process(Execution(chunk_size=5))
@@ -104,7 +104,7 @@ def check_memory(max_memory: Any) -> None:
 
 
 class Chunks:
-    """Cuts batches into pieces; when one is too large for the device, it and all later ones are cut in half."""
+    """Cuts batches into chunks; when one is too large for the device, it and all later ones are cut in half."""
 
     def __init__(self, notes: list[str], what: str) -> None:
         self.notes = notes  # get a line when that happens
@@ -158,16 +158,10 @@ class CheckpointWriter(Protocol):
         """Start the next pass and restore its state: how many examples are in it, `None` for all of them."""
 
     def save_if_due(self, done: int) -> None:
-        """Save the state, which has so many examples in it, if the last time is long ago."""
+        """Save the state, which has this number of examples in it, if the last save was long ago."""
 
     def finish(self) -> None:
         """Save the state, which has all examples in it."""
-
-    def restart(self) -> None:
-        """The next pass is the first one again."""
-
-    def close(self) -> None:
-        """There are no more passes."""
 
 
 @dataclass
@@ -178,7 +172,7 @@ class Passes:
         checkpoint: saves the state of each pass, in the first process; `None` elsewhere, and where nothing is saved.
     """
 
-    process_group: Processes = ALONE  # the processes that share the data
+    process_group: ProcessGroup = ALONE  # the processes that share the data
     checkpoint: CheckpointWriter | None = None
     checkpointed: bool = False  # whether any process saves states
     offset: int = 0  # place of this process's first example among all
@@ -196,14 +190,14 @@ class Passes:
         given: Sequence[Tensor],
         resumable: bool = True,
     ) -> Iterator[T]:
-        """Yield items of the training data, one after the other, whose reader adds what it makes of them to the state.
+        """Yield items of the training data, one after the other; the caller adds its sums over them to the state.
 
         Args:
             items: batches, or anything in the order of the examples.
             rows: which examples an item is made of.
             label: what the pass is for.
             state: what is added to; zeros now, and the sums over all processes' data in the end.
-            given: what the sums depend on beside model, data and options: where that has changed, they start anew.
+            given: what the sums depend on beside model, data and options: where that has changed, they start from zero.
             resumable: whether the state may be saved after any item, and not only in the end.
         """
         if self.closed:
@@ -227,7 +221,7 @@ class Passes:
                 self.checkpoint.save_if_due(where.stop)
         self.trim_memory()
         if self.shared:
-            self.process_group.add(list(state.values()), label)
+            self.process_group.all_reduce(list(state.values()), label)
         if self.checkpoint is not None:
             self.checkpoint.finish()
 
@@ -237,19 +231,12 @@ class Passes:
         return self.process_group.size > 1
 
     def trim_memory(self) -> None:
-        """Give freed memory back to the system where there is a limit; else it stays at hand for the next pass."""
+        """Return freed memory to the system where the user set a limit; else the next pass uses it again."""
         if self.memory_limited:
             trim_heap()
 
-    def restart(self) -> None:
-        """The passes are done again, from the first one on."""
-        if self.checkpoint is not None:
-            self.checkpoint.restart()
-
     def close(self) -> None:
         """The fit is done: nothing of later passes is shared or saved."""
-        if self.checkpoint is not None:
-            self.checkpoint.close()
         self.checkpoint, self.checkpointed, self.closed = None, False, self.shared
 
     def _restored(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
@@ -257,10 +244,10 @@ class Passes:
         done = self.checkpoint.begin(label, state, given) if self.checkpoint is not None else 0
         if not self.shared or not self.checkpointed:
             return done
-        if self.process_group.tell(label, done is None)[0]:
-            self.process_group.share(list(state.values()), 0, label)
+        if self.process_group.all_gather_object(label, done is None)[0]:
+            self.process_group.broadcast(list(state.values()), 0, label)
             return None
-        for one in state.values():  # a pass that one process alone had begun starts anew
+        for one in state.values():  # a pass that a single process had begun starts from zero
             one.zero_()
         return 0
 

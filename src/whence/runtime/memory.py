@@ -58,7 +58,7 @@ def _available() -> int:
 
 
 def _left(limit: str, used: str, details: str) -> int:
-    """What a container has left of its limit, with files that are cached only; everything where there is no limit."""
+    """Bytes left of a container's limit, where cached files count as free; 2**62 without a limit."""
     most, now = _read(limit).strip(), _read(used).strip()
     if not (most.isdigit() and now.isdigit()):
         return 2**62
@@ -76,7 +76,7 @@ def _read(path: str) -> str:
 
 
 def trim_heap() -> None:
-    """Give freed memory back to the system: the C library keeps it for later, beyond the limit that a user set."""
+    """Return freed memory to the system: the C library would keep it, and exceed the limit that a user set."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:
@@ -84,10 +84,10 @@ def trim_heap() -> None:
 
 
 def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
-    """Small matrices (n, k, k) in pieces that may be decomposed at once; all of them on a CPU.
+    """Small matrices (n, k, k) in pieces that may be decomposed at once; in one piece on a CPU.
 
-    For the eigenvectors of a matrix of 10 x 10 numbers cuSOLVER takes a workspace of about 300 kB, and for many of them
-    at once so many times that: 15 GB for 50,000 examples of ten classes. A piece has `MANY` numbers at most.
+    cuSOLVER takes a workspace of about 300 kB for the eigenvectors of each matrix of 10 x 10 numbers: 15 GB for 50,000
+    examples of ten classes. A piece has `MANY` numbers at most.
 
     Examples:
         >>> [len(piece) for piece in few_at_once(torch.zeros(5, 3, 3), most=18)]
@@ -107,15 +107,15 @@ def readable(size: float) -> str:
         >>> readable(3 * 2**30)
         '3.0 GiB'
     """
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
             return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
         size /= 1024
-    raise AssertionError("unreachable")
+    return f"{size:.1f} TiB"
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a GPU has no memory left; the libraries below torch say it in words of their own.
+    """Whether an error means that a GPU has no memory left; cuBLAS and the like have messages of their own for it.
 
     Examples:
         >>> is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))

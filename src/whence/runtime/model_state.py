@@ -27,16 +27,16 @@ from whence.errors import InputError, NotDeterministicError
 # --- Fingerprints -----------------------------------------------------------------------------------------------------
 
 SPAN = 2**12
-"""Bits are weighted by a table of this many odd numbers, and so are the sums of each span, until one is left."""
+"""Words are weighted by a table of this many odd numbers, and so are the sums of each span, until one is left."""
 
 PIECE = 2**22
-"""So many elements are looked at once, to bound the memory."""
+"""Elements that are summed at once, to bound the memory."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
 def real_values(tensor: Tensor) -> Tensor:
-    """The numbers in memory as they are meant: dense, real, no sign or conjugate pending."""
+    """The same numbers as a dense and real tensor, with pending signs and conjugates resolved."""
     found = tensor.detach()
     if found.layout != torch.strided:
         found = found.to_dense()
@@ -109,22 +109,22 @@ def fingerprint(model: nn.Module) -> dict[str, int]:
 
 
 def after_fork(reset: Callable[[], None]) -> None:
-    """Reset what threads share in processes that are forked: the threads do not come along."""
+    """Call `reset` in forked processes, which do not inherit the threads."""
     if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
         os.register_at_fork(after_in_child=reset)
 
 
 class SharedSetting:
-    """A change of settings that is made for the first thread in, and undone after the last one out.
+    """A change of settings that is made when the first thread enters, and undone when the last one leaves.
 
     Examples:
-        >>> @contextmanager
+        >>> @SharedSetting
+        ... @contextmanager
         ... def door():
         ...     print("open")
         ...     yield
         ...     print("closed")
-        >>> together = SharedSetting(door)
-        >>> with together.entered(), together.entered():
+        >>> with door(), door():
         ...     print("two inside")
         open
         two inside
@@ -143,8 +143,8 @@ class SharedSetting:
         self._inside = 0
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Work under the changed settings."""
+    def __call__(self) -> Iterator[None]:
+        """Enter and leave."""
         with self._lock:
             if self._inside == 0:
                 self._undo.enter_context(self._change())
@@ -158,8 +158,10 @@ class SharedSetting:
                     self._undo.close()
 
 
+@SharedSetting
 @contextmanager
-def _plain_kernels() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
+    """Use kernels that can be differentiated in every way, without torch's own warnings about them."""
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
@@ -170,8 +172,10 @@ def _plain_kernels() -> Iterator[None]:
         yield
 
 
+@SharedSetting
 @contextmanager
-def _without_cudnn() -> Iterator[None]:
+def without_cudnn() -> Iterator[None]:
+    """Switch cuDNN off: its recurrent networks can be differentiated in training mode only."""
     before = cudnn.enabled
     cudnn.enabled = False
     try:
@@ -180,8 +184,10 @@ def _without_cudnn() -> Iterator[None]:
         cudnn.enabled = before
 
 
+@SharedSetting
 @contextmanager
-def _same_draws() -> Iterator[None]:
+def same_draws() -> Iterator[None]:
+    """Restore the random states of torch's CPU generator, numpy and Python afterwards."""
     ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what is restored
     with torch.random.fork_rng(devices=()):
         try:
@@ -191,18 +197,8 @@ def _same_draws() -> Iterator[None]:
             np.random.set_state(theirs)  # noqa: NPY002
 
 
-plain_kernels = SharedSetting(_plain_kernels).entered
-"""Take kernels that can be differentiated in every way, and keep torch's own warnings about it from the user."""
-
-without_cudnn = SharedSetting(_without_cudnn).entered
-"""Do without cuDNN, whose recurrent networks can be differentiated in training mode only."""
-
-same_draws = SharedSetting(_same_draws).entered
-"""Set the random states of torch's CPU generator, numpy and Python back afterwards."""
-
-
 class _TF32:
-    """Which threads want products rounded to TF32, and which forbid it."""
+    """Which threads allow products to be rounded to TF32, and which forbid it."""
 
     def __init__(self) -> None:
         self._wishes: list[bool] = []
@@ -218,9 +214,9 @@ class _TF32:
 
     @contextmanager
     def rounded(self, allowed: bool | None) -> Iterator[None]:
-        """Let a GPU round single-precision products to TF32 meanwhile, which is several times faster, or forbid it.
+        """Allow a GPU to round single-precision products to TF32, which is several times faster, or forbid it.
 
-        `None` leaves it to what the caller has set. While any thread forbids it, nothing is rounded.
+        `None` keeps the setting of the caller. While any thread forbids it, nothing is rounded.
 
         Examples:
             >>> with rounded_products(True), rounded_products(False):
@@ -251,11 +247,11 @@ rounded_products = _TF32().rounded
 
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Let torch compute by one thread where the main thread of Python calls it, if that is wanted.
+    """Let torch compute by a single thread, where the main thread of Python calls it and `wanted` is true.
 
-    Torch counts the threads of each of its callers, so that no other is slowed down, except one that makes its very
-    first computation meanwhile: it takes the number that it finds. Other threads, as those of a service, go on with
-    theirs: there, new ones may begin at any time.
+    Torch stores the number of threads for each thread that calls it, so that no other is slowed down, except one whose
+    very first computation falls into this time: it inherits the number. Threads of a service, where others may start
+    at any time, are therefore left alone.
     """
     before = torch.get_num_threads()
     if not wanted or before == 1 or threading.current_thread() is not threading.main_thread():
@@ -272,55 +268,48 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 
 
 class _ModelLocks:
-    """Which thread uses which modules, and how often it has claimed them. Threads meet nowhere else."""
+    """Which thread uses which modules, and how often it has locked them."""
 
     def __init__(self) -> None:
         self._reset()
         after_fork(self._reset)
 
     def _reset(self) -> None:
-        self._given_back = threading.Condition()
-        self._claims: dict[int, list[int]] = {}  # of each module in use, the thread once for every claim
+        self._released = threading.Condition()
+        self._owners: dict[int, list[int]] = {}  # of each module in use, the thread once for every time it locked it
 
     @contextmanager
-    def of(self, model: nn.Module) -> Iterator[None]:
-        """Claim a model and all its submodules at once, when no other thread uses any of them."""
+    def locked(self, model: nn.Module) -> Iterator[None]:
+        """Lock a model and all its submodules, as soon as no other thread uses any of them through whence.
+
+        A thread may lock again what it has locked.
+
+        Examples:
+            >>> body = nn.Linear(3, 4)
+            >>> with locked(nn.Sequential(body, nn.ReLU())), locked(body):
+            ...     print("mine")
+            mine
+        """
+        if not isinstance(model, nn.Module):
+            raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
         keys = {id(module) for module in model.modules()}
         me = threading.get_ident()
-        with self._given_back:
-            self._given_back.wait_for(lambda: all(me in self._claims.get(key, (me,)) for key in keys))
+        with self._released:
+            self._released.wait_for(lambda: all(me in self._owners.get(key, (me,)) for key in keys))
             for key in keys:
-                self._claims.setdefault(key, []).append(me)
+                self._owners.setdefault(key, []).append(me)
         try:
             yield
         finally:
-            with self._given_back:
-                for key in keys & self._claims.keys():
-                    self._claims[key].pop()
-                    if not self._claims[key]:
-                        del self._claims[key]
-                self._given_back.notify_all()
+            with self._released:
+                for key in keys & self._owners.keys():
+                    self._owners[key].pop()
+                    if not self._owners[key]:
+                        del self._owners[key]
+                self._released.notify_all()
 
 
-_LOCKS = _ModelLocks()
-
-
-@contextmanager
-def locked(model: nn.Module) -> Iterator[None]:
-    """Have a model for this thread alone, waiting for others that use it or parts of it through whence.
-
-    A thread may claim again what it has.
-
-    Examples:
-        >>> body = nn.Linear(3, 4)
-        >>> with locked(nn.Sequential(body, nn.ReLU())), locked(body):
-        ...     print("mine")
-        mine
-    """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"expected a torch.nn.Module as model, got {type(model).__name__}.")
-    with _LOCKS.of(model):
-        yield
+locked = _ModelLocks().locked
 
 
 # --- A model left as it was found -------------------------------------------------------------------------------------
@@ -328,13 +317,13 @@ def locked(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Restore what a forward pass may change on the way out, errors and interrupts included.
+    """Restore on exit what a forward pass may change, after errors and interrupts too.
 
     That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
     and counters among them), and the random states of torch, numpy and Python. Inside, the caller's inference mode and
-    autocast are off, so that numbers do not depend on where a call stands, no graph is built unless asked for, and
-    embeddings leave their weights alone: `check_model` has seen that no row is longer than `max_norm`.
-    Another thread that borrows the model, or one that shares a submodule, waits.
+    autocast are off, so that results do not depend on them, no graph is built by default, and embeddings do not change
+    their weights: `check_model` has verified that no row is longer than `max_norm`. Other threads that use the model,
+    or one that shares a submodule, wait.
     """
     with ExitStack() as stack:
         stack.enter_context(locked(model))
@@ -402,7 +391,7 @@ ROUNDED = 1e-5
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model whose outputs depend on chance or on the batch, or whose weights are not there or not finite."""
+    """Refuse a model whose outputs are random or depend on the batch, or whose weights are missing or not finite."""
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
             "expected a module of Python, got one compiled by torch.jit, whose layers cannot be watched. "
@@ -460,18 +449,15 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
-    """Refuse a model with dropout or batch normalisation at work."""
-    restless = [name or type(module).__name__ for name, module in model.named_modules() if _restless(module)]
-    if restless:
+    """Refuse a model with active dropout, or with batch normalisation by the statistics of a batch."""
+    modules = [(name or type(module).__name__, module) for name, module in model.named_modules()]
+    training = [name for name, module in modules if _depends_on_mode(module)]
+    if training:
         raise NotDeterministicError(
             "expected a model in evaluation mode, got training mode with dropout or batch normalisation in: "
-            f"{listing(restless, 8)}. Call model.eval() first."
+            f"{listing(training, 8)}. Call model.eval() first."
         )
-    mixing = [
-        name or type(module).__name__
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is None
-    ]
+    mixing = [name for name, module in modules if isinstance(module, _BatchNorm) and module.running_mean is None]
     if mixing:
         raise NotDeterministicError(
             "expected outputs that do not depend on the other examples of a batch, got batch normalisation without "
@@ -479,7 +465,8 @@ def check_evaluation_mode(model: nn.Module) -> None:
         )
 
 
-def _restless(module: nn.Module) -> bool:
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Whether a module in training mode does something else than in evaluation mode."""
     if not module.training:
         return False
     if isinstance(module, _DropoutNd):

@@ -1,11 +1,11 @@
-"""Several processes at work on one fit: what they tell each other, and what happens when one of them fails."""
+"""Several processes that share one fit: the messages between them, and what happens when one of them fails."""
 
 from __future__ import annotations
 
 import platform
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Literal
@@ -15,151 +15,122 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from whence.errors import InputError, ProcessError
+from whence.errors import InputError, ProcessError, first_line
 
-PATIENCE = 1800.0
-"""Seconds that processes wait for one another, unless told otherwise."""
+TIMEOUT = 1800.0
+"""Seconds that processes wait for one another by default."""
 
 SMALL = 2**16
-"""Tensors of fewer numbers travel together."""
+"""Tensors of fewer numbers are summed in one operation."""
 
-LETTING_GO = 0.0 if torch.__version__ >= TorchVersion("2.9") else 0.05
-"""Seconds for the threads of a group to let go of the last tensors before it is taken down. Before torch's change
-154976, of June 2025, that is done with Python's lock held, which they need for it: both would wait for ever."""
+RELEASE_SECONDS = 0.0 if torch.__version__ >= TorchVersion("2.9") else 0.05
+"""Time for the threads of a group to release the last tensors before it is destroyed. Before torch's pull request
+154976, of June 2025, it is destroyed with Python's lock held, which these threads need: a deadlock."""
 
 BRACKETS = re.compile(r"^\[[^\]]*\]\s*")
-"""Where in gloo's own source an error comes from."""
+"""The place in the source of gloo, at the start of its errors."""
 
 Distributed = Literal["auto"] | bool | float
 """Whether the processes of torch.distributed work together: "auto" if there are several; seconds to wait for others."""
 
 
-class Processes:
+class ProcessGroup:
     """The processes that share a fit, each with its shard of the data, in the order of their ranks.
 
-    Messages go through a group of gloo's own, which notices at once when a process has died and at the latest after the
-    timeout when one hangs. Tensors follow only after all processes said that they are well, through gloo from the CPU
-    and through the default group (NCCL) from a GPU. A process alone has no group.
+    Messages go through a gloo group of their own, which fails at once when a process has died, and after the timeout
+    when one hangs. Tensors follow only after every process has reported no error: through gloo from the CPU, and
+    through the default group (NCCL) from a GPU. A single process has no group.
     """
 
-    def __init__(
-        self, ranks: Sequence[int] = (0,), group: Any = None, timeout: float = PATIENCE, neighbours: int = 1
-    ) -> None:
-        self._ranks, self._group, self._timeout = list(ranks), group, timeout
-        self.neighbours = neighbours  # how many processes of the job are on this machine
-        self.rank: int = 0 if group is None else self._ranks.index(dist.get_rank())
-        self.size: int = len(self._ranks)
-        self.alone: bool = self.size == 1  # whether there is no other process
+    def __init__(self, size: int = 1, group: Any = None, timeout: float = TIMEOUT) -> None:
+        self._group, self._timeout = group, timeout
+        self.local_size = 1  # how many processes of the job are on this machine
+        self.rank: int = 0 if group is None else dist.get_rank()
+        self.size = size
+        self.alone = size == 1  # whether there is no other process
 
-    def tell(self, what: str, value: Any = None) -> list[Any]:
-        """What every process says, something to be pickled, in the order of ranks; an error if one of them failed."""
+    def all_gather_object(self, what: str, value: Any = None) -> list[Any]:
+        """The values, which can be pickled, of all processes in the order of ranks; an error if one of them failed."""
         if self.alone:
             return [value]
-        heard: list[Any] = [None] * self.size
+        gathered: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(heard, ("well", value), group=self._group)
-        except RuntimeError as error:  # the connection is closed, or nobody came in time
+            dist.all_gather_object(gathered, (True, value), group=self._group)
+        except RuntimeError as error:  # the connection is closed, or a process did not come in time
             raise self._lost(what, error) from error
-        for rank, (state, said) in enumerate(heard):
-            if state != "well":
+        for rank, (sound, said) in enumerate(gathered):
+            if not sound:
                 raise ProcessError(
                     f"expected all {self.size} processes to go on to {what}, got an error in rank {rank}: {said}. "
                     "Look at its output; a fit with Execution(checkpoint=...) goes on from there when it is started "
                     "again."
                 )
-        return [said for _, said in heard]
+        return [said for _, said in gathered]
 
-    def add(self, tensors: Sequence[Tensor], what: str) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor], what: str) -> None:
         """Replace tensors of the same shapes everywhere by their sums over all processes."""
         if self.alone:
             return
-        self.tell(what)
+        self.all_gather_object(what)
         small = [one for one in tensors if one.numel() < SMALL]
         for kind in dict.fromkeys((one.dtype, one.device) for one in small):
             alike = [one for one in small if (one.dtype, one.device) == kind]
             joined = torch.cat([one.reshape(-1) for one in alike])
-            self._sum(joined, what)
+            self._run(dist.all_reduce, joined, what)
             for one, part in zip(alike, joined.split([one.numel() for one in alike]), strict=True):
                 one.copy_(part.reshape(one.shape))
         for one in tensors:
             if one.numel() >= SMALL:
-                self._sum(one, what)
+                self._run(dist.all_reduce, one, what)
 
-    def share(self, tensors: Sequence[Tensor], owner: int, what: str) -> None:
+    def broadcast(self, tensors: Sequence[Tensor], owner: int, what: str) -> None:
         """Replace tensors by those of one process."""
         for one in () if self.alone else tensors:
-            whole = one.contiguous()
-            with self.watched(what):
-                dist.broadcast(whole, src=self._ranks[owner], group=self._group_of(one))
-            if whole is not one:
-                one.copy_(whole)
+            self._run(dist.broadcast, one, what, src=owner)
 
-    def send(self, tensors: Sequence[Tensor] | None, owner: int, what: str, device: torch.device) -> list[Tensor]:
-        """The tensors of one process, to all; the others learn their shapes on the way."""
-        mine = list(tensors or ())
-        if self.alone:
-            return mine
-        shapes = self.tell(what, [(tuple(one.shape), one.dtype) for one in mine])[owner]
-        if self.rank != owner:
-            mine = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
-        self.share(mine, owner, what)
-        return mine
-
-    def gather(self, rows: Tensor | None, what: str, device: torch.device) -> Tensor:
+    def all_gather(self, rows: Tensor | None, what: str, device: torch.device) -> Tensor:
         """Rows of all processes, one after the other in the order of ranks; `None` where a process has none."""
-        own = [] if rows is None else [rows]
-        if self.alone:
-            return torch.cat(own)
-        return torch.cat([one for rank in range(self.size) for one in self.send(own, rank, what, device)])
+        parts = []
+        forms = self.all_gather_object(what, None if rows is None else (tuple(rows.shape), rows.dtype))
+        for rank, form in enumerate(forms):
+            if form is not None:
+                own = rows if rank == self.rank else None
+                parts.append(torch.empty(form[0], dtype=form[1], device=device) if own is None else own)
+                self.broadcast(parts[-1:], rank, what)
+        return torch.cat(parts)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Report a failure of this process to the others, and take the group down at the end."""
+    def reporting_errors(self) -> Iterator[None]:
+        """Report an error of this process to the others, and destroy the group at the end."""
         if self.alone:
             yield
             return
         try:
             yield
         except ProcessError:  # the others know, or are gone
-            self.part()
             raise
         except BaseException as error:
             with suppress(Exception):
-                message = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-                heard: list[Any] = [None] * self.size
-                dist.all_gather_object(heard, ("failed", f"{type(error).__name__}: {message}"), group=self._group)
-            self.part()
+                report = f"{type(error).__name__}: {first_line(error)}"
+                dist.all_gather_object([None] * self.size, (False, report), group=self._group)
             raise
-        else:
-            self.part()
+        finally:
+            time.sleep(RELEASE_SECONDS)
+            with suppress(Exception):
+                dist.destroy_process_group(self._group)
 
-    def part(self) -> None:
-        """Take the group down: from now on each process is on its own."""
-        time.sleep(LETTING_GO)
-        with suppress(Exception):
-            dist.destroy_process_group(self._group)
-
-    def _sum(self, tensor: Tensor, what: str) -> None:
+    def _run(self, collective: Callable[..., Any], tensor: Tensor, what: str, **options: int) -> None:
+        """Run a collective operation on a tensor, in place: by gloo on a CPU, by the default group (NCCL) on a GPU."""
         whole = tensor.contiguous()
-        with self.watched(what):
-            dist.all_reduce(whole, group=self._group_of(tensor))
+        try:
+            collective(whole, group=self._group if tensor.device.type == "cpu" else None, **options)
+        except RuntimeError as error:
+            raise self._lost(what, error) from error
         if whole is not tensor:
             tensor.copy_(whole)
 
-    def _group_of(self, tensor: Tensor) -> Any:
-        """Ours on a CPU, the default one (NCCL) on a GPU."""
-        return self._group if tensor.device.type == "cpu" else None
-
-    @contextmanager
-    def watched(self, what: str) -> Iterator[None]:
-        """Raise a `ProcessError` where a process is gone."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise self._lost(what, error) from error
-
     def _lost(self, what: str, error: Exception) -> ProcessError:
-        message = BRACKETS.sub("", (str(error).strip().splitlines() or [type(error).__name__])[0]).split(". ")[0][:120]
+        message = BRACKETS.sub("", first_line(error)).split(". ")[0]
         return ProcessError(
             f"expected all {self.size} processes to go on to {what} within {self._timeout:g} s, got no answer from one "
             f"of them ({message}). It has died, or hangs: look at its output. A fit with checkpoint=... goes on from "
@@ -167,16 +138,16 @@ class Processes:
         )
 
 
-ALONE = Processes()
-"""One process, which waits for nobody."""
+ALONE = ProcessGroup()
+"""A single process."""
 
 
-def opened(distributed: Distributed) -> Processes:
-    """The processes that shall work together: all of torch.distributed, where it is set up and not refused."""
+def open_process_group(distributed: Distributed) -> ProcessGroup:
+    """The processes that share a fit: all of torch.distributed, unless it is not initialised or not wanted."""
     given: Any = distributed
     named = given == "auto" if isinstance(given, str) else isinstance(given, bool)
     try:
-        seconds = PATIENCE if named else float(given)
+        seconds = TIMEOUT if named else float(given)
     except (TypeError, ValueError):
         seconds = 0.0
     if not 0 < seconds < float("inf"):
@@ -199,8 +170,8 @@ def opened(distributed: Distributed) -> Processes:
             f"{seconds:g} s, got not all of them. For a fit of this process alone pass "
             "execution=whence.Execution(distributed=False)."
         ) from error
-    found = Processes(range(dist.get_world_size()), group, seconds)
-    found.neighbours = found.tell("the fit", platform.node()).count(platform.node())
+    found = ProcessGroup(dist.get_world_size(), group, seconds)
+    found.local_size = found.all_gather_object("the fit", platform.node()).count(platform.node())
     return found
 
 

@@ -21,7 +21,7 @@ class Progress:
     """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
-        self._enabled = enabled
+        self.enabled = enabled
         self._stream = stream
 
     def track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
@@ -32,7 +32,7 @@ class Progress:
             [1, 2]
         """
         stream = self._stream or sys.stderr
-        if not self._enabled or stream is None:  # a program without a console has no standard error
+        if not self.enabled or stream is None:  # a program without a console has no standard error
             yield from items
             return
         interactive = stream.isatty()
@@ -58,7 +58,7 @@ class Progress:
     def say(self, line: str) -> None:
         """Write a line of its own."""
         stream = self._stream or sys.stderr
-        if self._enabled and stream is not None:
+        if self.enabled and stream is not None:
             stream.write(f"{line}\n")
             stream.flush()
 

@@ -1,4 +1,4 @@
-"""Columns of a table as inputs of a network: what the text of each cell means, and how it is encoded.
+"""Columns of a table as inputs of a model: what the text of each cell means, and how it is encoded.
 
 `detect_column` decides by the training rows; a column then encodes any other rows, and can be saved as JSON.
 """
@@ -245,6 +245,11 @@ class Number(_Measured):
         """(m, inputs)."""
         return self._assemble(self.parse(cells))
 
+    def features(self, cells: Any) -> Any:
+        """(m, 1) for trees, which need no scale; missing numbers are NaN."""
+        values = self.parse(cells)
+        return numpy.where(numpy.isfinite(values), values, numpy.nan)[:, None]
+
     def clipped(self, cells: Any) -> Any:
         """Which cells hold numbers so far from the median that they are clipped."""
         return numpy.abs(self.scale.distance(self.parse(cells))) > MAX_DISTANCE
@@ -285,6 +290,11 @@ class Date(_Measured):
         angles = [2 * math.pi * days / cycle for cycle in self.cycles]
         return self._assemble(days, [wave(angle) for angle in angles for wave in (numpy.sin, numpy.cos)])
 
+    def features(self, cells: Any) -> Any:
+        """(m, 1 + cycles) for trees: days, and the day within each cycle; missing ones are NaN."""
+        days = self.parse(cells)
+        return numpy.stack([days, *(days % cycle for cycle in self.cycles)], axis=1)
+
     def display(self, cells: Any) -> Any:
         """Dates, which have an order; text where some cells cannot be read."""
         days = self.parse(cells)
@@ -321,6 +331,12 @@ class Category:
         if self.other:
             encoded = numpy.concatenate([encoded, 1.0 - encoded.sum(1, keepdims=True)], axis=1)
         return encoded
+
+    def features(self, cells: Any) -> Any:
+        """(m, 1) for trees: the number of the category; that of rare ones is the last, an unseen one is NaN."""
+        codes = {level: float(code) for code, level in enumerate(self.levels)}
+        unseen = float(len(self.levels)) if self.other else numpy.nan
+        return numpy.array([[codes.get(label, unseen)] for label in self.display(cells)])
 
     def unrecognized(self, cells: Any) -> Any:
         """Which cells hold a category that training never had; rare ones cannot be told from new ones."""

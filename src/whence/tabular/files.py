@@ -10,14 +10,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy
 import torch
 
-from whence.errors import InputError, TooLargeError
+from whence.errors import InputError, TooLargeError, did_you_mean
 from whence.runtime.memory import RESERVE, free_memory, readable
 from whence.runtime.progress import Progress
 
@@ -79,7 +78,7 @@ def read_table(
         raise InputError(f"expected a CSV or parquet file, got the folder {path}.")
     if not path.is_file():
         names = [other.name for other in path.parent.iterdir() if other.is_file()] if path.parent.is_dir() else []
-        similar = "".join(f" Was {name} meant?" for name in get_close_matches(path.name, names, n=1))
+        similar = did_you_mean(path.name, names)
         raise InputError(f"expected a CSV or parquet file, got {path}, which does not exist.{similar}")
     source = _open_parquet(path) if ".parquet" in path.suffixes else _open_csv(path, delimiter)
     free = RESERVE * free_memory(torch.device("cpu"))

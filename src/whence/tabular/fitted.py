@@ -1,4 +1,4 @@
-"""From a table to a fitted network: columns to use, split of the rows, training, the fit, and all of it in a folder."""
+"""From a table to a fitted model: columns to use, split of the rows, training, the fit, and all of it in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -20,8 +20,11 @@ from torch import Tensor, nn
 
 from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
 from whence.display import listing
-from whence.errors import CorruptArtifactError, InputError
+from whence.errors import CorruptArtifactError, InputError, did_you_mean
+from whence.influence.intervals import Intervals
 from whence.runtime.progress import Progress
+from whence.tabular.boosting import Trees, grow
+from whence.tabular.checks import drop_copies, suspicious_columns
 from whence.tabular.columns import (
     MAX_DISTANCE,
     Column,
@@ -33,16 +36,28 @@ from whence.tabular.columns import (
     is_missing,
 )
 from whence.tabular.files import TextTable
-from whence.tabular.network import build_network, choose_width, count_weights, initialize, train
-from whence.tabular.target import RowSplit, Target, Task, check_row_count, detect_target, find_column, split_rows
+from whence.tabular.network import build_network, choose_width, count_weights, initialize, mean_loss, train
+from whence.tabular.target import (
+    RowSplit,
+    Target,
+    Task,
+    check_row_count,
+    detect_target,
+    find_column,
+    group_labels,
+    split_rows,
+)
 
 FORMAT = "whence table"
-VERSION = 3
-DESCRIPTION, WEIGHTS, TRAINING, FIT = "table.json", "network.safetensors", "training.safetensors", "fit.whence"
+VERSION = 4
+DESCRIPTION, TRAINING, FIT = "table.json", "training.safetensors", "fit.whence"
+WEIGHTS = {"network": "network.safetensors", "trees": "trees.safetensors"}
+Learner = Literal["network", "trees"]
 
 LARGE_MEAN = 1e4
 """Standard deviations of the target: with a larger mean, few of the digits that are shown say anything."""
 
+BATCH = 1024
 FAR_FROM_OPTIMUM = 0.1
 """Newton change, the move of the training residuals that is left, above which the fit is recentered."""
 
@@ -54,7 +69,8 @@ class TableModel:
     columns: tuple[Column, ...]  # those that are used
     excluded: tuple[ExcludedColumn, ...]  # those that are not, and why
     target: Target  # what is predicted
-    width: int  # of the hidden layers
+    width: int  # of the hidden layers of a network
+    learner: Learner = "network"  # a network, or gradient boosting
 
     @property
     def inputs(self) -> list[str]:
@@ -71,13 +87,18 @@ class TableModel:
         return build_network(len(self.inputs), self.width, self.target)
 
     def encode(self, table: TextTable) -> Tensor:
-        """(m, inputs) the rows of a table."""
+        """(m, inputs) the rows of a table; for trees columns of categories come first, and missing values are NaN."""
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
             raise InputError(
-                f"expected the columns that the network was trained with, got none named "
+                f"expected the columns that the model was trained with, got none named "
                 f"{listing(list(map(repr, absent)), 8)}. Columns there are: {', '.join(list(table.columns)[:20])}."
+                f"{did_you_mean(absent[0], table.columns)}"
             )
+        if self.learner == "trees":
+            ordered = sorted(self.columns, key=lambda column: column.kind != "category")
+            features = [column.features(table.columns[column.name]) for column in ordered]
+            return torch.from_numpy(numpy.concatenate(features, axis=1).astype(numpy.float64))
         encoded = [column.encode(table.columns[column.name]) for column in self.columns]
         return torch.from_numpy(numpy.concatenate(encoded, axis=1).astype(numpy.float32))
 
@@ -112,8 +133,10 @@ class TableModel:
             return numpy.full(len(table), numpy.nan)
         return self.target.parse(table.columns[self.target.name])
 
-    def batch(self, inputs: Tensor, values: Any) -> tuple[Tensor, Tensor]:
+    def batch(self, inputs: Tensor, values: Any) -> tuple[Tensor, Any]:
         """Inputs and targets as `whence.fit` takes them."""
+        if self.learner == "trees":
+            return inputs, values
         targets = torch.as_tensor(values, device="cpu")
         if self.target.outputs > 1:
             return inputs, targets.long()
@@ -127,6 +150,7 @@ class TableModel:
             excluded=tuple(ExcludedColumn(**column) for column in fields["excluded"]),
             target=Target(**{**fields["target"], "classes": tuple(fields["target"]["classes"])}),
             width=int(fields["width"]),
+            learner=fields["learner"],
         )
 
 
@@ -140,17 +164,45 @@ class Prepared:
     values: Any  # (m,) all targets, NaN where there is none
     notes: tuple[str, ...]  # what was guessed, excluded or repaired
 
+    @property
+    def trees_model(self) -> TableModel:
+        """How rows become inputs of trees."""
+        return replace(self.model, learner="trees")
+
+    @property
+    def folds(self) -> list[Tensor]:
+        """Masks (n,) of the training rows in each set of validation rows."""
+        return [torch.from_numpy(numpy.isin(self.split.train, rows)) for rows in self.split.validation]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trained model, before it is fitted."""
+
+    model: TableModel
+    predictor: nn.Module | Trees
+    inputs: Tensor  # (n, inputs) the encoded training rows
+    held_out: Tensor  # (n, k) outputs of models that were trained without the row; NaN where there is none
+    settings: dict[str, Any]  # that validation rows chose
+
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A trained network and its fit."""
+    """A trained network, or trees, and the fit."""
 
     model: TableModel  # how rows become inputs
+    predictor: nn.Module | Trees
     tracer: Tracer  # the fit
     inputs: Tensor  # (n, inputs) the encoded training rows
     values: Any  # (n,) their targets
     rows: Any  # number of each training row in its file
-    weight_decay: float | None = None  # of the training; `None` if the fit was loaded
+    intervals: Intervals | None  # of new observations; `None` for classes
+    settings: dict[str, Any] | None = None  # of the training; `None` if the fit was loaded
+    validation: dict[Learner, float] | None = None  # errors of all models that were tried: RMSE or log loss
+
+    def batches(self, inputs: Tensor) -> Any:
+        """Encoded rows as the tracer takes them."""
+        return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
 
 
 def prepare(
@@ -159,6 +211,7 @@ def prepare(
     *,
     task: Task | None = None,
     ignore: Sequence[str] = (),
+    groups: str | None = None,
     test: float = 0.2,
     width: int | None = None,
     seed: int = 0,
@@ -166,14 +219,24 @@ def prepare(
     """Detect the target and the columns, and split the rows: all that can be wrong with a table is found here.
 
     The task and the width of the hidden layers are guessed when `None`; `test` is the share of rows that are held out.
+    Rows with the same value in the column `groups` are held out together.
     """
     names, notes = list(table.columns), list(table.notes)
     name = find_column(target, names)
-    ignored = {find_column(one, names) for one in ignore}
+    ignored = {find_column(one, names): "as you asked" for one in ignore}
+    labels = None
+    if groups is not None:
+        ignored[find_column(groups, names)] = "names the groups"
+        labels = group_labels(table.columns[find_column(groups, names)])
     check_row_count(int((~is_missing(table.columns[name])).sum()), name)
     detected = detect_target(name, table.columns[name], task, notes)
     values = detected.parse(table.columns[name])
-    split = split_rows(values, detected, test, seed)
+    split = split_rows(values, detected, test, seed, labels)
+    if labels is not None:
+        notes.append(
+            f"rows with the same {groups!r} are held out together, in testing, validation and the calibration of "
+            "intervals; Ho, HeC3 and doubts leave out single rows"
+        )
     if len(split.unlabelled):
         notes.append(f"rows without a value of {name!r}: {len(split.unlabelled):,}; predicted, but not trained on")
     if detected.task == "regression":
@@ -185,13 +248,15 @@ def prepare(
                 "to see more digits of the predictions"
             )
     found = [
-        ExcludedColumn(one, "as you asked")
+        ExcludedColumn(one, ignored[one])
         if one in ignored
         else detect_column(one, table.columns[one][split.train], notes, table.rows[split.train])
         for one in names
         if one != name
     ]
+    found = drop_copies(found, table.take(split.train), name)
     columns = tuple(one for one in found if not isinstance(one, ExcludedColumn))
+    notes += suspicious_columns(columns, table.take(split.train), detected, grouped=labels is not None)
     excluded = tuple(one for one in found if isinstance(one, ExcludedColumn))
     if not columns:
         reasons = "; ".join(f"{one.name!r}: {one.reason}" for one in excluded[:5]) or "it has no other column"
@@ -202,24 +267,79 @@ def prepare(
     return Prepared(table, model, split, values, (*notes, *describe_styles(columns), *model.clipped(table)))
 
 
-def fit_table(prepared: Prepared, *, structure: str = "auto", seed: int = 0, progress: bool = False) -> FittedTable:
-    """Train a network, and fit `whence` to it; `seed` is that of the first weights."""
-    model, train_rows = prepared.model, prepared.split.train
-    inputs, values = model.encode(prepared.table.take(train_rows)), prepared.values[train_rows]
+def fit_table(
+    prepared: Prepared,
+    *,
+    learner: Learner | Literal["auto"] = "auto",
+    structure: str = "auto",
+    seed: int = 0,
+    progress: bool = False,
+) -> FittedTable:
+    """Train a network, or trees, or both and take the better one by the validation rows; and fit `whence` to it.
+
+    `seed` is that of the network's first weights.
+    """
+    values, target = prepared.values[prepared.split.train], prepared.model.target
+    candidates = []
+    if learner != "trees":
+        candidates.append(_train_network(prepared, seed, Progress(progress)))
+    if learner != "network":
+        candidates.append(_grow_trees(prepared, Progress(progress)))
+    known = torch.stack([torch.isfinite(one.held_out).all(1) for one in candidates]).all(0)
+    losses = [float(mean_loss(target, one.held_out[known], torch.from_numpy(values)[known])) for one in candidates]
+    best = candidates[losses.index(min(losses))]
+    tracer = _fit(best, values, structure, progress)
+    intervals = None
+    if target.task == "regression":
+        intervals = Intervals.of(tracer, torch.from_numpy(values).unsqueeze(1) - best.held_out)
+        losses = [target.scale * loss**0.5 for loss in losses]
+    return FittedTable(
+        model=best.model,
+        predictor=best.predictor,
+        tracer=tracer,
+        inputs=best.inputs,
+        values=values,
+        rows=prepared.table.rows[prepared.split.train],
+        intervals=intervals,
+        settings=best.settings,
+        validation={one.model.learner: loss for one, loss in zip(candidates, losses, strict=True)},
+    )
+
+
+def _train_network(prepared: Prepared, seed: int, progress: Progress) -> Candidate:
+    model, values = prepared.model, torch.from_numpy(prepared.values[prepared.split.train])
+    inputs = model.encode(prepared.table.take(prepared.split.train))
     network = model.network()
     initialize(network, torch.Generator("cpu").manual_seed(seed))
-    folds = [torch.from_numpy(numpy.isin(train_rows, rows)) for rows in prepared.split.validation]
-    weight_decay = train(network, model.target, inputs, torch.from_numpy(values), folds, Progress(progress))
+    trained = train(network, model.target, inputs, values, prepared.folds, progress)
+    return Candidate(model, network.eval(), inputs, trained.held_out, {"weight_decay": trained.weight_decay})
+
+
+def _grow_trees(prepared: Prepared, progress: Progress) -> Candidate:
+    model = prepared.trees_model
+    inputs = model.encode(prepared.table.take(prepared.split.train))
+    categories = sum(column.kind == "category" for column in model.columns)
+    values = prepared.values[prepared.split.train]
+    grown = grow(model.target, inputs, categories, values, prepared.folds, progress)
+    return Candidate(model, grown.trees, inputs, grown.held_out, grown.settings)
+
+
+def _fit(trained: Candidate, values: Any, structure: str, progress: bool) -> Tracer:
+    model, target = trained.model, trained.model.target
+    if isinstance(trained.predictor, Trees):
+        data = model.batch(trained.inputs, values)
+        return fit(trained.predictor.ensemble(target), data, structure=structure, progress=progress)
     options: dict[str, Any] = {
-        "likelihood": model.target.likelihood,
+        "likelihood": target.likelihood,
         "structure": structure,
-        "ridge": ridge(model.target, weight_decay, len(values)),
+        "ridge": ridge(target, trained.settings["weight_decay"], len(values)),
         "progress": progress,
     }
-    tracer = fit(network.eval(), [model.batch(inputs, values)], **options)
+    batches = [model.batch(trained.inputs, values)]
+    tracer = fit(trained.predictor, batches, **options)
     if float(tracer.diagnostics["Newton change"]) > FAR_FROM_OPTIMUM:
-        tracer = fit(network, [model.batch(inputs, values)], recenter=True, **options)
-    return FittedTable(model, tracer, inputs, values, prepared.table.rows[train_rows], weight_decay)
+        tracer = fit(trained.predictor, batches, recenter=True, **options)
+    return tracer
 
 
 def ridge(target: Target, weight_decay: float, rows: int) -> float:
@@ -237,18 +357,25 @@ def ridge(target: Target, weight_decay: float, rows: int) -> float:
 def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None:
     """Write a fitted table to a folder, which is there whole or not at all; no pickles, nothing that is ever run.
 
-    `table.json` holds columns, target and `about`, how the network was trained; `network.safetensors` its weights;
-    `training.safetensors` the encoded training rows, which verdicts need; `fit.whence` the fit itself.
+    `table.json` holds columns, target and `about`, how the model was trained; `network.safetensors` the weights of a
+    network, `trees.safetensors` the nodes of trees;
+    `training.safetensors` the encoded training rows, which verdicts need, and the calibration of intervals;
+    `fit.whence` the fit itself.
     """
     with replacing_folder(folder, DESCRIPTION) as new:
         description = {"format": FORMAT, "version": VERSION, "whence": __version__, **asdict(fitted.model)}
         (new / DESCRIPTION).write_text(json.dumps({**description, "about": about}, indent=1), encoding="utf-8")
-        save_file(fitted.tracer.problem.network.model.state_dict(), new / WEIGHTS)
+        predictor = fitted.predictor
+        if isinstance(predictor, Trees):
+            weights = {name: torch.from_numpy(nodes) for name, nodes in vars(predictor).items()}
+        else:
+            weights = predictor.state_dict()
+        save_file(weights, new / WEIGHTS[fitted.model.learner])
         rows = torch.as_tensor(fitted.rows.astype("int64"), device="cpu")
-        save_file(
-            {"inputs": fitted.inputs, "values": torch.as_tensor(fitted.values, device="cpu"), "rows": rows},
-            new / TRAINING,
-        )
+        training = {"inputs": fitted.inputs, "values": torch.as_tensor(fitted.values, device="cpu"), "rows": rows}
+        if fitted.intervals is not None:
+            training |= {f"intervals.{name}": values for name, values in vars(fitted.intervals).items()}
+        save_file(training, new / TRAINING)
         fitted.tracer.save(new / FIT)
 
 
@@ -257,17 +384,27 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
     description = read_description(folder)
     try:
         model = TableModel.from_json(description)
-        network = model.network()
-        network.load_state_dict(load_file(folder / WEIGHTS))
+        weights = load_file(folder / WEIGHTS[model.learner])
+        predictor: nn.Module | Trees
+        if model.learner == "trees":
+            predictor = Trees(**{name: nodes.numpy() for name, nodes in weights.items()})
+        else:
+            predictor = model.network().eval()
+            predictor.load_state_dict(weights)
         training = load_file(folder / TRAINING)
         inputs, values, rows = training["inputs"], training["values"].numpy(), training["rows"].numpy()
+        calibration = {name.removeprefix("intervals."): one for name, one in training.items() if "." in name}
+        intervals = Intervals(**calibration) if model.target.task == "regression" else None
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(
             f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Make it anew."
         ) from error
-    tracer = load(folder / FIT, network.eval(), [model.batch(inputs, values)], progress=progress)
-    return FittedTable(model, tracer, inputs, values, rows)
+    if isinstance(predictor, Trees):
+        tracer = load(folder / FIT, predictor.ensemble(model.target), model.batch(inputs, values), progress=progress)
+    else:
+        tracer = load(folder / FIT, predictor, [model.batch(inputs, values)], progress=progress)
+    return FittedTable(model, predictor, tracer, inputs, values, rows, intervals)
 
 
 def read_description(folder: Path) -> dict[str, Any]:

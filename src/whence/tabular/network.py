@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +99,9 @@ FIRST = 4
 STEPS = 50
 """Steps of L-BFGS in a round, after which convergence is checked."""
 
+CHOOSING = 3
+"""Folds of validation rows that choose the weight decay, at most."""
+
 ROUNDS = 4
 """At most, for each weight decay; as many again for the one that is chosen."""
 
@@ -120,20 +124,30 @@ def mean_loss(target: Target, outputs: Tensor, values: Tensor) -> Tensor:
     return F.cross_entropy(outputs, values.long())
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What comes of a training beside the weights."""
+
+    weight_decay: float
+    held_out: Tensor  # (n, k) outputs of networks that were trained without the row; NaN for rows in no fold
+
+
 def train(
     network: nn.Module, target: Target, inputs: Tensor, values: Tensor, folds: list[Tensor], progress: Progress
-) -> float:
-    """Choose the weight decay, train on all rows with it, in place, and return it.
+) -> Trained:
+    """Choose the weight decay, and train on all rows with it, in place.
 
-    Folds are masks (n,) of validation rows, one for each round of validation.
+    Folds are masks (n,) of validation rows. The first `CHOOSING` choose the weight decay; the rows of the others are
+    predicted without them too, by the weight decay that was chosen.
     """
+    choosing = folds[:CHOOSING]
     losses: dict[float, float] = {}
     weights: dict[float, list[dict[str, Tensor]]] = {}
 
     def trial(decay: float, first: list[dict[str, Tensor]]) -> float:
         """Train without each fold in turn, and return the mean validation loss."""
         found, weights[decay] = [], []
-        for fold, before in zip(folds, first, strict=True):
+        for fold, before in zip(choosing, first, strict=True):
             network.load_state_dict(before)
             _minimize(network, target, inputs[~fold], values[~fold], decay, ROUNDS, TRIAL_TOLERANCE)
             with torch.no_grad():
@@ -143,7 +157,7 @@ def train(
         losses[decay] = mean if math.isfinite(mean) else math.inf  # NaN is worse than anything
         return losses[decay]
 
-    first = [deepcopy(network.state_dict())] * len(folds)
+    first = [deepcopy(network.state_dict())] * len(choosing)
     for decay in progress.track(_decays_to_try(losses), "weight decays tried, at most:", len(WEIGHT_DECAYS)):
         trial(decay, first)
     chosen = max(decay for decay, loss in losses.items() if loss <= AS_GOOD * min(losses.values()))
@@ -155,9 +169,18 @@ def train(
         chosen = min(stronger, key=lambda decay: (stronger[decay], -decay))
     if losses[chosen] == math.inf:
         raise InputError("expected a training that converges, got losses that are not finite. Look for extreme values.")
+    for fold in progress.track(folds[len(choosing) :], "training without some rows, part", len(folds) - len(choosing)):
+        network.load_state_dict(first[0])
+        _minimize(network, target, inputs[~fold], values[~fold], chosen, 2 * ROUNDS, TRIAL_TOLERANCE)
+        weights[chosen].append(deepcopy(network.state_dict()))
+    held_out = torch.full((len(inputs), target.outputs), math.nan, dtype=torch.float64, device="cpu")
+    for fold, without in zip(folds, weights[chosen], strict=True):
+        network.load_state_dict(without)
+        with torch.no_grad():
+            held_out[fold] = network(inputs[fold]).double()
     network.load_state_dict(weights[chosen][0])
     _minimize(network, target, inputs, values, chosen, LAST_ROUNDS, TOLERANCE, progress)
-    return chosen
+    return Trained(chosen, held_out)
 
 
 def _decays_to_try(losses: dict[float, float]) -> Iterator[float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -11,17 +11,14 @@ import torch
 
 from whence import Explanation, Uncertainty
 from whence.display import number
-from whence.estimators import observation_noise
+from whence.influence.intervals import LEVEL
+from whence.report.usual import UsualValues, frame_of
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
 from whence.tabular.target import Target
 
 if TYPE_CHECKING:
     import pandas
-
-BATCH = 1024
-LEVEL = 0.95
-"""Of the intervals."""
 
 EXPLAIN_WORK = 3e12
 """Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
@@ -62,14 +59,12 @@ class RowPredictions:
             return score_numbers(values, *(frame[name].to_numpy() for name in ("prediction", "lower", "upper")))
         return score_classes(values.astype(int), self.probabilities[rows], target.classes)
 
-    def rows_frame(self, part: list[str] | None = None, suspicion: Any = None) -> pandas.DataFrame:
+    def rows_frame(self, part: list[str] | None = None, labels: Mapping[str, Any] | None = None) -> pandas.DataFrame:
         """One line for each row of the file: its number, its identifiers and target, and what was predicted.
 
-        With the part of the split that each belongs to, and how doubtful its label is (NaN if it was not trained on).
+        With the part of the split that each belongs to, and columns of what the other rows say of its label.
         """
-        model, frame = self.fitted.model, self.frame.copy()
-        if suspicion is not None:
-            frame["suspicion"] = suspicion
+        model, frame = self.fitted.model, self.frame.assign(**labels or {})
         identifiers = [column.name for column in model.excluded if column.identifier]
         for name in reversed([name for name in (*identifiers, model.target.name) if name in self.table.columns]):
             unique = name
@@ -88,14 +83,12 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
 
     model, tracer = fitted.model, fitted.tracer
     inputs = model.encode(table)
-    uncertainty = tracer.predict(list(inputs.split(BATCH)), covariance=True)
+    uncertainty = tracer.predict(fitted.batches(inputs), covariance=True)
     hec3 = uncertainty.hec3.sum(1).numpy()
     probabilities = numpy.zeros((len(table), 0))
     columns: dict[str, Any]
-    if model.target.task == "regression":
-        mean = uncertainty.mean[:, 0].numpy()
-        noise = float(observation_noise(tracer.residuals, tracer.loo_residuals)[0])
-        half = NormalDist().inv_cdf(0.5 + LEVEL / 2) * numpy.sqrt(hec3 + noise)
+    if fitted.intervals is not None:
+        mean, half = uncertainty.mean[:, 0].numpy(), fitted.intervals.half_width(uncertainty)[:, 0].numpy()
         columns = {"prediction": mean, "lower": mean - half, "upper": mean + half, "std": numpy.sqrt(hec3)}
     else:
         probabilities, std = _class_probabilities(model.target, uncertainty)
@@ -109,12 +102,28 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     frame = pandas.DataFrame(columns)
     explained = numpy.asarray(explain, dtype=int)
     if len(explained):
-        explanation = tracer.explain(list(inputs[torch.as_tensor(explained, device="cpu")].split(BATCH)))
+        explanation = tracer.explain(fitted.batches(inputs[torch.as_tensor(explained, device="cpu")]))
         verdicts = _verdict_columns(explanation, fitted.rows)
         for name, cells in verdicts.items():
             frame[name] = "" if isinstance(cells[0], str) else numpy.nan
             frame.iloc[explained, frame.columns.get_loc(name)] = cells
     return RowPredictions(table, fitted, model.targets(table), frame, probabilities)
+
+
+CHECK_INPUT = "check the input"
+"""The verdict on rows that cannot be, which their columns show and no network."""
+
+
+def check_inputs(predictions: RowPredictions, train: TextTable) -> None:
+    """Change the verdict on rows that cannot be, by what is usual in the rows that were trained on."""
+    columns = predictions.fitted.model.columns
+    shown, trained = (
+        frame_of({column.name: column.display(table.columns[column.name]) for column in columns})
+        for table in (predictions.table, train)
+    )
+    reasons = numpy.array(UsualValues.of(trained).impossible(shown), dtype=object)
+    frame = predictions.frame
+    frame.loc[(reasons != "") & (frame["verdict"] != "").to_numpy(), "verdict"] = CHECK_INPUT
 
 
 def _class_probabilities(target: Target, uncertainty: Uncertainty) -> tuple[Any, Any]:

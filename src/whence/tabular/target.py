@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy
 
 from whence.display import listing
-from whence.errors import InputError, TargetError
+from whence.errors import InputError, TargetError, did_you_mean
 from whence.tabular.columns import category_of, guess_number_style, is_missing, parse_numbers
+from whence.trees.ensemble import Loss
 
 Task = Literal["regression", "classification"]
 MAX_CLASSES = 50
@@ -21,11 +21,11 @@ MAX_CODES = 10
 MAX_TARGET, MIN_STD = 1e15, 1e-15
 """Largest target, and smallest standard deviation of it, whose variances are still computed and shown."""
 
-MIN_ROWS = 20
+MIN_ROWS, MIN_GROUPS = 20, 8
 MAX_TEST_ROWS = 10_000
-VALIDATION = 0.15
+VALIDATION, FOLDS = 0.15, 7
 SMALL = 2_000
-"""Training rows up to which three sets of validation rows are drawn instead of one."""
+"""Training rows up to which they are divided into so many sets of validation rows; beyond, one set of that share."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Target:
         return len(self.classes) if len(self.classes) > 2 else 1
 
     @property
-    def likelihood(self) -> str:
+    def likelihood(self) -> Loss:
         """As `whence.fit` calls it."""
         if self.task == "regression":
             return "gaussian"
@@ -63,9 +63,7 @@ def find_column(name: str, names: list[str]) -> str:
     """The column of that name, or an error that suggests the nearest names."""
     if name in names:
         return name
-    folded = {other.lower().strip(): other for other in names}
-    near = get_close_matches(name.lower(), list(folded), n=3, cutoff=0.5)
-    meant = f" Was {' or '.join(repr(folded[one]) for one in near)} meant?" if near else ""
+    meant = did_you_mean(name, names, most=3)
     raise InputError(
         f"expected the name of a column, got {name!r}, which is none.{meant} Columns: {listing(names, 20)}."
     )
@@ -177,7 +175,8 @@ class RowSplit:
     """Positions of rows in the table."""
 
     train: Any  # what the final network is trained on; the validation rows are among them
-    # sets of rows that choose the weight decay, in trainings without them; several for small tables
+    # sets of rows that are predicted by trainings without them, to choose settings and to calibrate intervals; of small
+    # tables all training rows, in several sets
     validation: tuple[Any, ...]
     test: Any  # never trained on
     unlabelled: Any  # rows without a target, which are predicted only
@@ -190,25 +189,78 @@ class RowSplit:
         return [str(name) for name in names]
 
 
-def split_rows(values: Any, target: Target, test: float, seed: int) -> RowSplit:
+def split_rows(values: Any, target: Target, test: float, seed: int, groups: Any = None) -> RowSplit:
     """Draw the parts at random, stratified by class, by targets (m,) as numbers, NaN where there is none.
+
+    Rows with the same label in `groups` (m,) stay together in one part; there is no stratification then.
 
     Examples:
         >>> split = split_rows(numpy.arange(100.0), Target("y", "regression"), 0.2, 0)
         >>> len(split.train), [len(rows) for rows in split.validation], len(split.test)
-        (80, [12, 12, 12], 20)
+        (80, [12, 12, 12, 11, 11, 11, 11], 20)
     """
     known = numpy.flatnonzero(numpy.isfinite(values))
     check_row_count(len(known), target.name)
     generator = numpy.random.default_rng(seed)
+    unlabelled = numpy.flatnonzero(~numpy.isfinite(values))
+    if groups is not None:
+        return _split_groups(known, values, target, test, groups, unlabelled, generator)
     strata = [known[values[known] == index] for index in range(len(target.classes))] or [known]
     held_out, strata = _draw(strata, min(test, MAX_TEST_ROWS / len(known)), generator)
     train = numpy.sort(numpy.concatenate(strata))
-    validation = []
-    for _ in range(3 if len(train) <= SMALL else 1):
-        rows, strata = _draw(strata, VALIDATION * len(train) / sum(map(len, strata)), generator)
-        validation.append(rows)
-    return RowSplit(train, tuple(validation), held_out, numpy.flatnonzero(~numpy.isfinite(values)))
+    if len(train) <= SMALL:
+        shuffled = numpy.concatenate([generator.permutation(rows) for rows in strata])
+        validation = tuple(numpy.sort(shuffled[first::FOLDS]) for first in range(FOLDS))
+    else:
+        validation = (_draw(strata, VALIDATION, generator)[0],)
+    return RowSplit(train, validation, held_out, unlabelled)
+
+
+def _split_groups(
+    known: Any,
+    values: Any,
+    target: Target,
+    test: float,
+    groups: Any,
+    unlabelled: Any,
+    generator: numpy.random.Generator,
+) -> RowSplit:
+    """The same for whole groups: those drawn first are held out, the others go to the smallest set in turn."""
+    labels, codes = numpy.unique(groups[known].astype(str), return_inverse=True)
+    if len(labels) < MIN_GROUPS:
+        raise InputError(
+            f"expected at least {MIN_GROUPS} groups of rows with a value of {target.name!r}, to train on some and test "
+            f"on others, got {len(labels)}. Leave out --groups, or name another column."
+        )
+    order = generator.permutation(len(labels))
+    sizes = numpy.bincount(codes)[order].cumsum() / len(known)
+    last = max(1, int(numpy.abs(sizes - min(test, MAX_TEST_ROWS / len(known))).argmin()) + 1)
+    held_out = known[numpy.isin(codes, order[:last])]
+    train = known[~numpy.isin(codes, order[:last])]
+    missing = [name for index, name in enumerate(target.classes) if not (values[train] == index).any()]
+    if missing:
+        raise InputError(
+            f"expected rows of every class of {target.name!r} in several groups, got {missing[0]!r} in held-out ones "
+            "alone. Leave out --groups, or pass another --seed."
+        )
+    sets: list[list[Any]] = [[] for _ in range(min(FOLDS, len(labels) - last))]
+    for group in order[last:]:
+        smallest = min(sets, key=lambda rows: sum(map(len, rows)))
+        smallest.append(known[codes == group])
+    folds = tuple(numpy.sort(numpy.concatenate(rows)) for rows in sets)
+    return RowSplit(train, folds if len(train) <= SMALL else folds[:1], held_out, unlabelled)
+
+
+def group_labels(cells: Any) -> Any:
+    """(m,) the group of each row; a row without one is a group of its own.
+
+    Examples:
+        >>> group_labels(numpy.array(["a", "", "a", "?"], dtype=object)).tolist()
+        ['a', '(row 1)', 'a', '(row 3)']
+    """
+    missing = is_missing(cells)
+    named = zip(cells, missing, strict=True)
+    return numpy.array([f"(row {at})" if gone else cell.strip() for at, (cell, gone) in enumerate(named)], dtype=object)
 
 
 def check_row_count(known: int, name: str) -> None:

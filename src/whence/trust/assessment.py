@@ -71,6 +71,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
                 checks.leverage(fitted),
             ]
         found.append(_check_ridges(fitted, many, late=time.monotonic() - start > seconds))
+        found.extend(checks.trust_of_gradients(fitted))
     return Trust(tuple(found), len(ours.hec3), time.monotonic() - start)
 
 
@@ -110,13 +111,15 @@ def _check_variances(ours: StructureVariances, exact: dict[str, Tensor], residua
     spread: dict[str, float] = {}
     pairs = {name: (ours.along[name], exact[name]) for name in ("ho", "hec3")}
     pairs["ratio"] = _over(ours.along["hec3"], ours.along["ho"]), _over(exact["hec3"], exact["ho"])
+    ranks: dict[str, float] = {}
     for name, (mine, true) in pairs.items():
         factors = _over(mine, true)
         typical = float(factors.median())
         if name != "ratio":
             numbers[name] = typical
-        numbers[f"{name} rank"] = rank_correlation(mine, true)
+        ranks[f"{name} rank"] = rank_correlation(mine, true)
         spread[name] = max(fold(float(one) / typical) if typical > 0 else math.inf for one in factors)
+    numbers |= ranks
     numbers["worst"] = max(fold(float(one)) for name in ("ho", "hec3") for one in _over(*pairs[name]))
     numbers["solved"] = residual
     return checks.distance(numbers, spread, residual)
@@ -145,11 +148,13 @@ def _check_steps(
     remaining = steps.newton if direction is None else steps.newton - direction
     size = float(remaining.norm() / problem.weights().norm().clamp_min(torch.finfo(remaining.dtype).tiny))
     change = _root_mean_square(solver.output_change(sample, remaining), errors)
-    trees = isinstance(problem.network.model, LeafSum)
-    stationarity = checks.stationarity(size, change, taken, solver.residual, trees)
     newton_step = steps.newton if direction is None else direction
     along_newton = linearization_error(solver, sample, None, newton_step.unsqueeze(0))
     newton = _root_mean_square(along_newton.error[0], errors)
+    factor = checks.factor_after_step(fitted, solver.training_change(steps.newton))
+    far = newton > checks.NEWTON_CHANGE[1]
+    trees = isinstance(problem.network.model, LeafSum)
+    stationarity = checks.stationarity(size, change, factor, taken, far, solver.residual, trees)
     loo = own = 0.0
     hidden = along_newton.hidden
     if deletions:
@@ -194,9 +199,9 @@ def _hec3(fitted: Fitted, sample: list[Inputs]) -> Tensor:
 
 
 def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
-    """The same fit with another lambda, from the curvature at hand."""
+    """The same fit with another lambda, for HeC3 alone, from the curvature at hand."""
     bread = replace(fitted.bread.at(ridge, fitted.loo.meat_roots), tf32=fitted.bread.tf32)
-    found = assemble(fitted.problem, bread, fitted.loo, unbiased=False)  # the scale of the noise changes no verdict
+    found = assemble(fitted.problem, bread, fitted.loo, unbiased=False, only="hec3")
     return replace(
         fitted,
         bread=bread,

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from whence.curvature.accumulate import working_precision
 from whence.curvature.core import LARGEST_SAMPLE, SAMPLES, affordable_sample
 from whence.curvature.leaves import LeafFeatures
 from whence.curvature.primal import FittedPrimal, Projected
 from whence.curvature.spectral import FittedSpectral, SpectralSandwich
 from whence.data.batches import Inputs, take
-from whence.display import Column, Shown, Table
+from whence.display import Column, Shown, Table, count, number
 from whence.influence.fitted import Fitted, evenly_spaced, training_examples
 from whence.jacobian.leaves import LeafSum
 from whence.results import frame
@@ -30,6 +31,36 @@ if TYPE_CHECKING:
 
 FINE, CAREFUL, NOT, SKIPPED = "fine", "careful", "do not trust", "not checked"
 LEVELS = (FINE, CAREFUL, NOT)
+MEANING = {
+    FINE: "read variances and verdicts as they are",
+    CAREFUL: "rank predictions by these numbers; their sizes may be off by a factor of two",
+    NOT: "sizes may be off by more than a factor of two, or the order of predictions be wrong",
+    SKIPPED: "nothing was checked",
+}
+"""What a level means, the same wherever it is shown."""
+PHRASES = {
+    "ho": "Ho is {} times the exact one",
+    "hec3": "HeC3 is {} times the exact one",
+    "ho rank": "rank correlation of Ho {}",
+    "hec3 rank": "of HeC3 {}",
+    "ratio rank": "of HeC3/Ho {}",
+    "worst": "worst single factor {}",
+    "solved": "solved to {}",
+    "step": "the step is {} of the size of the weights",
+    "after the step": "HeC3 is {} times that after the step",
+    "standard errors": "which moves predictions by {} standard errors",
+    "leave-one-out": "error without influential examples {} of the change",
+    "own": "on these examples {}",
+    "Newton": "along the step to the optimum {} standard errors",
+    "found": "{} found",
+    "of": "of {}",
+    "exact": "{} by the exact curvature",
+    "error": "give or take {}",
+    "guarded": "{} guarded",
+    "a tenth": "rank correlation with a tenth of lambda {}",
+    "ten times": "with ten times lambda {}",
+}
+"""Numbers of checks in words; others stand behind their names."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +74,9 @@ class Check:
         words: why that level, and what to do about it.
 
     Examples:
-        >>> check = Check("lambda", "careful", {"same": 0.75, "ten times": 1.0}, "Verdicts change with lambda.")
+        >>> check = Check("lambda", "careful", {"a tenth": 0.75, "ten times": 1.0}, "The order changes with lambda.")
         >>> check.text
-        'Verdicts change with lambda. (same 0.75, ten times 1)'
+        'The order changes with lambda. (rank correlation with a tenth of lambda 0.75, with ten times lambda 1)'
     """
 
     name: str
@@ -56,7 +87,7 @@ class Check:
     @property
     def figures(self) -> str:
         """The numbers on one line."""
-        return ", ".join(f"{name} {value:.3g}" for name, value in self.numbers.items())
+        return ", ".join(PHRASES.get(name, f"{name} {{}}").format(number(one)) for name, one in self.numbers.items())
 
     @property
     def text(self) -> str:
@@ -79,7 +110,8 @@ class Trust(Shown):
         >>> trust.level, trust["linearization"].numbers["error"]
         ('careful', 0.2)
         >>> print(trust)
-        careful: 1 of 1 checks is not fine (8 predictions, 1.0 s)
+        careful: rank predictions by these numbers; their sizes may be off by a factor
+        of two (1 of 1 checks not fine; 8 predictions, 1.0 s)
         level    check          why, and what to do
         careful  linearization  Outputs are not linear. (error 0.2)
     """
@@ -111,13 +143,18 @@ class Trust(Shown):
 
     @property
     def headline(self) -> str:
-        """The level, and how many checks are behind it."""
-        flagged = sum(check.level in (CAREFUL, NOT) for check in self.checks)
+        """The level, what it means, and how many checks are behind it."""
         skipped = sum(check.level == SKIPPED for check in self.checks)
         rest = f", {skipped} not checked" if skipped else ""
-        verb = "is" if flagged == 1 else "are"
-        sample = f" ({self.sample} predictions, {self.seconds:.1f} s)" if self.sample else ""
-        return f"{self.level}: {flagged} of {len(self.checks)} checks {verb} not fine{rest}{sample}"
+        sample = f"; {count(self.sample, 'prediction')}, {self.seconds:.1f} s" if self.sample else ""
+        checked = f"{len(self.not_fine)} of {len(self.checks)} checks not fine{rest}{sample}"
+        return f"{self.level}: {MEANING[self.level]} ({checked})"
+
+    @property
+    def not_fine(self) -> tuple[Check, ...]:
+        """The checks behind a level that is not fine, the worst first."""
+        flagged = (check for check in self.checks if check.level in (CAREFUL, NOT))
+        return tuple(sorted(flagged, key=lambda check: -LEVELS.index(check.level)))
 
     def __repr__(self) -> str:
         """The headline."""
@@ -173,7 +210,7 @@ RANK = (0.95, 0.8)
 """Rank correlations with the exact variances below which order suffers, and below which it is lost."""
 
 NEWTON_CHANGE = (0.25, 1.0)
-"""Root mean square change of predictions by a Newton step, in standard errors."""
+"""Root mean square change of predictions, or error of their change, by a Newton step, in standard errors."""
 
 LINEARIZATION_ERROR = (0.3, 1.0)
 """Linearization error of a change of outputs, over the change."""
@@ -241,36 +278,73 @@ def leave_one_out(factor: float, largest: float, count: int, residual: float) ->
     return _if_solved(check, residual)
 
 
-def stationarity(size: float, change: float, taken: bool, residual: float = 0.0, trees: bool = False) -> Check:
-    """Whether the weights are at the optimum of the penalised loss.
+def stationarity(
+    size: float,
+    change: float,
+    factor: float,
+    taken: bool,
+    far: bool,
+    residual: float = 0.0,
+    trees: bool = False,
+) -> Check:
+    """Whether the answers are those of the optimum of the penalised loss.
+
+    Most networks stop before it. That matters where variances would be others after the last step; where predictions
+    move by more than a standard error, it is reason for care.
 
     Args:
         size: of the Newton step, over that of the weights.
         change: of the predictions by that step, in standard errors.
-        taken: whether the fit was recentered.
+        factor: HeC3 over HeC3 with the residuals after that step, over all training inputs.
+        taken: whether the fit was recentered; the step is then what is left.
+        far: whether the step is known to be too long for a linearization.
         residual: relative residual of the solves.
         trees: whether the weights are leaf values of trees.
     """
+    numbers = {"after the step": factor, "standard errors": change, "step": size}
     if trees and not taken:
         words = (
             "Trees are grown one after the other, so that their leaf values are never at a joint optimum. Variances "
             "say how leaf values answer to the labels with the trees kept; recenter=True describes the joint optimum."
         )
-        return Check("stationarity", SKIPPED, {"step": size, "standard errors": change}, words)
-    level = level_of(change, NEWTON_CHANGE)
-    words = "The step to the optimum of the penalised loss is small against the standard errors of predictions."
-    if level != FINE and taken:
+        return Check("stationarity", SKIPPED, numbers, words)
+    size_level, far_off = level_of(fold(factor), FOLD), change > NEWTON_CHANGE[1]
+    level = worst([size_level, CAREFUL if far_off else FINE])
+    words = "The network is at the optimum of the penalised loss, as far as standard errors can tell."
+    if level == FINE and change > NEWTON_CHANGE[0]:
         words = (
-            "Residuals were recentered with an approximate step, and the exact one would still change predictions "
-            'against their standard errors. Use structure="exact" or "core", or train on.'
+            "The network stopped before the optimum of the penalised loss, but the last step would change its "
+            "variances little: read them as those of networks that are trained the same way."
+        )
+    elif level != FINE and taken:
+        words = (
+            "Residuals were recentered with an approximate step, and variances are others after the exact one. Use "
+            'structure="exact" or "core", or train on.'
         )
     elif level != FINE:
+        changed = "its variances would be others" if size_level != FINE else "its predictions would be others"
         words = (
-            "The weights are not at the optimum of the penalised loss: a Newton step would change predictions by a "
-            "large part of their standard errors, or more. Check that `ridge` is the one of the training "
-            "(whence.ridge_from_weight_decay), train on, or describe the optimum with recenter=True."
+            f"The network stopped so far from the optimum of the penalised loss that {changed} there. Check that "
+            "`ridge` is the one of the training (whence.ridge_from_weight_decay), or train on"
         )
-    return _if_solved(Check("stationarity", level, {"step": size, "standard errors": change}, words), residual)
+        words += "." if far else ", or let the fit take the last step (recenter=True)."
+    return _if_solved(Check("stationarity", level, numbers, words), residual)
+
+
+def factor_after_step(fitted: Fitted, change: Tensor) -> float:
+    """HeC3 of the fit over HeC3 once the outputs of the training examples have changed by (n, k), from these alone.
+
+    Over all training inputs together, in the metric of the loss, HeC3 is sum_i u_i^T Q_i u_i: what example i adds to
+    the prediction at j is a_ji u_i, and sum_j a_ji^T L_j a_ji is Q_i, up to the ridge.
+    """
+    loo, blocks = fitted.loo, fitted.bread.leverage_blocks
+    ours, after = fitted.adjusted.hec3, replace(loo, recenter=True).residuals(slice(0, fitted.problem.n), change)
+    if loo.groups is None:
+        after = loo.adjust(after, blocks, loo.hessian_roots).hec3
+    else:  # leverages of groups are not kept; the residuals themselves change alike
+        ours = loo.residuals(slice(0, fitted.problem.n), fitted.step.change)
+    before, then = (float(torch.einsum("nk,nkl,nl->", one, blocks.to(one), one)) for one in (ours, after))
+    return before / then if then > 0 else 1.0 if before <= 0 else math.inf
 
 
 def linearization(loo: float, own: float, newton: float, taken: bool, hidden: float, residual: float) -> Check:
@@ -284,9 +358,8 @@ def linearization(loo: float, own: float, newton: float, taken: bool, hidden: fl
         hidden: share of the change that rounding may hide.
         residual: relative residual of the solves.
     """
-    without, along = level_of(max(loo, own), LINEARIZATION_ERROR), level_of(newton, NEWTON_CHANGE)
-    along = CAREFUL if along == NOT and not taken else along
-    words = "Outputs are linear in the weights, without influential examples and along the step to the optimum."
+    without, along = level_of(max(loo, own), LINEARIZATION_ERROR), level_of(newton, NEWTON_CHANGE) if taken else FINE
+    words = "Outputs are linear in the weights, as far as single training examples move them."
     if without != FINE:
         words = (
             "Without influential examples outputs differ from their linearization by a large share of the change: HeC3 "
@@ -295,8 +368,8 @@ def linearization(loo: float, own: float, newton: float, taken: bool, hidden: fl
         )
     elif along != FINE:
         words = (
-            "The step to the optimum is too long for a linearization, in standard errors of the outputs, so that "
-            f"recenter=True {'does' if taken else 'would'} not describe where training ends. Train on."
+            "The step to the optimum, which this fit has taken, is too long for a linearization: its predictions are "
+            "not those of the optimum. Train on, or fit without recenter=True."
         )
     elif hidden > LINEARIZATION_ERROR[0]:
         words = "Rounding hides whether outputs are linear in the weights; use weights of higher precision to see it."
@@ -428,7 +501,7 @@ def _judged(name: str, level: str, numbers: Mapping[str, float], fine: str, othe
 
 def _too_large(name: str, unseen: str, compared: str) -> Check:
     """A check that would take too much memory."""
-    why = f"it would take more memory than is set aside; tracer.trust(x) compares {compared} with exact solves"
+    why = f"it would take more memory than is set aside; a look at predictions compares {compared} with exact solves"
     return not_checked(name, f"{unseen} were not looked at: {why}.")
 
 
@@ -458,19 +531,30 @@ def trust_of_fit(fitted: Fitted) -> Trust:
     in_errors = (float(problem.isometric(change).square().sum()) / error) ** 0.5 if error > 0 else 0.0
     taken, trees = fitted.loo.recenter, isinstance(problem.network.model, LeafSum)
     checks = [
-        stationarity(fitted.step.relative, 0.0 if taken else in_errors, taken, trees=trees),
+        stationarity(
+            fitted.step.relative,
+            0.0 if taken else in_errors,
+            1.0 if taken else factor_after_step(fitted, fitted.step.change),
+            taken,
+            far=True,
+            trees=trees,
+        ),
         degrees_of_freedom(freedom, problem.numbers),
         leverage(fitted),
     ]
+    return Trust((*checks, *trust_of_gradients(fitted)))
+
+
+def trust_of_gradients(fitted: Fitted) -> Iterator[Check]:
+    """Whether a core, or an eigenbasis, holds the gradients that HeC3 is made of."""
     inside = share_inside_core(fitted)
     if inside is not None:
-        checks.append(outside_core(inside))
+        yield outside_core(inside)
     kept = share_of_sample(fitted)
     if kept is not None:
-        checks.append(diagonal_meat(kept))
+        yield diagonal_meat(kept)
     if isinstance(fitted.sandwich, SpectralSandwich):
-        checks.append(eigenbasis(fitted.sandwich.share_chosen_by_rounding()))
-    return Trust(tuple(checks))
+        yield eigenbasis(fitted.sandwich.share_chosen_by_rounding())
 
 
 MOST_OUTPUTS = 32
@@ -517,6 +601,7 @@ def _sampled_share(
     Half of the sources have the largest leave-one-out residuals, the others represent the rest of the training set.
     """
     sample, d = _Sample.draw(fitted, sources, points), fitted.problem.selection.size
+    precision = working_precision(fitted.problem)
     within: dict[str, list[Tensor]] = {name: [] for name in ("point", "pull", "column")}
     rows = {"point": len(sample.signs), "pull": len(sample.counts)}
     rows["column"] = len(sample.counts) * min(columns, fitted.problem.k)
@@ -524,10 +609,10 @@ def _sampled_share(
     filled = dict.fromkeys(rows, 0)
     for at, one in sample.examples(fitted):
         cotangents = sample.cotangents(fitted, at, columns)
-        left = fitted.problem.jacobian().vjp(one, torch.cat([*cotangents.values()]).unsqueeze(1)).double()
+        left = fitted.problem.jacobian().vjp(one, torch.cat([*cotangents.values()]).unsqueeze(1)).to(precision)
         coordinates = features.into(left)
-        left -= features.lift(coordinates)
-        left -= features.lift(features.into(left))  # what rounding left of the basis
+        left -= features.lift(coordinates.to(precision))
+        left -= features.lift(features.into(left).to(precision))  # what rounding left of the basis
         sizes = [len(some) for some in cotangents.values()]
         for name, white, rest in zip(
             cotangents, core.whiten(coordinates).double().split(sizes), left.split(sizes), strict=True

@@ -226,6 +226,11 @@ class ExactSolver:
         """|J v| on the sample, (m,)."""
         return torch.cat([self.jacobian.jvp(inputs, step.unsqueeze(0))[0].norm(dim=1) for inputs in sample])
 
+    def training_change(self, step: Tensor) -> Tensor:
+        """J v of the training examples, (n, k)."""
+        batches = self.problem.read("trust, step")
+        return torch.cat([self.jacobian.jvp(batch.inputs, step.unsqueeze(0))[0] for batch in batches])
+
     def at_once(self) -> int:
         """How many right-hand sides memory allows at once."""
         row = VECTORS_PER_SOLVE * self.problem.selection.size * self.problem.outputs.element_size()

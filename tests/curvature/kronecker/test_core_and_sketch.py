@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import networks
 import oracles
 import whence
+from whence.curvature.core import OPERATIONS, QUICK_SIZE, SKETCH_SHARE, quick_size
 from whence.curvature.primal import allot, orthonormal, primal_bytes
 
 ESTIMATORS = ("ho", "hec0", "hec1", "hec2", "hec3", "jackknife", "laplace")
@@ -255,3 +256,41 @@ def test_every_kind_of_block(structure: whence.Structure) -> None:
     _, tangents, _ = oracles.tangents_of(model, x)
     change = tangents @ np.asarray(tracer.step.direction)
     np.testing.assert_allclose(tracer.residuals, np.asarray(tracer.problem.residuals) - change, rtol=1e-8, atol=1e-10)
+
+
+def test_sizes_go_by_the_work() -> None:
+    """n k r^2 is bounded on a CPU; of many examples there are 2048 features all the same."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    for numbers in (3_000, 13_000, 23_000):
+        r = quick_size(numbers, cpu)
+        assert r > QUICK_SIZE
+        assert numbers * r**2 <= OPERATIONS["cpu"] < numbers * (r + 1) ** 2
+    assert quick_size(10**7, cpu) == quick_size(20_000, cpu, share=0.3) == QUICK_SIZE
+    assert primal_bytes(quick_size(3_000, cpu, limit=1e6)) <= 1e6 < primal_bytes(quick_size(3_000, cpu, limit=1e6) + 1)
+    assert min(quick_size(500_000, gpu), quick_size(500_000, gpu, share=SKETCH_SHARE)) > 8192
+
+
+def test_a_core_that_is_not_given_its_size_is_limited_by_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = many(networks.build("mlp"))
+    free = fit(case, whence.Core())
+    monkeypatch.setattr("whence.curvature.core.QUICK_SIZE", 3)
+    monkeypatch.setattr("whence.curvature.core.OPERATIONS", {"cpu": 0.0, "cuda": 0.0})
+    limited = fit(case, whence.Core())
+    assert free.bread.features.size > limited.bread.features.size == 3
+    assert fit(case, whence.Sketch()).bread.features.size <= 6  # small blocks are kept whole
+    assert fit(case, whence.Core(size=5)).bread.features.size == 5
+
+
+def test_single_precision_is_factored_without_qr_where_digits_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the Gram matrix, which gives what QR gives but for rounding; and by QR where the ridge is tiny."""
+    case = many(networks.build("mlp"), 100)
+    single = replace(case, model=case.model.float(), inputs=case.inputs.float(), targets=case.targets.float())
+    inputs, calls = case.test_inputs.float(), []
+    right = torch.linalg.qr
+    monkeypatch.setattr(torch.linalg, "qr", lambda *given, **more: (calls.append(1), right(*given, **more))[1])
+    gram = fit(single, EVERYTHING)
+    assert not calls
+    fit(single, EVERYTHING, ridge=1e-7)
+    assert calls
+    monkeypatch.setattr("whence.curvature.primal.CONDITION", 0.0)
+    assert_alike(gram, fit(single, EVERYTHING), inputs, rtol=1e-5)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence.curvature.accumulate import CHUNK_PEAK, ROTATED_SIZE, LayerSizes, cache_bytes, chunk_examples
+from whence.curvature.accumulate import LEAST_CHUNK_SHARE, LayerSizes, cache_bytes
 from whence.runtime.memory import Budget
 
 ROOM = "whence.curvature.accumulate"
@@ -104,14 +104,12 @@ def test_some_kept_the_others_pulled_back_anew(structure: str, most: int, monkey
         torch.testing.assert_close(found[0].covariance(name), found[1].covariance(name), rtol=1e-12, atol=0)
 
 
-def test_no_more_is_kept_than_pieces_leave_of_a_batch() -> None:
-    known = LayerSizes((), activations=400.0, gradients=1200.0)
-    cpu, budget = torch.device("cpu"), Budget(torch.device("cpu"), 2**33)
-    batch = 16_000
-    kept = cache_bytes(known, 1, batch, batch, cpu, budget)
-    at_once = chunk_examples(known, 1, batch, cpu, budget, 0.0)
-    assert 0 < ROTATED_SIZE * kept + CHUNK_PEAK * at_once * known.example(1) <= batch * known.example(1)
-    assert cache_bytes(known, 1, 10 * batch, batch, cpu, budget) == 0.0  # of so many, little would be kept
+def test_gradients_are_kept_where_all_of_them_take_little_memory() -> None:
+    known, cpu = LayerSizes((), activations=400.0, gradients=1200.0), torch.device("cpu")
+    most = cache_bytes(known, 1, 10_000, cpu, Budget(cpu, 2**33))
+    assert 2 * 10_000 * known.example(1) <= most <= LEAST_CHUNK_SHARE * 2**33
+    assert cache_bytes(known, 1, 10_000, cpu, Budget(cpu, 2**28)) == 0.0  # chunks need it
+    assert cache_bytes(known, 1, 10**6, cpu, Budget(cpu, 2**40)) == 0.0  # of so many, little would be kept
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence.curvature.kronecker import LEAST_PANEL, Factors, second_moment
+from whence.curvature.kronecker import Factors, second_moment
 from whence.curvature.rotation import Factored, along, energy, total
 from whence.jacobian.gradients import Block, Dense, Kronecker, Whole
+from whence.linalg import NARROWEST, WIDEST, add_gram, mirror, times_lower
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-LEAST = 2 * LEAST_PANEL
+LEAST = 2 * NARROWEST
 """Columns from which on a symmetric product is made of panels."""
 
 
@@ -25,6 +26,18 @@ def test_a_second_moment_in_panels(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(
         second_moment(rows), torch.einsum("...mi,...mj->...ij", rows, rows), rtol=1e-12, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("size", [1, NARROWEST, LEAST + 3, 4 * WIDEST + 5])
+def test_products_of_which_half_is_known(size: int) -> None:
+    rows, before = normal(6, size), normal(size, size)
+    before = before + before.T
+    sums = before.clone()
+    add_gram(sums, rows)
+    mirror(sums)
+    torch.testing.assert_close(sums, before + rows.T @ rows, rtol=1e-12, atol=1e-12)
+    triangle = normal(size, size).tril()
+    torch.testing.assert_close(times_lower(rows, triangle), rows @ triangle.T, rtol=1e-11, atol=1e-11)
 
 
 def test_gradients_in_parts_are_those_side_by_side() -> None:

@@ -1,4 +1,4 @@
-"""What a rule is: it reads one function call, and says which per-example gradients follow from it.
+"""What a rule is: it reads one function call, and defines the per-example gradients that follow from it.
 
 A rule registers a reader for each function it knows. While a model runs under capture, the `Recorder` passes every call
 that a tracked tensor takes part in to the reader of its function. The reader runs the function and records a `Use`: the
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from whence.jacobian.gradients import Factor, Kind, Layout, possible_layouts
+from whence.jacobian.gradients import Factor, Kind, Layout, possible_layouts, promoted
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
@@ -135,7 +135,7 @@ class Record:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """What this use has in common with those of the same line of code in other batches."""
+        """The same for all uses by the same line of code, in whatever batch."""
         names = tuple(
             (role, root.parameter, source.view is None or (source.view.transposed, source.view.rows is None))
             for role, source in self.roles.items()
@@ -188,8 +188,8 @@ class BatchAxes:
 class Recorder(TorchFunctionMode):
     """Records the calls of one forward pass. Nothing is attached to the model; leaving the mode ends it.
 
-    A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too. Batch
-    axes are those verified in an earlier run, or take down the answers of this one.
+    A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too.
+    `batch_axes` are those verified in an earlier run, or are filled in by this one.
     """
 
     def __init__(
@@ -208,10 +208,8 @@ class Recorder(TorchFunctionMode):
             for name, parameter in parameters.items()
         }
 
-    def __torch_function__(
-        self, func: Function, types: Any, args: Arguments = (), kwargs: Keywords | None = None
-    ) -> Any:
-        """Pass the call on: through the reader of its function, if it has one and gets a tracked tensor."""
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, through its reader if there is one and an argument is tracked."""
         keywords = kwargs or {}
         reader = self.readers.get(func)
         if reader is None:
@@ -232,7 +230,7 @@ class Recorder(TorchFunctionMode):
         return self._tracked.get(id(tensor))
 
     def record(self, use: Use, output: Tensor, **roles: Tensor | None) -> None:
-        """Note that `output` used the tracked ones among the tensors in `roles`; without any, nothing is noted."""
+        """Record that `output` used the tracked tensors among those in `roles`, if there are any."""
         site, self._site = self._site, None
         sources = {role: self._tracked[id(tensor)] for role, tensor in roles.items() if id(tensor) in self._tracked}
         if not sources or not output.requires_grad:  # run without gradients by the model itself
@@ -310,11 +308,3 @@ def positions(tensor: Tensor, trailing: int, lead: int = 1) -> Tensor:
     if middle == 1:
         return tensor
     return tensor.flatten(lead, lead + middle - 1) if middle else tensor.unsqueeze(lead)
-
-
-def promoted(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in one dtype that holds them all (mixed precision gives inputs and gradients of different ones)."""
-    dtype = tensors[0].dtype
-    for tensor in tensors[1:]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return tuple(tensor.to(dtype) for tensor in tensors)

@@ -31,12 +31,6 @@ class Windows:
         """Number of spatial axes."""
         return len(self.kernel)
 
-    @property
-    def pointwise(self) -> bool:
-        """Whether every window is a single position and every position a window."""
-        ones = (1,) * self.dims
-        return self.kernel == ones and self.stride == ones and not any(map(any, self.padding))
-
     def count(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each axis of an image of these sizes."""
         return tuple(
@@ -53,14 +47,12 @@ class Windows:
         return F.pad(images, [side for pad in reversed(self.padding) for side in pad])
 
     def unfold(self, images: Tensor, counts: Sequence[int] | None = None, ones: bool = False) -> Tensor:
-        """Take out all windows: (b, channels, *sizes) to (b, e, i, t), one strided copy.
+        """All windows, or the first `counts` along each axis: (b, channels, *sizes) to (b, e, i, t), one strided copy.
 
-        So many windows are taken along each axis as `counts` says, if not all; `ones` appends a row of ones to i.
+        `ones` appends a row of ones to i.
         """
         b, channels = images.shape[:2]
         counts = counts or self.count(images.shape[2:])
-        if self.pointwise and not ones:
-            return images.reshape(b, self.groups, channels // self.groups, -1)
         images = self.padded(images)
         steps = images.stride()[2:]
         view = images.as_strided(

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whence.jacobian.gradients import Layout
-from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, functions, promoted
+from whence.jacobian.gradients import Layout, promoted
+from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, functions
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ const points = {
 const width = numbers ? points.mean.length / data.m : answers ? points.answer.length / data.m : 1;
 const tracedAt = new Map(data.traced.map((prediction, place) => [prediction, place]));
 
-const VERDICTS = ["confident", "noisy labels nearby", "scarce data", "both"];
-const TONES = ["plain", "noise", "scarcity", "both"];
+const VERDICTS = ["confident", "noisy labels nearby", "scarce data", "both", "check the input"];
+const TONES = ["plain", "noise", "scarcity", "both", "input"];
 
 const ranks = (values) => {
   const order = Uint32Array.from(values.keys()).sort((a, b) => values[a] - values[b] || a - b);

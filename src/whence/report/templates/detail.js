@@ -14,7 +14,9 @@ const ADVICE = [
   "Check the labels listed under “labels to check”.",
   "Collect and label more inputs like this one.",
   "Check the labels listed, and collect more inputs like this one.",
+  "Check the input: what the network says about it means nothing.",
 ];
+const FIRST_CAUSES = data.form === "image" ? 6 : 3;
 
 const rangeElement = (i) => {
   if (numbers) {
@@ -32,7 +34,7 @@ const rangeElement = (i) => {
   const range = half === null ? "" : `, ${percent(Math.max(0, belief - half))} to ${percent(Math.min(1, belief + half))}`;
   return make("dl", { class: "pairs" },
     make("dt", {}, "predicted"), make("dd", {}, make("b", {}, answerText(i))),
-    make("dt", {}, answers ? "least sure" : "belief"),
+    make("dt", {}, answers ? "least sure" : "probability"),
     make("dd", {}, `${percent(belief)}`, make("small", {}, range ? `${range} (95 %)` : "")),
     ...(points.truth ? [make("dt", {}, "truly"), make("dd", {}, targetText(i), " ", outcomeElement(i))] : []));
 };
@@ -45,33 +47,38 @@ const outcomeElement = (i) => {
 
 const exampleList = (pairs, title, hint) => make("div", { class: "causes" },
   make("h4", {}, title), make("p", { class: "aside" }, hint),
-  make("ol", { class: data.form }, ...pairs.map(([example, share]) => {
-    const [label, others, doubt, contradicted, shown, id] = data.train[example];
-    return make("li", { class: contradicted ? "doubted" : null },
-      inputElement(shown, id, 6),
-      make("span", { class: "label" }, make("b", {}, label), contradicted ? ` — others say ${others}` : ""),
-      make("small", {}, `${id}, ${percent(share)}`, contradicted ? `; ${doubt}` : ""));
-  })));
+  causeList(pairs.slice(0, FIRST_CAUSES)),
+  pairs.length > FIRST_CAUSES ? make("details", {}, make("summary", {}, `${pairs.length - FIRST_CAUSES} more`), causeList(pairs.slice(FIRST_CAUSES))) : null);
+
+const causeList = (pairs) => make("ol", { class: data.form }, ...pairs.map(([example, share]) => {
+  const [label, others, doubt, contradicted, shown, id] = data.train[example];
+  return make("li", { class: contradicted ? "doubted" : null },
+    inputElement(shown, id, 6),
+    make("span", { class: "label" }, make("b", {}, label), contradicted ? ` — others say ${others}` : ""),
+    make("small", {}, `${id}, ${percent(share)}`, contradicted ? `; ${doubt}` : ""));
+}));
 
 const detail = (i, headingId) => {
   const verdict = points.verdict[i];
   const place = tracedAt.get(i);
   const examples = place === undefined
-    ? [make("p", { class: "aside" }, "This prediction was not traced to training examples; its verdict is an estimate. tracer.explain gives the exact one.")]
+    ? [make("p", { class: "aside" }, "This prediction was not traced to training examples; its verdict is an estimate.")]
     : [
-        verdict === 2 ? null : exampleList(data.check[place], "Labels to check", "Training examples with the largest shares of HeC3."),
+        verdict === 2 || verdict === 4 ? null : exampleList(data.check[place], "Labels to check", "Training examples with the largest shares of HeC3."),
         verdict === 2 || verdict === 3 ? exampleList(data.near[place], "Nearest examples", "Training examples with the largest shares of Ho: what the prediction rests on.") : null,
       ];
   return make("article", { class: `detail ${TONES[verdict]}` },
     make("h3", { id: headingId }, idOf(i)),
     make("p", { class: "verdict" }, markElement(verdict), ` ${VERDICTS[verdict]}`),
-    inputElement(data.test[i], idOf(i)),
+    i in data.impossible ? make("p", {}, make("b", {}, `${data.impossible[i]}.`)) : null,
+    inputElement(data.test[i], idOf(i), 8, true),
     rangeElement(i),
     make("p", {}, ...reasons(i).map((reason) => make("span", {}, `${reason} `)), make("b", {}, ADVICE[verdict])),
-    make("dl", { class: "pairs small" },
-      make("dt", {}, "Ho"), make("dd", {}, short(points.ho[i])),
-      make("dt", {}, "HeC3"), make("dd", {}, short(points.hec3[i])),
-      make("dt", {}, "HeC3/Ho"), make("dd", {}, short(ratio(i), 2))),
+    make("details", {}, make("summary", {}, numbers || !data.logits ? "Variances of the prediction" : "Variances of the logits"),
+      make("dl", { class: "pairs small" },
+        make("dt", {}, "Ho"), make("dd", {}, short(points.ho[i])),
+        make("dt", {}, "HeC3"), make("dd", {}, short(points.hec3[i])),
+        make("dt", {}, "HeC3/Ho"), make("dd", {}, short(ratio(i), 2)))),
     ...examples);
 };
 

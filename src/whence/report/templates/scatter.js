@@ -21,6 +21,8 @@ const outline = (x, y, verdict, size) => {
     pen.moveTo(x, y - r); pen.lineTo(x + r, y); pen.lineTo(x, y + r); pen.lineTo(x - r, y); pen.closePath();
   } else if (verdict === 3) {
     pen.rect(x - size, y - size, 2 * size, 2 * size);
+  } else if (verdict === 4) {
+    pen.moveTo(x, y - size * 1.2); pen.lineTo(x + size * 1.2, y + size); pen.lineTo(x - size * 1.2, y + size); pen.closePath();
   } else {
     pen.moveTo(x + size, y); pen.arc(x, y, size, 0, 7);
   }
@@ -66,7 +68,7 @@ const draw = () => {
   pen.moveTo(toX(0), toY(0)); pen.lineTo(toX(1), toY(1)); pen.stroke(); pen.setLineDash([]);
   corners();
   const base = data.m > 3000 ? 2.2 : data.m > 600 ? 3 : 4;
-  for (const verdict of [0, 1, 2, 3]) {
+  for (const verdict of TONES.keys()) {
     for (const chosen of scene.selected ? [false, true] : [true]) {
       pen.fillStyle = colour(TONES[verdict]);
       pen.globalAlpha = chosen ? (verdict ? 0.85 : 0.5) : 0.12;

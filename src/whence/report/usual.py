@@ -1,0 +1,226 @@
+"""What is usual in the columns of a table: the cells of a row that stand out, and inputs that cannot be."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whence.display import number, percent
+from whence.errors import InputError, ShapeError
+
+if TYPE_CHECKING:
+    import pandas
+
+RARE = 0.025
+"""Share of training rows below which a value counts as unusually small, large or rare."""
+
+CENTRE = 0.005
+"""Share of the training values of a column, on each side, that do not count for its range; one at least."""
+
+BEYOND, ACROSS_ZERO = 3.0, 0.5
+"""A number that no training value is near cannot be where the gap is so many times the range of its column: zero and
+below in a column of positive numbers from a smaller gap on, as zeros often stand for what was not measured."""
+
+CONSTANT = 0.001
+"""Share of training rows that may have one number in all their columns where such a row is called impossible."""
+
+
+@dataclass(frozen=True)
+class UsualValues:
+    """What is usual in each column of the training rows.
+
+    Examples:
+        >>> usual = UsualValues.of(frame_of({"age": list(range(20, 120)), "town": ["Ulm"] * 100}))
+        >>> usual.unusual(frame_of({"age": [130], "town": ["Ulm"]}), 0)
+        [(0, 'larger than every training value')]
+        >>> usual.impossible(frame_of({"age": [1e6, 130], "town": ["Ulm", "Ulm"]}))
+        ['age is 1,000,000, far from every training value: the nearest is 119', '']
+    """
+
+    numbers: Mapping[str, NDArray[np.float64]]  # sorted values of numbers or dates, of which more than two differ
+    counts: Mapping[str, Counter[str]]  # how often each value occurs in the other columns
+    dates: frozenset[str]  # columns of dates
+    constant: float  # share of rows with the same number in all columns of numbers
+
+    @classmethod
+    def of(cls, train: pandas.DataFrame) -> UsualValues:
+        """From the training rows."""
+        values = {str(name): ordered_values(column) for name, column in train.items()}
+        known = {name: np.sort(one[np.isfinite(one)]) for name, one in values.items() if one is not None}
+        dates = frozenset(name for name in known if order_of(train[name]) == "dates")
+        return cls(
+            {name: one for name, one in known.items() if len(np.unique(one)) > 2},
+            {name: Counter(map(cell_text, train[name])) for name, one in values.items() if one is None},
+            dates,
+            float(np.mean(_constant_rows(values, dates, len(train)))) if len(train) else 0.0,
+        )
+
+    def shares(self, frame: pandas.DataFrame) -> NDArray[np.float64]:
+        """(rows, columns) share of training values at least as far out, on the side where they are fewer."""
+        found = np.ones((len(frame), len(frame.columns)))
+        for place, (name, column) in enumerate(frame.items()):
+            values = ordered_values(column)
+            if name in self.counts:
+                counts = self.counts[str(name)]
+                found[:, place] = [counts[cell_text(value)] / max(counts.total(), 1) for value in column]
+            elif name in self.numbers and values is not None and (name in self.dates) == (order_of(column) == "dates"):
+                known, there = self.numbers[str(name)], np.isfinite(values)
+                below = np.searchsorted(known, values[there], "right") / len(known)
+                above = 1.0 - np.searchsorted(known, values[there], "left") / len(known)
+                found[there, place] = np.minimum(below, above)
+        return found
+
+    def unusual(self, frame: pandas.DataFrame, row: int, shares: NDArray[np.float64] | None = None) -> Marks:
+        """Columns in which a row is unusual, the rarest first, with the reason."""
+        own = (self.shares(frame) if shares is None else shares)[row]
+        places = [int(place) for place in np.argsort(own, kind="stable") if own[place] <= RARE]
+        return [(place, self._reason(frame.columns[place], frame.iloc[row, place], own[place])) for place in places]
+
+    def _reason(self, name: str, value: Any, share: float) -> str:
+        if name in self.counts:
+            return f"in {percent(share)} of the training rows" if share else "never seen in training"
+        values = ordered_values(_series([value]))
+        assert values is not None
+        known = self.numbers[name]
+        low = np.searchsorted(known, values[0], "right") <= len(known) - np.searchsorted(known, values[0], "left")
+        if not share:
+            return "smaller than every training value" if low else "larger than every training value"
+        return f"among the {'lowest' if low else 'highest'} {percent(share)}"
+
+    def impossible(self, frame: pandas.DataFrame) -> list[str]:
+        """For each row why its input cannot be, or nothing: far from all training values, or one number throughout."""
+        values = {str(name): ordered_values(column) for name, column in frame.items()}
+        reasons = [""] * len(frame)
+        for name, known in self.numbers.items():
+            found = values.get(name)
+            edge = max(1, math.ceil(CENTRE * len(known)))
+            if name in self.dates or found is None or len(known) <= 2 * edge + 1:
+                continue
+            low, high = known[edge], known[-1 - edge]
+            for row in np.flatnonzero((found < low) | (found > high)):
+                reasons[row] = reasons[row] or _far(name, float(found[row]), known, low, high)
+        if self.constant <= CONSTANT:
+            for row in np.flatnonzero(_constant_rows(values, self.dates, len(frame))):
+                reasons[row] = "the same number in all columns"
+        for row in np.flatnonzero(frame.isna().all(axis=1).to_numpy()):
+            reasons[row] = "no value in any column"
+        return reasons
+
+
+Marks = list[tuple[int, str]]
+"""Columns by their places, each with a reason."""
+
+
+def _far(name: str, value: float, known: NDArray[np.float64], low: float, high: float) -> str:
+    """Why a value outside the range of its column cannot be, or nothing."""
+    side = value < low
+    at = np.searchsorted(known, value, "right") if side else np.searchsorted(known, value, "left") - 1
+    nearest = float(known[at])
+    across = value <= 0 < low or high < 0 <= value
+    if abs(nearest - value) < (ACROSS_ZERO if across else BEYOND) * (high - low) or high <= low:
+        return ""
+    return f"{name} is {cell_text(value)}, far from every training value: the nearest is {cell_text(nearest)}"
+
+
+def _constant_rows(values: Mapping[str, Any], dates: frozenset[str], rows: int) -> NDArray[np.bool_]:
+    """(rows,) whether a row has the same number in all of at least three columns of numbers."""
+    numbers = [one for name, one in values.items() if one is not None and name not in dates]
+    if len(numbers) < 3:
+        return np.zeros(rows, dtype=bool)
+    stacked = np.stack(numbers)
+    same: NDArray[np.bool_] = (stacked == stacked[0]).all(0)
+    return same
+
+
+def frame_of(table: Any) -> pandas.DataFrame:
+    """A data frame with rows numbered from zero, from a data frame, a mapping of columns, or an array of two axes.
+
+    Examples:
+        >>> frame_of({"age": [31, 45], "town": ["Ulm", "Bonn"]}).columns.tolist()
+        ['age', 'town']
+    """
+    import pandas  # an extra: only tables need it
+
+    if isinstance(table, pandas.DataFrame):
+        return table.set_axis([str(name) for name in table.columns], axis=1).reset_index(drop=True)
+    if isinstance(table, Mapping):
+        columns = {str(name): pandas.Series(_on_cpu(values)).reset_index(drop=True) for name, values in table.items()}
+        if len({len(column) for column in columns.values()}) > 1:
+            lengths = ", ".join(str(len(column)) for column in columns.values())
+            raise InputError(f"expected columns of one length, got {lengths}.")
+        return pandas.DataFrame(columns)
+    values = np.asarray(_on_cpu(table))
+    if values.ndim != 2:
+        raise ShapeError(
+            f"expected a table as a data frame, a dict of columns or an array (rows, columns), got {values.shape}."
+        )
+    return pandas.DataFrame(values, columns=[f"x{place}" for place in range(values.shape[1])])
+
+
+def rows_as_text(frame: pandas.DataFrame, rows: Sequence[int]) -> list[tuple[str, ...]]:
+    """The cells of some rows, as text.
+
+    Examples:
+        >>> rows_as_text(frame_of({"age": [31, 45], "town": ["Ulm", None]}), [1])
+        [('45', 'missing')]
+    """
+    chosen = frame.iloc[list(rows)]
+    return list(zip(*(map(cell_text, column) for _, column in chosen.items()), strict=True))
+
+
+def order_of(column: pandas.Series) -> str:
+    """What orders the values of a column: "numbers", "dates", or nothing."""
+    import pandas  # an extra: only tables need it
+
+    if pandas.api.types.is_numeric_dtype(column):
+        return "numbers"
+    return "dates" if pandas.api.types.is_datetime64_dtype(column) else ""
+
+
+def ordered_values(column: pandas.Series) -> NDArray[np.float64] | None:
+    """A column of numbers, or of dates in seconds, with NaN where there is none; `None` for others."""
+    kind = order_of(column)
+    if kind == "numbers":
+        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
+    if kind == "dates":
+        seconds = column.to_numpy().astype("datetime64[s]").astype(np.float64)
+        return np.where(column.isna().to_numpy(), np.nan, seconds)
+    return None
+
+
+def _series(values: list[Any]) -> pandas.Series:
+    import pandas  # an extra: only tables need it
+
+    return pandas.Series(values)
+
+
+def _on_cpu(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
+def cell_text(value: Any) -> str:
+    """A cell as text.
+
+    Examples:
+        >>> cell_text(2024.0), cell_text(True), cell_text(None)
+        ('2024', 'yes', 'missing')
+    """
+    import pandas  # an extra: only tables need it
+
+    if pandas.api.types.is_scalar(value) and pandas.isna(value):
+        return "missing"
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return f"{float(value):.5g}" if abs(float(value)) < 1e5 else number(float(value), 5)  # 2024 may be a year
+    return str(value).removesuffix(" 00:00:00")

@@ -1,0 +1,217 @@
+"""Gradient boosting for tables: scikit-learn's, with settings that validation rows choose, and its trees as arrays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whence.errors import InputError
+from whence.runtime.progress import Progress
+from whence.tabular.network import CHOOSING, mean_loss
+from whence.tabular.target import Target
+from whence.trees import TreeEnsemble
+
+if TYPE_CHECKING:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+LEARNING_RATE = 0.1
+MOST_TREES, STEP = 400, 50
+"""For each output; so many are grown before the validation rows are asked whether more would help."""
+
+SETTINGS: tuple[dict[str, int], ...] = ({"max_leaf_nodes": 8}, {"max_leaf_nodes": 31})
+"""Tried in this order; what is not named is scikit-learn's own choice."""
+
+AS_GOOD = 1.005
+"""Of validation losses within this factor the first setting and the fewest trees are taken: they are traced sooner."""
+
+NODES_AT_ONCE = 2**20
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Trees as plain arrays over all their nodes, which can be saved and need no scikit-learn.
+
+    Attributes:
+        feature: (nodes,) column that a node looks at.
+        threshold: (nodes,) numbers up to this go left.
+        subset: (nodes,) row of `subsets` for a node that looks at a category; -1 for one that looks at a number.
+        subsets: (subsets, categories) which categories go left.
+        missing_left: (nodes,) whether missing values go left.
+        left: (nodes,) the node that comes next; a leaf comes after itself.
+        right: (nodes,) the same for what goes right.
+        values: (nodes,) what a leaf adds.
+        roots: (trees,) first node of each tree.
+        outputs: (trees,) the output that each tree adds to.
+        base: (k,) outputs without trees.
+    """
+
+    feature: NDArray[numpy.int64]
+    threshold: NDArray[numpy.float64]
+    subset: NDArray[numpy.int64]
+    subsets: NDArray[numpy.bool_]
+    missing_left: NDArray[numpy.bool_]
+    left: NDArray[numpy.int64]
+    right: NDArray[numpy.int64]
+    values: NDArray[numpy.float64]
+    roots: NDArray[numpy.int64]
+    outputs: NDArray[numpy.int64]
+    base: NDArray[numpy.float64]
+
+    @property
+    def is_leaf(self) -> NDArray[numpy.bool_]:
+        """(nodes,) which nodes are leaves."""
+        found: NDArray[numpy.bool_] = self.left == numpy.arange(len(self.left))
+        return found
+
+    def leaves(self, x: Any) -> NDArray[numpy.int64]:
+        """(n, trees) the leaf that each tree sends a row of (n, columns) to, counted over all trees together."""
+        rows, numbers = numpy.asarray(x, dtype=numpy.float64), self.is_leaf.cumsum() - 1
+        step = max(1, NODES_AT_ONCE // len(self.roots))
+        parts = [self._last_nodes(rows[low : low + step]) for low in range(0, max(len(rows), 1), step)]
+        found: NDArray[numpy.int64] = numbers[numpy.concatenate(parts)]
+        return found
+
+    def _last_nodes(self, rows: NDArray[numpy.float64]) -> NDArray[numpy.int64]:
+        nodes = numpy.tile(self.roots, (len(rows), 1))
+        row, tree = (place.ravel() for place in numpy.indices(nodes.shape))
+        is_leaf = self.is_leaf
+        while True:
+            at = nodes[row, tree]
+            inner = ~is_leaf[at]
+            row, tree, at = row[inner], tree[inner], at[inner]
+            if not len(at):
+                return nodes
+            value, subset = rows[row, self.feature[at]], self.subset[at]
+            missing = numpy.isnan(value)
+            goes_left = numpy.where(missing, self.missing_left[at], value <= self.threshold[at])
+            category = (subset >= 0) & ~missing
+            goes_left[category] = self.subsets[subset[category], value[category].astype(numpy.int64)]
+            nodes[row, tree] = numpy.where(goes_left, self.left[at], self.right[at])
+
+    def ensemble(self, target: Target) -> TreeEnsemble:
+        """As `whence.fit` takes it; classes are numbered."""
+        return TreeEnsemble(
+            leaves=self.leaves,
+            values=self.values[self.is_leaf][:, None],
+            outputs=None if len(self.base) == 1 else self.outputs,
+            base=self.base,
+            likelihood=target.likelihood,
+            shrinkage=LEARNING_RATE,
+            classes=tuple(float(index) for index in range(len(target.classes))) or None,
+        )
+
+
+def read_trees(model: Any, columns: int) -> Trees:
+    """The trees of scikit-learn's histogram gradient boosting, whose categories came before all numbers."""
+    predictors = [one for iteration in model._predictors for one in iteration]
+    nodes = numpy.concatenate([one.nodes for one in predictors])
+    counts = [len(one.nodes) for one in predictors]
+    first = numpy.repeat(numpy.cumsum([0, *counts[:-1]]), counts)
+    bits = numpy.concatenate([one.raw_left_cat_bitsets for one in predictors]).astype(numpy.uint32)  # (subsets, 8)
+    subsets = (bits[:, :, None] >> numpy.arange(32, dtype=numpy.uint32) & 1).reshape(len(bits), 256).astype(bool)
+    sets = numpy.repeat(numpy.cumsum([0, *(len(one.raw_left_cat_bitsets) for one in predictors[:-1])]), counts)
+    is_leaf, own = nodes["is_leaf"].astype(bool), numpy.arange(len(nodes))
+    base = numpy.asarray(model._baseline_prediction, dtype=numpy.float64).reshape(-1)
+    return Trees(
+        feature=nodes["feature_idx"].astype(numpy.int64).clip(0, columns - 1),
+        threshold=nodes["num_threshold"].astype(numpy.float64),
+        subset=numpy.where(nodes["is_categorical"].astype(bool), sets + nodes["bitset_idx"], -1).astype(numpy.int64),
+        subsets=subsets if len(subsets) else numpy.zeros((1, 256), dtype=bool),
+        missing_left=nodes["missing_go_to_left"].astype(bool),
+        left=numpy.where(is_leaf, own, first + nodes["left"]).astype(numpy.int64),
+        right=numpy.where(is_leaf, own, first + nodes["right"]).astype(numpy.int64),
+        values=numpy.where(is_leaf, nodes["value"], 0.0).astype(numpy.float64),
+        roots=numpy.cumsum([0, *counts[:-1]]),
+        outputs=numpy.arange(len(predictors)) % len(base),
+        base=base,
+    )
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What comes of growing trees."""
+
+    trees: Trees
+    held_out: Tensor  # (n, k) outputs of trees that were grown without the row; NaN for rows in no fold
+    settings: dict[str, Any]  # that were chosen
+
+
+def grow(
+    target: Target, inputs: Tensor, categories: int, values: Any, folds: list[Tensor], progress: Progress
+) -> Grown:
+    """Choose settings and the number of trees by folds of validation rows, and grow trees on all rows with them.
+
+    Of the columns of the inputs, so many of the first hold codes of categories. Folds are masks (n,); the first
+    `CHOOSING` choose, and the rows of the others are predicted by trees that were grown without them too.
+    """
+    x, known = inputs.numpy(), torch.from_numpy(values)
+    mask = numpy.arange(x.shape[1]) < categories
+
+    def grown(rows: Any, trees: int, setting: dict[str, int]) -> Any:
+        return _model(target, mask, trees, setting).fit(x[rows], values[rows])
+
+    usable = [fold.numpy() for fold in folds if len(numpy.unique(values[~fold.numpy()])) >= len(target.classes)]
+    if not usable:
+        raise InputError("expected rows of every class beside the validation rows, got none. Pass --model network.")
+    best, chosen, last = math.inf, SETTINGS[0], 1
+    for setting in progress.track(SETTINGS, "settings of trees tried:", len(SETTINGS)):
+        models = [_model(target, mask, STEP, setting) for _ in usable[:CHOOSING]]
+        loss = numpy.full(1, math.inf)
+        while loss.argmin() > len(loss) - STEP // 2 - 1 and len(loss) < MOST_TREES:
+            for model, fold in zip(models, usable, strict=False):
+                model.set_params(max_iter=min(len(loss) // STEP * STEP + STEP, MOST_TREES)).fit(x[~fold], values[~fold])
+            pairs = zip(models, usable, strict=False)
+            stages = [_losses(model, x[fold], target, known[torch.from_numpy(fold)]) for model, fold in pairs]
+            loss = numpy.mean(stages, axis=0)
+        # of about as good numbers of trees the smallest
+        enough = int((loss <= AS_GOOD * loss.min()).argmax())
+        if loss.min() < best / AS_GOOD:
+            best, chosen, last = float(loss.min()), setting, enough + 1
+    held_out = torch.full((len(x), target.outputs), math.nan, dtype=torch.float64, device="cpu")
+    for fold in usable:
+        *_, outputs = _staged(grown(~fold, last, chosen), x[fold], target)
+        held_out[torch.from_numpy(fold)] = outputs
+    model = grown(slice(None), last, chosen)
+    trees = read_trees(model, x.shape[1])
+    *_, outputs = _staged(model, x, target)
+    gap = float(numpy.abs(trees.ensemble(target).raw(x) - outputs.numpy()).max())
+    if gap > 1e-6 * max(1.0, float(outputs.abs().max())):
+        raise RuntimeError(f"expected trees that predict as scikit-learn does, got predictions that differ by {gap:g}.")
+    settings = {"trees": len(trees.roots), "leaves": int(trees.is_leaf.sum()), "learning_rate": LEARNING_RATE, **chosen}
+    return Grown(trees, held_out, settings)
+
+
+def _model(
+    target: Target, mask: Any, trees: int, setting: dict[str, int]
+) -> HistGradientBoostingRegressor | HistGradientBoostingClassifier:
+    # an extra: only tables need it
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    kind = HistGradientBoostingRegressor if target.task == "regression" else HistGradientBoostingClassifier
+    return kind(
+        max_iter=trees,
+        learning_rate=LEARNING_RATE,
+        early_stopping=False,
+        categorical_features=mask if mask.any() else None,
+        random_state=0,
+        warm_start=True,
+        **setting,
+    )
+
+
+def _staged(model: Any, x: Any, target: Target) -> Any:
+    """Yield the outputs (m, k) after each iteration."""
+    stages = model.staged_predict(x) if target.task == "regression" else model.staged_decision_function(x)
+    for stage in stages:
+        yield torch.from_numpy(numpy.asarray(stage, dtype=numpy.float64).reshape(len(x), -1))
+
+
+def _losses(model: Any, x: Any, target: Target, values: Tensor) -> list[float]:
+    """The loss after each iteration."""
+    return [float(mean_loss(target, outputs, values)) for outputs in _staged(model, x, target)]

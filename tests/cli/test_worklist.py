@@ -1,0 +1,323 @@
+"""Labels to check go out as files, and the answers come back: `whence table --export` and `--import`."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from command_line import call, read, write
+from whence.cli.console import UNUSABLE
+from whence.tabular.answers import read_answers
+
+ROWS = 300
+UNLABELLED = range(5)
+
+
+class Exported(NamedTuple):
+    data: Path
+    truth: list[str]
+    wrong: set[int]  # rows whose label was changed
+    csv: list[dict[str, str]]
+    tasks: list[dict[str, Any]]
+    config: ElementTree.Element
+    content: dict[str, Any]
+    rows: list[dict[str, str]]
+
+
+def run(data: Path, *options: str | Path, target: str = "colour") -> dict[str, Any]:
+    folder = data.parent
+    fixed = (
+        "--model",
+        "network",
+        "--width",
+        "4",
+        "-q",
+        "--json",
+        "--no-report",
+        "--verdicts",
+        "none",
+        "--csv",
+        folder / "rows.csv",
+    )
+    result = call("table", data, "-t", target, *fixed, *options)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    folder = tmp_path_factory.mktemp("worklist")
+    generator = np.random.default_rng(1)
+    x = generator.uniform(-1, 1, (ROWS, 2))
+    truth = np.where(x[:, 0] > 0.3, "red", np.where(x[:, 1] > 0, "green", "blue"))
+    labels, wrong = truth.copy(), generator.choice(np.arange(5, ROWS), 27, replace=False)
+    labels[wrong] = [{"red": "blue", "blue": "green", "green": "red"}[one] for one in truth[wrong]]
+    labels[UNLABELLED] = ""
+    cells = {"a": x[:, 0].round(4), "b": x[:, 1].round(4), "answer": ["x", "y"] * (ROWS // 2), "colour": labels}
+    data = write(folder / "colours.csv", cells)
+    content = run(data, "--export", folder / "todo.json", "--export-rows", "60")
+    run(data, "--export", folder / "todo.csv", "--export-rows", "60")
+    return Exported(
+        data,
+        list(truth),
+        set((wrong + 1).tolist()),
+        read(folder / "todo.csv"),
+        json.loads((folder / "todo.json").read_text(encoding="utf-8")),
+        ElementTree.parse(folder / "todo.xml").getroot(),
+        content,
+        read(folder / "rows.csv"),
+    )
+
+
+def test_every_labelled_row_has_a_suspicion_and_a_suggested_label(exported: Exported) -> None:
+    for row in exported.rows:
+        assert bool(row["suspicion"]) == bool(row["colour"])
+        same = row["colour"] == row["suggested"]
+        if same:
+            assert float(row["suspicion"]) == pytest.approx(1 - float(row["suggested_probability"]), abs=1e-5)
+        elif row["colour"]:
+            assert float(row["suspicion"]) >= float(row["suggested_probability"]) - 1e-5
+        if row["part"] == "held out":
+            assert row["suggested"] == row["prediction"]
+            assert float(row["suggested_probability"]) == pytest.approx(float(row["probability"]), rel=1e-4)
+
+
+def test_held_out_rows_are_suspected_like_training_rows(exported: Exported) -> None:
+    suspected = {int(row["row"]) for row in exported.csv if row["todo"] == "check the label"}
+    for part in ("train", "held out"):
+        planted = exported.wrong & {int(row["row"]) for row in exported.rows if row["part"] == part}
+        assert len(planted) >= 2
+        assert len(planted & suspected) >= 0.6 * len(planted)
+
+
+def test_the_share_of_wrong_labels_is_estimated(exported: Exported) -> None:
+    found = exported.content["wrong_labels"]
+    assert found["lower"] <= len(exported.wrong) / (ROWS - 5) <= found["upper"]
+    assert found["words"].endswith("%)")
+
+
+def test_both_files_name_the_same_rows_most_doubtful_first(exported: Exported) -> None:
+    check = [row for row in exported.csv if row["todo"] == "check the label"]
+    doubt = [float(row["suspicion"]) for row in check]
+    assert doubt == sorted(doubt, reverse=True)
+    assert len(exported.wrong & {int(row["row"]) for row in check[:10]}) >= 8
+    assert sorted(int(row["row"]) for row in exported.csv if row["todo"] == "label") == [at + 1 for at in UNLABELLED]
+    assert [task["data"]["row"] for task in exported.tasks] == [int(row["row"]) for row in exported.csv]
+    assert exported.content["export"] == {"check the label": len(check), "label": 5}
+
+
+def test_tasks_are_those_of_the_labelling_configuration(exported: Exported) -> None:
+    """As Label Studio checks on import: every field and every control that is named exists."""
+    config = exported.config
+    fields = {value[1:] for tag in config.iter() for value in tag.attrib.values() if value.startswith("$")}
+    control, shown = config.find("Choices"), config.find("Table")
+    assert control is not None
+    assert shown is not None
+    choices = {choice.attrib["value"] for choice in control}
+    assert choices == {"blue", "green", "red"}
+    for task, row in zip(exported.tasks, exported.csv, strict=True):
+        assert fields <= set(task["data"])
+        assert set(task["data"]["columns"]) == {"a", "b", "answer"}
+        (prediction,) = task["predictions"]
+        (result,) = prediction["result"]
+        assert (result["from_name"], result["to_name"]) == (control.attrib["name"], shown.attrib["name"])
+        assert result["type"] == "choices"
+        assert result["value"]["choices"] == [row["suggested"]]
+        assert 0 < prediction["score"] <= 1
+
+
+def label_studio_export(tasks: list[dict[str, Any]], answers: list[str], minimal: bool) -> list[dict[str, Any]]:
+    """What Label Studio makes of the tasks when people have answered them: its JSON, or its JSON-MIN."""
+    found = []
+    for number, (task, answer) in enumerate(zip(tasks, answers, strict=True), 1):
+        if minimal:
+            found.append({"id": number, **task["data"], **({"answer": answer} if answer else {}), "annotator": 1})
+            continue
+        result = {"from_name": "answer", "to_name": "row", "type": "choices", "value": {"choices": [answer]}}
+        skipped = {"id": 1, "result": [], "was_cancelled": True}
+        kept = {"id": 2, "result": [result], "was_cancelled": False, "lead_time": 3.1}
+        found.append({"id": number, **task, "annotations": [kept] if answer else [skipped]})
+    return found
+
+
+@pytest.mark.parametrize("minimal", [False, True])
+def test_exports_of_label_studio_are_read_like_the_csv_file(minimal: bool, exported: Exported, tmp_path: Path) -> None:
+    answers = [row["suggested"] for row in exported.csv]
+    answers[3] = ""  # one was skipped
+    filled = [{**row, "answer": answer} for row, answer in zip(exported.csv, answers, strict=True)]
+    table = write(tmp_path / "answers.csv", {name: [row[name] for row in filled] for name in filled[0]})
+    studio = tmp_path / "answers.json"
+    studio.write_text(json.dumps(label_studio_export(exported.tasks, answers, minimal)), encoding="utf-8")
+    found, unanswered = read_answers(studio)
+    assert unanswered == 1
+    assert (found, unanswered) == read_answers(table)
+
+
+def test_true_answers_come_back_and_help(exported: Exported) -> None:
+    folder = exported.data.parent
+    rows = [int(row["row"]) for row in exported.csv]
+    answers = [exported.truth[row - 1] for row in rows]
+    answers[3] = ""  # one was skipped
+    path = folder / "answers.json"
+    path.write_text(json.dumps(label_studio_export(exported.tasks, answers, minimal=False)), encoding="utf-8")
+    content = run(exported.data, "--import", path, "--corrected", folder / "clean.csv")
+    found = content["import"]
+    assert content["rows"]["train"] == exported.content["rows"]["train"] + len(UNLABELLED)
+    given = {row: answer for row, answer in zip(rows, answers, strict=True) if answer}
+    before = {int(row["row"]): row["colour"] for row in exported.rows}
+    assert found["changed"] == sorted(row for row in given if before[row] and given[row] != before[row])
+    assert found["confirmed"] == sorted(row for row in given if given[row] == before[row])
+    assert found["labelled"] == [at + 1 for at in UNLABELLED]
+    assert found["unanswered"] == 1
+    assert found["scores"]["accuracy"]["after"] >= found["scores"]["accuracy"]["before"]
+    loss = found["scores"]["log loss"]
+    assert loss["after"] < loss["before"]
+    assert loss["expected"] < loss["before"]
+    assert found["contradicted"]["after"] < found["contradicted"]["before"] / 2
+    assert found["predictions_changed"] > 0
+    assert all(one["before"] != one["after"] for one in found["moved"])
+    after = {int(row["row"]): row for row in read(folder / "rows.csv")}
+    assert all(after[row]["colour"] == answer for row, answer in given.items())
+    assert {after[row]["part"] for row in found["labelled"]} == {"train"}
+    clean, raw = read(folder / "clean.csv"), read(exported.data)
+    assert [row["colour"] for row in clean] == [after[row + 1]["colour"] for row in range(ROWS)]
+    assert [{**row, "colour": ""} for row in clean] == [{**row, "colour": ""} for row in raw]
+    held_out = [row["row"] for row in exported.rows if row["part"] == "held out"]
+    assert [row for row in held_out if after[int(row)]["part"] != "held out"] == []
+
+
+def test_what_a_person_sees(exported: Exported, tmp_path: Path) -> None:
+    filled = [{**row, "answer": exported.truth[int(row["row"]) - 1]} for row in exported.csv]
+    path = write(tmp_path / "answers.csv", {name: [row[name] for row in filled] for name in filled[0]})
+    options = ("--width", "4", "-q", "--no-report", "--verdicts", "none", "--csv", tmp_path / "r.csv", "--import", path)
+    result = call("table", exported.data, "-t", "colour", *options)
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    for wanted in ("the other rows say", "before expected after", "labels changed", "5 rows labelled", "% of labels"):
+        assert wanted in words
+    assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
+
+
+def edited(exported: Exported, folder: Path, **cells: str) -> Path:
+    rows = [{**row, "answer": row["suggested"]} for row in exported.csv[:4]]
+    rows[2] |= cells
+    return write(folder / "edited.csv", {name: [row[name] for row in rows] for name in rows[0]})
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"answer": "grean"}, "one of the classes 'blue', 'green', 'red' as the answer for row"),
+        ({"answer": "grean"}, "got 'grean'. Did you mean 'green'?"),
+        ({"row": "900"}, "got row '900', which it does not have"),
+        ({"row": "first"}, "got row 'first', which it does not have"),
+        ({"key": "k00000000"}, "Was the file exported from another table"),
+    ],
+)
+def test_answers_that_cannot_be_used_are_named(
+    cells: dict[str, str], words: str, exported: Exported, tmp_path: Path
+) -> None:
+    result = call("table", exported.data, "-t", "colour", "-q", "--import", edited(exported, tmp_path, **cells))
+    assert result.exit_code == UNUSABLE, result.output
+    assert words in " ".join(result.output.split())
+
+
+def test_two_answers_for_a_row_must_agree(exported: Exported, tmp_path: Path) -> None:
+    rows = [{**exported.csv[0], "answer": answer} for answer in ("red", "blue")]
+    path = write(tmp_path / "twice.csv", {name: [row[name] for row in rows] for name in rows[0]})
+    result = call("table", exported.data, "-t", "colour", "-q", "--import", path)
+    assert result.exit_code == UNUSABLE
+    assert "got 'red' and 'blue'. Keep one." in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "row,key,answer\n3,k1,\n", "expected answers in a.csv, got none in 1 rows"),
+        ("a.csv", "row,colour\n3,red\n", "got none named key, answer"),
+        ("a.json", "[{]", "which is damaged"),
+        ("a.json", '{"row": 3}', "expected a list of tasks"),
+        ("a.json", '[{"data": {"text": "hello"}}]', "got none in task 1. Is it the export of another project?"),
+        ("a.json", "[]", "got none in 0 rows"),
+        ("none.csv", None, "which does not exist"),
+    ],
+)
+def test_files_that_hold_no_answers_are_refused(
+    name: str, text: str | None, words: str, exported: Exported, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    result = call("table", exported.data, "-t", "colour", "-q", "--import", tmp_path / name)
+    assert result.exit_code == UNUSABLE, result.output
+    assert words in " ".join(result.output.split())
+
+
+def test_files_that_are_read_are_not_overwritten(exported: Exported, tmp_path: Path) -> None:
+    answers = edited(exported, tmp_path)
+    for options in (("--export", exported.data), ("--import", answers, "--export", answers)):
+        result = call("table", exported.data, "-t", "colour", "-q", *options)
+        assert result.exit_code == UNUSABLE
+        assert "another file for the results than the one that is read" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("rows", "answers", "words"), [("0", False, "--import with the answers"), ("250", True, "of them. Pass --rows 0")]
+)
+def test_a_corrected_table_needs_answers_and_all_rows(
+    rows: str, answers: bool, words: str, exported: Exported, tmp_path: Path
+) -> None:
+    data, options = exported.data, ["--rows", rows, "--corrected", tmp_path / "clean.csv"]
+    if answers:  # to a row that was drawn
+        call("table", data, "-t", "colour", "-q", "--rows", rows, "--export", tmp_path / "todo.csv",
+             "--model", "network", "--width", "2",
+             "--no-report", "--verdicts", "none", "--csv", tmp_path / "rows.csv")  # fmt: skip
+        filled = [{**row, "answer": row["suggested"]} for row in read(tmp_path / "todo.csv")]
+        options += ["--import", write(tmp_path / "a.csv", {name: [row[name] for row in filled] for name in filled[0]})]
+    result = call("table", data, "-t", "colour", "-q", *options)
+    assert result.exit_code == UNUSABLE
+    assert words in " ".join(result.output.split())
+    assert not (tmp_path / "clean.csv").exists()
+
+
+def test_an_unknown_format_is_refused(exported: Exported) -> None:
+    result = call("table", exported.data, "-t", "colour", "-q", "--export", "todo.xlsx")
+    assert result.exit_code == UNUSABLE
+    assert "expected --export label-studio, --export csv, or a file that ends in" in " ".join(result.output.split())
+
+
+def test_numbers_go_out_and_come_back(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    x = generator.uniform(-1, 1, 150)
+    truth = 100 * x + generator.normal(size=150)
+    wrong = generator.choice(150, 6, replace=False)
+    given = truth.copy()
+    given[wrong] += 150
+    texts = [f"{value:.2f}".replace(".", ",") for value in given]  # a decimal comma
+    data = write(tmp_path / "amounts.csv", {"x": x.round(4), "y": texts})
+    tasks_file = tmp_path / "todo.json"
+    run(data, "--export", tasks_file, target="y")
+    tasks = json.loads(tasks_file.read_text(encoding="utf-8"))
+    assert {task["data"]["row"] - 1 for task in tasks} >= set(wrong.tolist())
+    assert ElementTree.parse(tmp_path / "todo.xml").getroot().find("Number") is not None
+    for task in tasks:
+        (result,) = task["predictions"][0]["result"]
+        value = {"number": round(truth[task["data"]["row"] - 1], 2)}
+        assert abs(result["value"]["number"] - value["number"]) < 60
+        task["annotations"] = [{"result": [{**result, "value": value}], "was_cancelled": False}]
+    tasks_file.write_text(json.dumps(tasks), encoding="utf-8")
+    found = run(data, "--import", tasks_file, target="y")["import"]
+    assert set((wrong + 1).tolist()) <= set(found["changed"])
+    error = found["scores"]["RMSE"]
+    assert error["after"] < error["before"]
+    assert error["expected"] < error["before"]
+    assert found["std"]["after"] < found["std"]["before"]
+    assert found["std"]["expected"] < found["std"]["before"]
+    assert found["contradicted"]["before"] >= len(wrong)
+    rows = read(tmp_path / "rows.csv")
+    assert float(rows[wrong[0]]["y"].replace(",", ".")) == pytest.approx(truth[wrong[0]], abs=0.01)

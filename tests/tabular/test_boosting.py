@@ -1,0 +1,98 @@
+"""Trees for tables: as scikit-learn has them, in arrays; settings and held-out outputs; the better model is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+from whence.runtime.progress import Progress
+from whence.tabular.boosting import grow, read_trees
+from whence.tabular.files import TextTable
+from whence.tabular.fitted import fit_table, prepare
+from whence.tabular.network import mean_loss
+from whence.tabular.predictions import predict_rows
+from whence.tabular.target import Target
+
+QUIET = Progress(enabled=False)
+
+
+def table(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two columns of categories, three of numbers, with gaps; and amounts."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(n, 5))
+    x[:, 0], x[:, 1] = draw.integers(0, 6, n), draw.integers(0, 3, n)
+    x[draw.random((n, 5)) < 0.1] = np.nan
+    y = np.nan_to_num(x[:, 2]) + 2 * (x[:, 0] == 3) + np.isnan(x[:, 3]) + 0.3 * draw.normal(size=n)
+    return x, y
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_arrays_predict_as_scikit_learn_does(classes: int) -> None:
+    x, y = table(400)
+    new, _ = table(100, seed=1)
+    mask = np.arange(5) < 2
+    if classes:
+        labels = np.digitize(y, [0.0, 1.5][: classes - 1])
+        model: Any = HistGradientBoostingClassifier(max_iter=12, categorical_features=mask).fit(x, labels)
+        expected = model.decision_function(new)
+        target = Target("y", "classification", ("a", "b", "c")[:classes])
+    else:
+        model = HistGradientBoostingRegressor(max_iter=12, categorical_features=mask).fit(x, y)
+        expected, target = model.predict(new), Target("y", "regression")
+    trees = read_trees(model, 5)
+    found = trees.ensemble(target).raw(new)
+    np.testing.assert_allclose(found, np.asarray(expected).reshape(100, -1), rtol=0, atol=1e-10)
+    leaves = trees.leaves(new)
+    assert leaves.shape == (100, 12 * (3 if classes == 3 else 1))
+    assert leaves.max() < trees.is_leaf.sum()
+
+
+def test_held_out_outputs_come_from_trees_that_did_not_see_the_row() -> None:
+    """The same settings on the other rows, by scikit-learn; rows in no fold have none."""
+    x, y = table(300)
+    target = Target("y", "regression", shift=float(y.mean()), scale=float(y.std()))
+    folds = [torch.arange(300) % 7 == fold for fold in range(6)]
+    grown = grow(target, torch.from_numpy(x), 2, y, folds, QUIET)
+    assert torch.equal(~torch.isfinite(grown.held_out).all(1), torch.arange(300) % 7 == 6)
+    options = {name: value for name, value in grown.settings.items() if name not in ("trees", "leaves")}
+    for fold in (folds[0].numpy(), folds[5].numpy()):
+        model = HistGradientBoostingRegressor(
+            max_iter=grown.settings["trees"], categorical_features=np.arange(5) < 2, early_stopping=False, **options
+        ).fit(x[~fold], y[~fold])
+        np.testing.assert_allclose(grown.held_out[fold, 0].numpy(), model.predict(x[fold]), rtol=0, atol=1e-10)
+    assert float(mean_loss(target, grown.held_out[folds[0]], torch.from_numpy(y)[folds[0]])) < 0.5
+
+
+def steps(n: int, seed: int) -> tuple[TextTable, np.ndarray]:
+    """A target that jumps between many levels of two columns, which trees find and a small network does not."""
+    draw = np.random.default_rng(seed)
+    x = draw.uniform(0, 8, (n, 2))
+    y = (np.floor(x[:, 0]) * 37 % 11) + (np.floor(x[:, 1]) * 23 % 7) + 0.1 * draw.normal(size=n)
+    columns = {"a": x[:, 0], "b": x[:, 1], "y": y}
+    cells = {name: np.array([f"{cell:.6f}" for cell in values], dtype=object) for name, values in columns.items()}
+    return TextTable(cells, np.arange(n) + 1, n), y
+
+
+def test_the_better_model_is_taken() -> None:
+    jumps, _ = steps(300, 0)
+    found = fit_table(prepare(jumps, "y", width=4))
+    assert found.model.learner == "trees"
+    assert found.validation is not None
+    assert found.validation["trees"] < 0.7 * found.validation["network"]
+    fresh, y = steps(300, 1)
+    frame = predict_rows(found, fresh).frame
+    error = frame["prediction"].to_numpy() - y
+    assert np.sqrt(np.mean(error**2)) == pytest.approx(found.validation["trees"], rel=0.3)
+    covered = np.mean((frame["lower"] <= y) & (y <= frame["upper"]))
+    assert 0.9 < covered <= 1.0
+
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(150, 3))
+    line = {f"x{at}": x[:, at] for at in range(3)} | {"y": x @ [1.0, 2.0, 3.0] + 0.1 * draw.normal(size=150)}
+    cells = {name: np.array([f"{cell:.6f}" for cell in values], dtype=object) for name, values in line.items()}
+    found = fit_table(prepare(TextTable(cells, np.arange(150) + 1, 150), "y", width=4))
+    assert found.model.learner == "network"
