@@ -16,7 +16,7 @@ from classification import ESTIMATORS, PROBLEMS, N, categorical, inputs
 from whence.data.batches import Batches
 from whence.influence.fitted import leave_one_out_leverage
 from whence.jacobian.jacobian import Jacobian
-from whence.jacobian.network import Network, SoftmaxColumns, select
+from whence.jacobian.network import Network, Selection, SoftmaxColumns
 from whence.jacobian.sketches import Labels, SketchedBatches, _scrambled, random_signs, random_uniform
 from whence.runtime.progress import Progress
 
@@ -326,7 +326,7 @@ def test_curvature_of_a_transformer_is_unbiased(columns: int) -> None:
         roots = pulled[:, :-1].flatten(0, 1)
         draws.append(roots.T @ roots)
         if seed == 0:  # the capture of layers gives the same rows
-            selection = select(model, "all")
+            selection = Selection(dict(model.named_parameters()))
             features = Jacobian(Network(model), selection, None, torch.float64)
             ((_, found),) = list(features.rows(seen.inputs, columns + 1))
             assert_close(found, pulled, rtol=1e-8)
