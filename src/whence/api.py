@@ -127,7 +127,7 @@ def fit(
             exact structure, the core and the sketch.
         leverage: "exact" for exact structures; "one_plus_q" or the paper's "clip" for approximate ones.
         hessian_columns: how many columns of a root of each example's loss Hessian to use, each of them a backward
-            pass: "all"; or a number, of which half are the largest columns and half random mixtures of the rest,
+            pass: "all"; or a number of random columns (sampled labels for classes, random signs for other losses),
             beside the residual, which stays exact. "auto" takes all up to 64 outputs, and 16 columns of more.
         execution: how the fit runs, see `whence.Execution`: chunk size, memory, precision of the algebra, checkpoints,
             processes.

@@ -315,7 +315,7 @@ def out_of_range(problem: Linearization, got: str) -> InputError:
     """The error for variances that the dtypes in use cannot hold."""
     used = next(iter(problem.selection.parameters.values())).dtype
     names = sorted({str(one).removeprefix("torch.") for one in (problem.dtype, used)})
-    largest = float(problem.outputs.abs().max()), float(problem.residuals.abs().max())
+    largest = float(problem.outputs.abs().max()), float(problem.isometric(problem.residuals).abs().max())
     return InputError(
         f"expected variances that {' and '.join(names)} can hold, got {got}. Outputs are up to {largest[0]:.3g} here, "
         f"residuals up to {largest[1]:.3g}, and variances go with the squares of these, of gradients, and of "

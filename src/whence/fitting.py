@@ -418,9 +418,9 @@ def _diagnose(
     loo: LeaveOneOut,
 ) -> list[Finding]:
     numbers = problem.numbers
-    scale = float(problem.residuals.square().mean().sqrt())
+    scale = float(problem.isometric(problem.residuals).square().mean().sqrt())
     lost = loo.hessian_times(slice(0, problem.n), step.change)
-    moved = float(lost.square().mean().sqrt()) / scale if scale > 0 else 0.0
+    moved = float(problem.isometric(lost).square().mean().sqrt()) / scale if scale > 0 else 0.0
     freedom = bread.degrees_of_freedom
     undetermined = loo.policy == "exact" and adjusted.guarded > 0
     names = list(problem.selection.parameters)

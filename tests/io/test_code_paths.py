@@ -72,18 +72,21 @@ def test_a_fit_says_the_same_under_every_code_path(said: tuple[Path, dict[str, A
             np.testing.assert_allclose(one, two, rtol=0, atol=near(case) * np.abs(two).max(), err_msg=f"{path}: {name}")
 
 
-def mixed_roots(tracer: whence.Tracer, roots: np.ndarray) -> np.ndarray:
-    """S (n, K, c) of roots R (n, K, K): chosen columns, and random signs of the others, by hand."""
+def mixed_roots(tracer: whence.Tracer, p: np.ndarray | None, k: int) -> np.ndarray:
+    """S (n, k, c) by hand: sampled labels of probabilities p (n, k), or random signs of squared error."""
     batches = tracer.problem.batches
     assert isinstance(batches, SketchedBatches)
-    assert batches.largest is not None
-    c, exact = batches.columns, batches.columns // 2
-    found = []
-    for at, root in enumerate(roots):
-        chosen = batches.largest[at].tolist()
-        signs = random_signs(len(root), c - exact, batches.seed, at).numpy() / (c - exact) ** 0.5
-        signs[chosen] = 0.0
-        found.append(np.concatenate([root[:, chosen], root @ signs], axis=1))
+    assert batches.labels is not None
+    c, found = batches.columns, []
+    for at in range(tracer.problem.n):
+        if p is None:
+            signs = random_signs(torch.tensor([[at]]), torch.arange(k).unsqueeze(0), c, batches.seed)
+            found.append(signs[0].numpy() / c**0.5)
+            continue
+        classes, floor = batches.labels.classes[at, 0].tolist(), float(batches.labels.floors[at, 0])
+        signs = random_signs(torch.tensor([[at]]), torch.tensor([[1]]), c, batches.seed)[0, 0].numpy()
+        chosen = np.eye(k)[classes] - p[at]
+        found.append((signs * np.sqrt(np.maximum(p[at][classes], floor)) * chosen.T) * (np.array(classes) >= 0))
     return np.stack(found)
 
 
@@ -99,13 +102,12 @@ def test_all_of_them_say_what_dense_algebra_says(said: tuple[Path, dict[str, Any
     predicted, test_tangents, _ = oracles.tangents_of(model, test.double())
     n, k = outputs.shape
     if options.get("likelihood") == "gaussian":
-        residuals, roots = y.double().numpy() - outputs, np.tile(np.eye(k), (n, 1, 1))
+        residuals, p = y.double().numpy() - outputs, None
         scale = float(np.square(residuals).mean())
     else:
         p = torch.from_numpy(outputs).softmax(1).numpy()
         residuals, scale = np.eye(k)[y.numpy()] - p, 1.0
-        roots = np.stack([np.diag(np.sqrt(row)) - np.outer(row, np.sqrt(row)) for row in p])
-    columns = mixed_roots(tracer, roots)
+    columns = mixed_roots(tracer, p, k)
     gradients = np.einsum("nkd,nkc->ncd", tangents, columns)  # S^T J
     scores = np.einsum("nkd,nk->nd", tangents, residuals)
 
@@ -141,20 +143,19 @@ def test_all_of_them_say_what_dense_algebra_says(said: tuple[Path, dict[str, Any
             np.testing.assert_allclose(found, value, rtol=0, atol=bound, err_msg=f"{path}: {name}")
 
 
-def turned(tracer: whence.Tracer, example: int) -> None:
-    """Coordinates of one example as in a basis that is turned: what eigenvectors of another machine would give."""
-    problem = tracer.problem
-    assert problem.hessian_roots is not None
-    problem.hessian_roots[example] = -problem.hessian_roots[example].flip(0)
-    problem.residuals[example] = -problem.residuals[example].flip(0)
+def changed(tracer: whence.Tracer, example: int) -> None:
+    """One example as if the model had said something else about it."""
+    gram = tracer.problem.gram
+    assert gram is not None
+    gram[example, 0, -1] += 0.1 * (gram[example, 0, 0] * gram[example, -1, -1]).sqrt()
 
 
 @pytest.mark.parametrize("structure", ["dual", "core", "ekfac"])
 @pytest.mark.parametrize("example", [0, 13])
-def test_bases_that_are_turned_are_refused(structure: str, example: int, tmp_path: Path) -> None:
+def test_outputs_that_changed_are_refused(structure: str, example: int, tmp_path: Path) -> None:
     """In the first batch, and in the last one."""
     fit = many(structure)
-    turned(fit.tracer, example)
+    changed(fit.tracer, example)
     fit.tracer.save(tmp_path / "fit.whence")
     with pytest.raises(
         whence.StaleModelError, match=rf"as they were when the fit was saved, got .* example {example} "
@@ -178,22 +179,22 @@ def test_batches_that_were_not_compared_on_loading_are_compared_when_they_are_re
     tracer = whence.fit(
         fit.model, single, "categorical", whence.Core(size=12), ridge=0.4, hessian_columns=2, progress=False
     )
-    turned(tracer, 11)
+    changed(tracer, 11)
     tracer.save(tmp_path / "fit.whence")
     again = whence.load(tmp_path / "fit.whence", fit.model, Once(single), progress=False)
     with pytest.raises(whence.StaleModelError, match="in batch 11, example 11 "):
         again.attribute(fit.test)
 
 
-def test_choices_out_of_range_are_refused(tmp_path: Path) -> None:
+def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
     fit = many("core")
     batches = fit.tracer.problem.batches
     assert isinstance(batches, SketchedBatches)
-    assert batches.largest is not None
-    for wrong, where in ((-1, "problem.largest is missing, or not positions"), (6, "expected columns 0 to 5")):
-        batches.largest[3, 0] = wrong
+    assert batches.labels is not None
+    for wrong in (-2, 6):
+        batches.labels.classes[3, 0, 0] = wrong
         fit.tracer.save(tmp_path / "fit.whence")
-        with pytest.raises(whence.CorruptArtifactError, match=where):
+        with pytest.raises(whence.CorruptArtifactError, match="classes is missing, or not classes below 6, or -1"):
             whence.load(tmp_path / "fit.whence", fit.model, fit.batches, progress=False)
 
 

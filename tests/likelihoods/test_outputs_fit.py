@@ -13,7 +13,12 @@ import loss_oracles
 import oracles
 import whence
 from classification import ESTIMATORS, PROBLEMS, N, categorical, inputs
-from whence.jacobian.sketches import SketchedBatches, joint_basis, mixtures
+from whence.data.batches import Batches
+from whence.influence.fitted import leave_one_out_leverage
+from whence.jacobian.jacobian import Jacobian
+from whence.jacobian.network import Network, Selection, SoftmaxColumns
+from whence.jacobian.sketches import Labels, SketchedBatches, _scrambled, random_signs, random_uniform
+from whence.runtime.progress import Progress
 
 TEST = inputs(5, 11)
 EXACT = [whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=99, tolerance=0)]
@@ -29,8 +34,15 @@ def columns_of(tracer: whence.Tracer) -> np.ndarray:
     problem = tracer.problem
     assert isinstance(problem.batches, SketchedBatches)
     assert problem.hessian_roots is not None
-    bases = torch.cat([batch.inputs.basis for batch in problem.batches])
-    return (bases.double() @ problem.hessian_roots).numpy()
+    with torch.no_grad():
+        pairs = [(batch.inputs, problem.network(batch.inputs.inputs)) for batch in problem.batches]
+    return torch.cat([columns_seen(*pair)[:, :, :-1] for pair in pairs]).numpy()
+
+
+def columns_seen(view: Any, outputs: Tensor) -> Tensor:
+    """A (n, K, c) of a view of outputs (n, K), by autograd."""
+    rows = torch.autograd.functional.jacobian(view.apply, outputs.double())  # (n, c, n, K)
+    return torch.stack([rows[at, :, at].T for at in range(len(outputs))])
 
 
 def oracle(model: nn.Module, x: Tensor, residuals: np.ndarray, tracer: whence.Tracer, **options: Any) -> dict[str, Any]:
@@ -110,70 +122,240 @@ def test_squared_error_has_one_variance_for_all_outputs() -> None:
     assert_close(unbiased.sigma, [[variance * 5 * N / (5 * N - found.degrees_of_freedom)]])
 
 
-def test_mixtures_are_unbiased() -> None:
-    """The mean of M M^T over many examples is the identity, to five standard errors."""
-    n = 4000
-    for columns in (1, 2, 4):
-        mixed = mixtures(torch.tensor([0, 2])[: columns // 2].expand(n, -1), 5, columns, 0, 0)
-        products = mixed @ mixed.transpose(1, 2)
-        error = products.std(0) / n**0.5
-        assert ((products.mean(0) - torch.eye(5, dtype=torch.float64)).abs() <= 5 * error + 1e-12).all()
-        kept = {0, 2} if columns == 4 else {0} if columns == 2 else set()
-        for at in range(5):
-            assert (float(error[at].max()) < 1e-12) is (at in kept)  # the largest are as they are
+def softmax_hessians(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Blocks w (diag(p) - p p^T) of outputs (n, t, k), as (n, t k, t k)."""
+    p = outputs.softmax(2)
+    blocks = weights[:, :, None, None] * (p.diag_embed() - p.unsqueeze(3) * p.unsqueeze(2))
+    return torch.stack([torch.block_diag(*one) for one in blocks])
 
 
-def test_mixtures_belong_to_examples_not_to_batches() -> None:
-    largest = torch.rand(7, 9, generator=torch.Generator().manual_seed(0)).topk(2, dim=1).indices
-    whole = mixtures(largest, 9, 4, 3, 10)
-    parts = [mixtures(largest[:3], 9, 4, 3, 10), mixtures(largest[3:], 9, 4, 3, 13)]
-    torch.testing.assert_close(torch.cat(parts), whole)
-    assert not torch.equal(mixtures(largest, 9, 4, 4, 10), whole)
+@pytest.mark.parametrize("columns", [1, 2, 5, 8])
+@pytest.mark.parametrize("spread", [0.3, 3.0, 12.0])
+def test_sampled_labels_are_unbiased(columns: int, spread: float) -> None:
+    """The mean of S S^T over many draws is the Hessian, and r the residual; flat, peaked and certain softmax."""
+    n, t, k = 3000, 3, 6
+    draw = torch.Generator().manual_seed(2)
+    outputs = spread * torch.randn(1, t, k, generator=draw, dtype=torch.float64)
+    y = torch.randint(0, k, (1, t), generator=draw)
+    weights = torch.tensor([[1.0, 0.3, 2.0]], dtype=torch.float64)
+    many, labels, loss = outputs.expand(n, -1, -1), y.expand(n, -1), whence.Categorical()
+    network = Network(Given(outputs[0]))
+    data = [(torch.zeros(n, 1), labels, weights.expand(n, -1))]
+    batches = SketchedBatches(
+        Batches(data, torch.device("cpu"), Progress(False)), network, loss, columns, 7, torch.float64
+    )
+    ((_, _, found),) = list(batches.sketched(None))
+    batches.labels = Labels(found.classes, found.floors)
+    view = batches.first().inputs
+    seen = columns_one_by_one(view, many.flatten(1))
+    roots, residuals = seen[:, :, :-1], seen[:, :, -1]
+    p = outputs[0].softmax(1)
+    wanted = weights[0].unsqueeze(1) * (torch.nn.functional.one_hot(y[0], k) - p)
+    torch.testing.assert_close(residuals, wanted.reshape(1, -1).expand(n, -1))
+    torch.testing.assert_close(found.gram, seen.mT @ seen, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.outputs, torch.einsum("nk,nkc->nc", many.flatten(1), seen), rtol=1e-9, atol=1e-9)
+    products = roots @ roots.mT
+    error = products.std(0) / n**0.5
+    gap = (products.mean(0) - softmax_hessians(outputs, weights)[0]).abs()
+    rare = 4 * products.abs().amax() / n  # what was never drawn has no standard error
+    assert float((gap - 5 * error).max()) <= float(rare)
+    if columns >= k:  # every label of a position is chosen once: only signs between positions are left to chance
+        own = torch.block_diag(*torch.ones(t, k, k)).bool()
+        assert float(gap[own].max()) < 1e-12
 
 
-def columns_to_span() -> Tensor:
-    """Four examples with three columns of a root and a residual: parallel ones, zeros, and a tiny residual."""
-    columns = torch.randn(4, 50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    columns[0, :, 3] = 1e-3 * columns[0, :, 1]
-    columns[1, :, 2] = 0.0
-    columns[3, :, 3] *= 1e-9
-    return columns
+class Given(nn.Module):
+    """The same outputs for every example."""
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self.outputs = nn.Parameter(outputs, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outputs.expand(len(x), *self.outputs.shape)
 
 
-def test_bases_are_isometries_and_hold_the_columns() -> None:
-    columns = columns_to_span()
-    basis, coordinates = joint_basis(columns[:, :, :3], columns[:, :, 3], torch.full((4,), 1e-16, dtype=torch.float64))
-    size = columns.norm(dim=1, keepdim=True)
-    torch.testing.assert_close((basis @ coordinates) / size.clamp_min(1e-300), columns / size.clamp_min(1e-300))
-    grams = basis.transpose(1, 2) @ basis
-    torch.testing.assert_close(grams @ grams, grams)
-    ranks = torch.tensor([3.0, 3, 4, 4], dtype=torch.float64)
-    torch.testing.assert_close(torch.diagonal(grams, dim1=1, dim2=2).sum(1), ranks)
+def columns_one_by_one(view: Any, outputs: Tensor) -> Tensor:
+    """As `columns_seen`, for examples that are many."""
+    outputs = outputs.clone().requires_grad_()
+    seen = view.apply(outputs)
+    each = [torch.autograd.grad(seen[:, at].sum(), outputs, retain_graph=True)[0] for at in range(seen.shape[1])]
+    return torch.stack(each, dim=2)
 
 
-@pytest.mark.parametrize("kind", ["apart", "equal", "dependent", "nearly dependent", "residual of noise"])
-def test_bases_move_no_more_than_their_columns(kind: str) -> None:
-    """B of perturbed columns with T of the plain ones is C to sqrt(2) times the perturbation, and so are T."""
-    draw = torch.Generator().manual_seed(3)
-    columns = torch.randn(8, 30, 5, generator=draw, dtype=torch.float64)
-    if kind == "equal":  # all singular values are one
-        columns = torch.linalg.qr(columns).Q
-    elif kind == "dependent":
-        columns[:, :, 4] = columns[:, :, 0] - 2 * columns[:, :, 1]
-        columns[:, :, 2] = columns[:, :, 3]
-    elif kind == "nearly dependent":
-        columns[:, :, 4] = columns[:, :, 0] + 1e-7 * columns[:, :, 4]
-    elif kind == "residual of noise":
-        columns[:, :, 4] *= 1e-8
-    noise = 1e-8 * torch.randn(columns.shape, generator=draw, dtype=torch.float64)
-    rounding = torch.full((8,), 1e-9, dtype=torch.float64)
-    one, other = (joint_basis(c[:, :, :4], c[:, :, 4], rounding) for c in (columns, columns + noise))
-    size = columns[:, :, :4].flatten(1).norm(dim=1)
-    for found, wanted in ((other[0] @ one[1], columns), (one[1], other[1])):
-        gap = (found - wanted)[:, :, :4].flatten(1).norm(dim=1) / size
-        assert float(gap.max()) < (1e-4 if kind == "residual of noise" else 1e-7), gap
-        gap = (found - wanted)[:, :, 4].norm(dim=1) / (columns[:, :, 4].norm(dim=1) + 1e-4 * size)
-        assert float(gap.max()) < 1e-3, gap
+def test_certain_labels_keep_their_digits() -> None:
+    """1 - p of a label with p = 1 - 1e-12, in single precision: the gradient of the largest output is its own sum."""
+    outputs = torch.tensor([[28.0, 0.0, 0.3]])
+    view = SoftmaxColumns(None, torch.tensor([[[0, 1]]]), torch.ones(1, 1, 2), torch.ones(1, 1, 2))
+    found = columns_one_by_one(view, outputs)[0].double()
+    p = outputs[0].double().softmax(0)
+    rest = float(p[1] + p[2])
+    wanted = torch.tensor([[rest, -1.0], [-float(p[1]), 1.0], [-float(p[2]), -float(p[2])]], dtype=torch.float64)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
+    _, gram = view.products(outputs)
+    torch.testing.assert_close(gram[0], wanted.T @ wanted, rtol=1e-5, atol=0)
+
+
+def test_half_precision_is_widened_before_the_softmax() -> None:
+    outputs = torch.tensor([[8.0, 0.0, 0.5]], dtype=torch.bfloat16)
+    view = SoftmaxColumns(None, torch.tensor([[[0, 2]]]), torch.ones(1, 1, 2), torch.ones(1, 1, 2))
+    wide, half = (columns_one_by_one(view, one)[0] for one in (outputs.double(), outputs))
+    torch.testing.assert_close(half.double(), wide, rtol=1e-2, atol=0)
+
+
+def test_random_signs_and_numbers() -> None:
+    """Balanced, independent of each other, of examples and not of batches; and the bits that were published."""
+    examples, places = torch.arange(500).unsqueeze(1), torch.arange(40).expand(500, -1)
+    signs = random_signs(examples, places, 70, 3)
+    assert signs.shape == (500, 40, 70)
+    assert set(signs.unique().tolist()) == {-1, 1}
+    flat = signs.flatten(0, 1).double()
+    products = flat.T @ flat / len(flat)
+    assert float((products - torch.eye(70, dtype=torch.float64)).abs().max()) < 5 / len(flat) ** 0.5
+    for axis in (0, 1):  # of neighbours
+        one, other = signs.narrow(axis, 1, 30).double(), signs.narrow(axis, 0, 30).double()
+        assert abs(float((one * other).mean())) < 5 / one.numel() ** 0.5
+    uniform = random_uniform(examples, places, 3)
+    assert float(uniform.min()) >= 0
+    assert float(uniform.max()) < 1
+    counts = torch.histc(uniform, 20, 0.0, 1.0)
+    assert float((counts - 1000).abs().max()) < 5 * 1000**0.5
+    torch.testing.assert_close(random_signs(examples[7:9], places[7:9], 70, 3), signs[7:9], rtol=0, atol=0)
+    assert not torch.equal(random_signs(examples, places, 70, 4), signs)
+    state = np.uint64(0x9E3779B97F4A7C15)  # the first number of SplitMix64 from state zero
+    with np.errstate(over="ignore"):
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    assert int(state) == 0xE220A8397B1DCDAF
+    assert int(_scrambled(torch.zeros(1, dtype=torch.int64))[0]) % 2**64 == int(state)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "gaussian"])
+def test_fits_do_not_depend_on_batches_and_padding(likelihood: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other batches, chunks of one example, and padding with labels that do not count, on either side."""
+    x, y = sentences(6, 3)
+    if likelihood != "categorical":
+        y = torch.nn.functional.one_hot(y.clamp_min(0), 5).double()
+    model = Tagger(mixed=False)
+    options: dict[str, Any] = {"likelihood": likelihood, "ridge": 0.5, "hessian_columns": 4, "progress": False}
+    wanted = whence.fit(model, [(x, y)], **options)
+    assert wanted.problem.gram is not None
+    ways: dict[str, list[Any]] = {"two batches": [(x[:4], y[:4]), (x[4:], y[4:])], "chunks": [(x, y)]}
+    if likelihood == "categorical":
+        zeros, none = torch.zeros(6, 2, 3, dtype=torch.float64), torch.full((6, 2), -100)
+        for name, sides in (("right", (x, zeros, y, none)), ("left", (zeros, x, none, y))):
+            ways[name] = [(torch.cat(sides[:2], 1), torch.cat(sides[2:], 1))]
+    for name, data in ways.items():
+        if name == "chunks":
+            monkeypatch.setattr("whence.jacobian.sketches.CHUNK_BYTES", {"cpu": 1})
+            monkeypatch.setattr("whence.jacobian.sketches.MIXTURE_BYTES", 1)
+            monkeypatch.setattr("whence.jacobian.sketches.POSITION_BYTES", 1)
+        found = whence.fit(model, data, **options)
+        assert found.problem.gram is not None
+        assert_close(found.problem.gram, wanted.problem.gram, name, rtol=1e-9)
+        for estimator in ("ho", "hec3"):
+            one, other = (tracer.predict(x, outputs="all").variance(estimator) for tracer in (found, wanted))
+            assert_close(one, other, f"{name}: {estimator}", rtol=1e-8)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "gaussian"])
+def test_lengths_are_those_of_the_outputs(likelihood: str) -> None:
+    """Residuals, leave-one-out residuals and their products in A, by hand; weights of examples included."""
+    x, y = sentences(6, 3)
+    if likelihood != "categorical":
+        y = torch.nn.functional.one_hot(y.clamp_min(0), 5).double()
+    weights = torch.tensor([1.0, 0.5, 2.0, 1.0, 0.0, 1.5], dtype=torch.float64)
+    tracer = whence.fit(Tagger(), [(x, y, weights)], likelihood, ridge=0.5, hessian_columns=4, progress=False)
+    problem = tracer.problem
+    (batch,) = list(problem.batches)
+    with torch.no_grad():
+        seen = columns_seen(batch.inputs, problem.network(batch.inputs.inputs))
+    for found, coordinates in (
+        (tracer.residuals, tracer.weighted_residuals),
+        (tracer.loo_residuals, tracer.adjusted.hec3),
+    ):
+        vectors = (seen @ coordinates.unsqueeze(2)).squeeze(2)
+        vectors = torch.where(weights > 0, 1 / weights, 0.0).unsqueeze(1) * vectors
+        assert_close(found.norm(dim=1), vectors.norm(dim=1))
+    roots = seen[:, :, :-1]
+    assert_close(tracer.noise_variance, tracer.noise_scale * roots.square().sum((1, 2)))
+    frame = tracer.training_frame()
+    change = -(leave_one_out_leverage(tracer) @ tracer.weighted_residuals.unsqueeze(2))
+    after = seen[:, :, -1] - (roots @ change[:, :-1]).squeeze(2)  # change is S^T of the outputs' change, and r^T of it
+    after = torch.where(weights > 0, 1 / weights, 0.0).unsqueeze(1) * after
+    assert_close(frame["suspicion"].to_numpy(), after.norm(dim=1))
+
+
+class Transformer(nn.Module):
+    """Next-token logits of one causal layer, small enough for all outputs."""
+
+    def __init__(self, words: int = 11, width: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.words = nn.Embedding(words, width)
+        self.layer = nn.TransformerEncoderLayer(width, 2, 6, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.words.weight.dtype)
+        return self.head(self.layer(self.words(x), src_mask=mask))
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_curvature_of_a_transformer_is_unbiased(columns: int) -> None:
+    """The mean of sum_i J^T S S^T J over seeds is that of all outputs, to five standard errors in every entry."""
+    model = Transformer().double().eval()
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 11, (3, 6), generator=draw)
+    x, y = tokens[:, :-1], tokens[:, 1:].clone()
+    y[1, 3:] = -100
+    outputs = model(x)
+    leaves = list(model.parameters())
+    rows = [torch.autograd.grad(one, leaves, retain_graph=True) for one in outputs.flatten()]
+    jacobians = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows]).reshape(3, 55, -1)
+    outputs = outputs.detach()
+    hessians = softmax_hessians(outputs, (y >= 0).double())
+    wanted = (jacobians.mT @ hessians @ jacobians).sum(0)
+    draws = []
+    for seed in range(200):
+        data = Batches([(x, y)], torch.device("cpu"), Progress(False))
+        batches = SketchedBatches(data, Network(model), whence.Categorical(), columns, seed, torch.float64)
+        ((seen, _, _),) = list(batches.sketched(None))
+        pulled = columns_one_by_one(seen.inputs, outputs.flatten(1)).mT @ jacobians
+        roots = pulled[:, :-1].flatten(0, 1)
+        draws.append(roots.T @ roots)
+        if seed == 0:  # the capture of layers gives the same rows
+            selection = Selection(dict(model.named_parameters()))
+            features = Jacobian(Network(model), selection, None, torch.float64)
+            ((_, found),) = list(features.rows(seen.inputs, columns + 1))
+            assert_close(found, pulled, rtol=1e-8)
+    each = torch.stack(draws)
+    error = each.std(0) / len(each) ** 0.5
+    gap = (each.mean(0) - wanted).abs()
+    assert float((gap - 5 * error).max()) <= 1e-9 * float(wanted.abs().max())
+    assert float(error.diagonal().mean()) < 0.2 * float(wanted.diagonal().mean())  # or the test would say little
+
+
+def test_whole_sentences_are_left_out_as_by_another_fit() -> None:
+    """A sentence of weight zero: its residual in that fit, and the predictions, are the closed form's."""
+    x, y = sentences(5, 3)
+    model = Tagger()
+    options: dict[str, Any] = {"likelihood": "categorical", "ridge": 0.5, "hessian_columns": 4, "progress": False}
+    tracer = whence.fit(model, [(x, y)], **options)
+    _, tangents, _ = oracles.tangents_of(model, x)
+    jacobians = torch.as_tensor(tangents).reshape(5, 15, -1)
+    (batch,) = list(tracer.problem.batches)
+    with torch.no_grad():
+        seen = columns_seen(batch.inputs, tracer.problem.network(batch.inputs.inputs))
+    gradients = seen.mT @ jacobians  # (n, c + 1, d)
+    left_out = 2
+    others = [at for at in range(5) if at != left_out]
+    roots = gradients[others, :-1].flatten(0, 1)
+    inverse = torch.linalg.inv(roots.T @ roots + 0.5 * torch.eye(roots.shape[1], dtype=torch.float64))
+    # u = r + S S^T J F_(-i)^-1 J^T r, as coordinates in (S, r)
+    wanted = torch.cat([gradients[left_out, :-1] @ inverse @ gradients[left_out, -1], torch.ones(1)])
+    assert_close(tracer.adjusted.hec3[left_out], wanted)
 
 
 def test_more_columns_are_nearer() -> None:
@@ -201,16 +383,17 @@ def test_more_columns_are_nearer() -> None:
 
 
 class Tagger(nn.Module):
-    """Five classes at every position, with the whole sentence in sight."""
+    """Five classes at every position, with the whole sentence in sight unless words are not `mixed`."""
 
-    def __init__(self) -> None:
+    def __init__(self, mixed: bool = True) -> None:
         super().__init__()
+        self.mixed = mixed
         torch.manual_seed(3)
         self.first, self.last = nn.Linear(3, 3).double(), nn.Linear(3, 5).double()
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x).tanh()
-        return self.last(hidden + hidden.mean(1, keepdim=True))
+        return self.last(hidden + hidden.mean(1, keepdim=True) if self.mixed else hidden)
 
 
 def sentences(n: int, t: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -232,6 +415,19 @@ def test_positions_and_columns(structure: str) -> None:
         assert_close(one, other, name, rtol=1e-6)
     assert found.predict(test).hec3.shape == (2, 4, 1)  # the predicted class by default
     assert found.problem.numbers == every.problem.numbers == (4 * 3 - 2) * 4
+
+
+def test_labels_of_sequences_of_other_lengths() -> None:
+    """Shorter sequences in a batch of their own, and padded ones: labels are sampled and stored for each length."""
+    x, y = sentences(6, 4)
+    y[4:, 2:] = -100
+    options: dict[str, Any] = {"likelihood": "categorical", "ridge": 0.5, "hessian_columns": 4, "progress": False}
+    model = Tagger(mixed=False)
+    padded = whence.fit(model, [(x, y)], **options)
+    found = whence.fit(model, [(x[:4], y[:4]), (x[4:, :2], y[4:, :2])], **options)
+    for name in ("ho", "hec3"):
+        one, other = (tracer.predict(x, outputs="all").variance(name) for tracer in (found, padded))
+        assert_close(one, other, name)
 
 
 def test_sequences_of_other_lengths() -> None:
@@ -260,7 +456,7 @@ def test_many_outputs_are_sketched_by_default_and_it_is_told() -> None:
     tracer = whence.fit(net, [(x, y)], "categorical", "diagonal", ridge=0.3, progress=False)
     assert tracer.problem.k == 17
     assert "70 outputs" in repr(tracer)
-    assert "of 70 outputs, 16 columns of the loss's Hessian were used" in str(tracer.diagnostics)
+    assert "of 70 outputs, 16 random columns of the loss's Hessian were used" in str(tracer.diagnostics)
     assert tracer.predict(TEST).hec3.shape == (5, 1)
     assert tracer.predict(TEST, outputs="all").hec3.shape == (5, 70)
     everything = whence.fit(net, [(x, y)], "categorical", "diagonal", ridge=0.3, hessian_columns="all", progress=False)

@@ -31,3 +31,18 @@ def test_table_is_what_was_measured() -> None:
     for row, line in zip(rows, shown, strict=True):
         assert line.startswith(f"| {row['outputs']:,} | {row['parameters']:,} | {row['fit']:.1f} |")
         assert f"{row['predicted']:.1f} | {row['sketches']:.1f}" in line
+
+
+def test_language_models_are_what_was_measured() -> None:
+    found = json.loads((ROOT / "results" / "tokens_cpu.json").read_text())
+    for columns in (4, 16):
+        each = [found["sampled labels"][f"{name}, {columns} columns"] for name in ("sketch", "core", "ekfac")]
+        each.append(found["before: largest columns and random mixtures"][f"sketch, {columns} columns"])
+        shown = " | ".join(f"{one['multiple']:.1f}" for one in each)
+        assert f"| c = {columns}, 16 sequences | {shown} |" in TEXT
+    for columns in (2, 4, 8, 16):
+        line = next(line for line in TEXT.splitlines() if line.startswith(f"| c = {columns} |"))
+        kinds = [(part, name) for part in ("sampled labels", "before") for name in ("ho", "hec3")]
+        wanted = [found[f"errors, {part}"][f"{name}, {columns} columns"]["mean error"] for part, name in kinds]
+        for number, value in zip(line.split("|")[2:], wanted, strict=False):
+            assert abs(float(number) - value) <= 0.06 * value

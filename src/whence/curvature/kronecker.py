@@ -533,7 +533,8 @@ class SpectrumSums(Accumulator):
         residuals, roots = self.problem.residuals[where] @ self.frame, self.problem.hessian_roots
         mixing, summed = None, residuals
         if roots is not None:
-            mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
+            if self.problem.sketch is None:  # where these are the cotangents themselves
+                mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
             summed = (self.weights == 0).to(residuals.dtype).expand(len(residuals), -1)
         for at, view in enumerate(chunk):
             self.sums[at].add(view, self.weights, summed, mixing)

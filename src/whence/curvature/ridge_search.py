@@ -68,11 +68,10 @@ def default_ridge(problem: Linearization) -> tuple[float, str]:
 
 def _target_variance(problem: Linearization, n: float) -> tuple[str, float]:
     """Mean over outputs; where only mixtures of the outputs are known, the mean square, which they give on average."""
-    targets = (problem.outputs + problem.unweighted(problem.residuals)).double()
-    if problem.sketch is not None:
-        assert problem.hessian_roots is not None
-        mixed = torch.einsum("nkc,nk->nc", problem.hessian_roots.double(), targets)
+    if problem.gram is not None:  # S^T (f + r / w)
+        mixed = (problem.outputs + problem.unweighted(problem.gram[:, :, -1]))[:, :-1].double()
         return "mean square", float(mixed.square().sum()) / n / problem.width
+    targets = (problem.outputs + problem.unweighted(problem.residuals)).double()
     rows = targets.reshape(-1, problem.width)
     weights = problem.sample_weights if problem.units is None else problem.units.weights
     weigh = rows.new_ones(len(rows), 1) if weights is None else weights.reshape(-1, 1).double()

@@ -89,7 +89,7 @@ class Fitted(Shown):
         Minus the gradient of the loss in the outputs: y - f(x) for squared error, y - p for classes. Sample weights are
         not in them; an example of weight zero has none.
         """
-        return self.problem.unweighted(self.weighted_residuals)
+        return self.problem.unweighted(self.problem.isometric(self.weighted_residuals))
 
     @property
     def weighted_residuals(self) -> Tensor:
@@ -99,7 +99,7 @@ class Fitted(Shown):
     @property
     def loo_residuals(self) -> Tensor:
         """(n, k) residuals each training example would have, had it been left out."""
-        return self.problem.unweighted(self.adjusted.hec3)
+        return self.problem.unweighted(self.problem.isometric(self.adjusted.hec3))
 
     @property
     def leverage(self) -> Tensor:
@@ -109,7 +109,7 @@ class Fitted(Shown):
     @property
     def noise_variance(self) -> Tensor:
         """(n,) trace of the noise covariance of each training example."""
-        return self.meats.roots["ho"].square().sum((1, 2)).expand(self.problem.n)
+        return self.problem.isometric(self.meats.roots["ho"]).square().sum((1, 2)).expand(self.problem.n)
 
     @property
     def counted(self) -> Tensor:

@@ -25,7 +25,7 @@ from whence.curvature.primal import Projected, sketch_features
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.network import OutputMixtures, SelectedOutputs
+from whence.jacobian.network import OutputView, SelectedOutputs
 from whence.jacobian.sketches import SketchedBatches
 from whence.linalg import eigh
 from whence.runtime.execution import partial_data_error
@@ -163,7 +163,7 @@ def prediction_gradients(
         unit_length: divide gradients by their length.
     """
     problem = fitted.problem
-    if isinstance(inputs, SelectedOutputs | OutputMixtures):
+    if isinstance(inputs, OutputView):
         inputs = inputs.inputs
     with torch.no_grad():
         outputs = problem.network.shaped(inputs)

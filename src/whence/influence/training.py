@@ -25,7 +25,10 @@ def cooks_distance(fitted: Fitted) -> Tensor:
     and the leave-one-out residual u_i, dof the effective degrees of freedom and s^2 the noise variance (or dispersion).
     It is Cook's where there is no ridge and the noise is the unbiased one.
     """
-    found = (fitted.adjusted.hec3 * _own_change(fitted)).sum(1).clamp_min(0.0)
+    left_out = fitted.adjusted.hec3
+    if fitted.loo.policy == "clip":
+        left_out = fitted.problem.isometric(left_out)
+    found = (left_out * _own_change(fitted)).sum(1).clamp_min(0.0)
     scale = fitted.degrees_of_freedom * fitted.noise_scale
     return found / scale if scale > 0 else torch.zeros_like(found)
 
@@ -41,6 +44,7 @@ def _own_change(fitted: Fitted) -> Tensor:
         roots, change = fitted.problem.hessian_roots, adjusted - residuals
         if roots is None:
             return change
+        roots, change = (fitted.problem.isometric(one) for one in (roots, change))  # lengths matter to the inverse
         chunks = few_at_once(roots @ roots.mT)
         inverse = torch.cat([torch.linalg.pinv(some, hermitian=True) for some in chunks])
         return (inverse @ change.unsqueeze(2)).squeeze(2)
@@ -73,7 +77,7 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
     """
     problem = fitted.problem
     if problem.sketch is not None:
-        norms = problem.unweighted(residuals_without(fitted)).norm(dim=1)
+        norms = problem.unweighted(problem.isometric(residuals_without(fitted))).norm(dim=1)
         return Suspicion(norms, largest_first(norms))
     squared_error = problem.likelihood.squared_error  # roots may be sample weights
     if problem.hessian_roots is not None and not squared_error:

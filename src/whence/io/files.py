@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
-FORMAT = 3
+FORMAT = 4
 """The format that is written and read."""
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -33,7 +33,7 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_HEADER_ITEMS = 2**20
 """Entries of lists and tables in the largest header that is read: each takes a hundred bytes once it is parsed."""
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "I32": torch.int32}
 """Dtypes that are saved, by their names in safetensors."""
 
 START = re.compile(rb'\{"__metadata__":\{"whence":"\{\\"format\\":([0-9]{1,9}),\\"sha256\\":\\"([0-9a-f]{64})\\",')
@@ -280,7 +280,9 @@ class Draft:
 
     def _put_tensor(self, name: str, tensor: Tensor) -> None:
         if tensor.dtype not in DTYPES.values():
-            raise InputError(f"expected tensors of float64, float32 or int64 to save, got {tensor.dtype} in {name}.")
+            raise InputError(
+                f"expected tensors of float64, float32, int64 or int32 to save, got {tensor.dtype} in {name}."
+            )
         strides = tensor.stride()
         order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
         if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():

@@ -25,9 +25,9 @@ from whence.io.curvature import KINDS, read, write, write_curvature
 from whence.io.files import Draft, Saved, damaged, number, opened, plain, printable, write_file
 from whence.io.model import check_same, rescale, write_model
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.linearization import Linearization
+from whence.jacobian.linearization import Linearization, sketched_derivatives
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
-from whence.jacobian.sketches import OutputSketch, SketchedBatches
+from whence.jacobian.sketches import Labels, OutputSketch, SketchedBatches
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.memory import Budget
@@ -106,7 +106,12 @@ def _read(unread: Saved, given: Given, build: Callable[..., T]) -> T:
     dtypes: dict[str, tuple[torch.dtype, ...]] = {
         name: (floats[unread.text(name, *floats)],) for name in ("algebra", "working")
     }
-    dtypes |= {"double": (torch.float64,), "float": tuple(floats.values()), "index": (torch.int64,)}
+    dtypes |= {
+        "double": (torch.float64,),
+        "float": tuple(floats.values()),
+        "index": (torch.int64,),
+        "label": (torch.int32,),
+    }
     unread = replace(unread, dtypes=dtypes, sizes={"one": (1,)})
     _build(unread, given, build)
     unknown = sorted(set(container.entries) - unread.used)
@@ -229,12 +234,13 @@ def write_problem(draft: Draft, problem: Linearization) -> None:
         chunk_size=problem.chunk_size,
         limit=problem.budget.limit,
         outputs=problem.outputs,
-        residuals=problem.residuals,
-        hessian_roots=problem.hessian_roots,
+        residuals=None if sketched else problem.residuals,
+        hessian_roots=None if sketched else problem.hessian_roots,
         sample_weights=problem.sample_weights,
-        seed=None if sketched is None else sketched.seed,
-        largest=None if sketched is None else sketched.largest,
+        gram=problem.gram,
     )
+    if sketched is not None and sketched.labels is not None:
+        draft.part("labels").put(seed=sketched.seed, **sketched.labels._asdict())
 
 
 def read_problem(saved: Saved, given: Given) -> Linearization:
@@ -245,33 +251,46 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
     likelihood = read_likelihood(saved.part("likelihood"), given.likelihood)
     data = read_data(saved.part("data"), given.loader, progress, likelihood)
     batches: Batches | SketchedBatches = data
-    residuals = saved.tensor("residuals", "algebra", "n", "k")
-    roots = saved.tensor("hessian_roots", "algebra", "n", "k", "q") if saved.has("hessian_roots") else None
+    outputs = saved.tensor("outputs", "algebra", "n", "k")
     sketch = read(saved.part("sketch"), OutputSketch) if saved.has("sketch") else None
-    if sketch is not None:
-        if roots is None or sketch.columns + 1 != k:
-            raise saved.wrong("sketch", f"one of {k - 1} columns with roots of the Hessian")
-        saved.sizes["largest"] = (sketch.columns // 2,)
-        seed, largest = saved.whole("seed", 0, 2**63), saved.index("largest", "n", "largest")
-        batches = SketchedBatches(
-            data, network, likelihood, sketch.columns, seed, residuals.dtype, largest, (residuals, roots)
-        )
+    gram = None
+    if sketch is None:
+        residuals = saved.tensor("residuals", "algebra", "n", "k")
+        roots = saved.tensor("hessian_roots", "algebra", "n", "k", "q") if saved.has("hessian_roots") else None
+    else:
+        if sketch.columns + 1 != k:
+            raise saved.wrong("sketch", f"one of {k - 1} columns")
+        residuals, roots = sketched_derivatives(outputs)
+        gram = saved.tensor("gram", "algebra", "n", "k", "k")
+        seed, labels = _read_labels(saved.part("labels"), sketch)
+        options = (sketch.columns, seed, outputs.dtype, sketch.width, labels, gram)
+        batches = SketchedBatches(data, network, likelihood, *options)
     return Linearization(
         network=network,
         selection=read_selection(saved, given.model),
         batches=batches,
         likelihood=likelihood,
-        outputs=saved.tensor("outputs", "algebra", "n", "k"),
+        outputs=outputs,
         residuals=residuals,
         hessian_roots=roots,
         sample_weights=saved.tensor("sample_weights", "algebra", "n") if saved.has("sample_weights") else None,
-        dtype=residuals.dtype,
+        dtype=outputs.dtype,
         budget=read_budget(saved, given, network.device),
         progress=progress,
         chunk_size=saved.whole("chunk_size", 1) if saved.has("chunk_size") else None,
         units=_read_units(saved.part("units"), k) if saved.has("units") else None,
         sketch=sketch,
+        gram=gram,
     )
+
+
+def _read_labels(saved: Saved, sketch: OutputSketch) -> tuple[int, Labels]:
+    """The seed of signs, and labels that were sampled."""
+    saved.sizes["columns"] = (sketch.columns,)
+    classes = saved.tensor("classes", "label", "n", "labelled", "columns")
+    if not saved.unread and classes.numel() and (int(classes.min()) < -1 or int(classes.max()) >= sketch.width):
+        raise saved.wrong("classes", f"classes below {sketch.width}, or -1")
+    return saved.whole("seed", 0, 2**63), Labels(classes, saved.tensor("floors", "algebra", "n", "labelled"))
 
 
 def _read_units(saved: Saved, k: int) -> Positions:

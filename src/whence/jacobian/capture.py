@@ -26,6 +26,7 @@ from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
 from whence.jacobian.functional import OneByOne, Run, Vectorized
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent
+from whence.jacobian.network import SoftmaxColumns
 from whence.jacobian.record import Call, differentiable, gradient_forms, make_blocks, pull_back, tangents_of, walk
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
@@ -224,7 +225,8 @@ class Capture:
             return self._run_one_by_one(inputs, "the model reorders the examples of a batch")
         unverified_blocks = [block for block in self.blocks if block.name in self._unverified_fallback]
         fallback = self._run_fallback(inputs, self._reference(batch, unverified_blocks) if unverified_blocks else None)
-        return Captured(self.blocks, outputs, placed, layouts, fallback, self._vectorized)
+        together = self._vectorized and not isinstance(inputs, SoftmaxColumns)  # whose outputs are many
+        return Captured(self.blocks, outputs, placed, layouts, fallback, together)
 
     def _record(self, inputs: Inputs) -> tuple[Tensor, list[Record]]:
         """Run the model on a batch: outputs with their graph, and every use of the parameters that a rule reads."""

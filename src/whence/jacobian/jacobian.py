@@ -17,7 +17,7 @@ from whence.data.batches import Inputs, batch_size, take
 from whence.errors import first_line
 from whence.jacobian.capture import Capture
 from whence.jacobian.functional import OneByOne
-from whence.jacobian.network import Network, Selection
+from whence.jacobian.network import Network, Selection, SoftmaxColumns
 from whence.jacobian.record import gradients
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import locked, plain_kernels
@@ -143,7 +143,7 @@ class Jacobian:
             with torch.enable_grad(), plain_kernels():
                 outputs = self.network(take(inputs, where))
                 wanted = cotangents[:, where].to(outputs.dtype)
-                step = max(1, self.chunk(1) // len(outputs))
+                step = 1 if isinstance(inputs, SoftmaxColumns) else max(1, self.chunk(1) // len(outputs))
                 return torch.cat([self._backward(outputs, part) for part in wanted.split(step)])
 
         size = batch_size(inputs, "this batch")

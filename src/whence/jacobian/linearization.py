@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,8 +16,16 @@ from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, OutputView, Selection, SeparateExamples
-from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, OutputSketch, SketchedBatches
+from whence.jacobian.sketches import (
+    ALL_OUTPUTS,
+    COLUMNS,
+    Labels,
+    OutputSketch,
+    SketchedBatches,
+    SketchedOutputs,
+)
 from whence.likelihoods import Likelihood, Noise
+from whence.linalg import eigh
 from whence.runtime.execution import Passes, State
 from whence.runtime.memory import Budget, free_memory, readable
 from whence.runtime.progress import Progress
@@ -60,8 +69,9 @@ class Linearization:
         hessian_roots: (n, k, q) roots of the weighted loss's Hessian in the outputs; `None` for squared error
             (identity).
         sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
-        sketch: of the Hessians, where there is one: then k counts the mixtures of outputs that each example is reduced
-            to, an orthonormal basis of its own.
+        sketch: of the Hessians, where there is one: then k counts the combinations of outputs that each example is seen
+            through, and vectors (n, k) are coordinates in these; see `whence.jacobian.sketches`.
+        gram: (n, k, k) inner products of these combinations.
         passes: how passes over the training data run; several processes may share them.
     """
 
@@ -79,6 +89,7 @@ class Linearization:
     chunk_size: int | None
     units: Positions | None = None  # the positions at which the network has outputs, where there are several
     sketch: OutputSketch | None = None
+    gram: Tensor | None = None
     passes: Passes = field(default_factory=Passes)
     folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
     captures: list[Capture] = field(default_factory=list)  # that of the layers' gradients, once it is verified
@@ -153,9 +164,8 @@ class Linearization:
         )
 
     def dependencies(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """What the sums of a pass depend on: `given`, and the bases of a sketch, where there is one."""
-        roots = self.hessian_roots
-        return [*given] if self.sketch is None or roots is None else [*given, self.residuals, roots]
+        """What the sums of a pass depend on: `given`, and the combinations of a sketch, where there is one."""
+        return [*given] if self.gram is None else [*given, self.gram]
 
     @property
     def max_local_rows(self) -> int:
@@ -181,6 +191,27 @@ class Linearization:
         inverse = torch.where(weights > 0, 1.0 / weights, 0.0)
         return inverse.reshape(self.n, -1).repeat_interleave(self.k // (weights.numel() // self.n), dim=1) * vectors
 
+    def isometric(self, vectors: Tensor, rows: slice | Tensor = slice(None)) -> Tensor:
+        """Vectors (n, k, ...) of some examples with the lengths and inner products that they have in the outputs.
+
+        In a sketch those of an example are coordinates in combinations A of its outputs: the length of A x is that of
+        C^1/2 D x, with A^T A = D C D and D the lengths of the columns of A.
+        """
+        if self.gram is None:
+            return vectors
+        return (self._isometry[rows] @ vectors.reshape(len(vectors), self.k, -1)).reshape(vectors.shape)
+
+    @cached_property
+    def _isometry(self) -> Tensor:
+        """(n, k, k) C^1/2 D."""
+        assert self.gram is not None
+        gram = self.gram.double()
+        size = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(0.0).sqrt()
+        inverse = torch.where(size > 0, 1.0 / size, 0.0)
+        values, vectors = eigh(inverse.unsqueeze(2) * gram * inverse.unsqueeze(1))
+        root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(1) @ vectors.mT
+        return (root * size.unsqueeze(1)).to(self.dtype)
+
     def residuals_after(self, change: Tensor) -> Tensor:
         """(n, k) residuals after the outputs moved by `change`, sample weights multiplied in."""
         shape = self.residuals.shape
@@ -196,7 +227,7 @@ class Linearization:
         Minus infinity for examples that do not count.
         """
         if self.sketch is not None:
-            found = self.unweighted(self.residuals_after(change)).abs().amax(1).log()
+            found = self.unweighted(self.isometric(self.residuals_after(change))).abs().amax(1).log()
             return found, torch.zeros_like(found)
         residuals, outputs, roots, weights = self._by_position()
         pair = self.likelihood.log_residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
@@ -247,11 +278,11 @@ class Linearization:
         """The noise of a sketched fit: one variance for all outputs, as a covariance (1, 1)."""
         assert self.hessian_roots is not None
         numbers = self.counted_units * self.width
-        plain, roots = residuals, self.hessian_roots
+        plain, roots = self.isometric(residuals), self.isometric(self.hessian_roots)
         if self.sample_weights is not None:
             counted = self.sample_weights > 0
             size = self.sample_weights[counted].sqrt().unsqueeze(1)
-            plain, roots = residuals[counted] / size, roots[counted] / size.unsqueeze(2)
+            plain, roots = plain[counted] / size, roots[counted] / size.unsqueeze(2)
         scale = self.likelihood.noise_scale(float(plain.square().sum()), numbers, degrees_of_freedom)
         mean = scale * roots.square().sum() / numbers
         return Noise(mean.reshape(1, 1), scale**0.5 * self.hessian_roots, scale)
@@ -276,16 +307,18 @@ def linearize(
     """
     if columns == 0:
         columns = _default_columns(network, batches)
-    units, sketch = None, None
+    units, sketch, gram = None, None, None
     data: Batches | SketchedBatches = batches
     if columns is None:
         outputs, residuals, roots, weights, units = _loss_derivatives(network, batches, likelihood, dtype, budget)
     else:
         data = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
-        (outputs, residuals, roots, weights, data.largest), sketch = _sketched_derivatives(data, network.device)
+        (outputs, gram, weights), sketch = _sketched_derivatives(data, network.device)
+        residuals, roots = sketched_derivatives(outputs)
     derivatives = (outputs, residuals, roots, none_if_ones(weights))
     options = (dtype, budget, progress, chunk_size)
-    return Linearization(network, selection, data, likelihood, *derivatives, *options, units, sketch, batches.passes)
+    seen = (units, sketch, gram, batches.passes)
+    return Linearization(network, selection, data, likelihood, *derivatives, *options, *seen)
 
 
 def _loss_derivatives(
@@ -357,44 +390,53 @@ def _default_columns(network: Network, batches: Batches) -> int | None:
     if shape.numel() <= ALL_OUTPUTS:
         return None
     batches.notes.append(
-        f"of {_sizes(shape)}, {COLUMNS} columns of the loss's Hessian were used in each training example, half of "
-        "them the largest and half of them random mixtures of the rest, and the residual; "
-        "hessian_columns='all' uses all"
+        f"of {_sizes(shape)}, {COLUMNS} random columns of the loss's Hessian were used in each training example, and "
+        "the residual; hessian_columns='all' uses all"
     )
     return COLUMNS
 
 
-def _sketched_derivatives(batches: SketchedBatches, device: torch.device) -> tuple[list[Tensor], OutputSketch]:
-    """Outputs, residuals, roots, weights, and which columns were the largest, of all examples; and the sketch."""
-    chunks: list[tuple[Tensor, ...]] = []
+def sketched_derivatives(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Residuals (n, c + 1) and roots (n, c + 1, c) in a sketch, the same for every example."""
+    eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+    return eye[-1].expand_as(outputs), eye[:, :-1].expand(len(outputs), -1, -1)
+
+
+def _sketched_derivatives(
+    batches: SketchedBatches, device: torch.device
+) -> tuple[tuple[Tensor, Tensor, Tensor], OutputSketch]:
+    """Outputs, inner products and weights of all examples, and the sketch; the batches keep the labels."""
+    chunks: list[SketchedOutputs] = []
     given: list[bool] = []
-    counted, shape = 0, torch.Size()
-    for batch, here, reduced in batches.reduced("outputs"):
+    shape = torch.Size()
+    for batch, here, found in batches.sketched("outputs"):
         shape = here if not chunks else shape
         if here[-1] != shape[-1] or len(here) != len(shape):
             raise ShapeError(
                 f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
                 "the model in a module that returns the same number of outputs for every batch."
             )
-        chunks.append((reduced.outputs, reduced.residuals, reduced.roots, reduced.weights, reduced.largest))
+        chunks.append(found)
         given.append(batch.weights is not None)
-        counted += reduced.counted
     whole = _of_all_processes(batches.plain, shape, given)[0]
-    counted = sum(batches.plain.passes.process_group.all_gather_object("the outputs", counted))
-    found = _gathered(batches.plain, chunks, device)
-    _note_rounded(batches, found[0], found[1])
-    return found, OutputSketch(batches.columns, whole[-1], len(whole) > 1, counted)
+    longest = max((chunk.floors.shape[1] for chunk in chunks), default=0)
+    longest = max(batches.plain.passes.process_group.all_gather_object("the outputs", longest))
+    padded = [chunk.padded(longest) for chunk in chunks]
+    outputs, gram, weights, largest, counted, *labels = _gathered(batches.plain, padded, device)
+    _note_rounded(batches, gram, largest)
+    batches.labels, batches.width = Labels(*labels), whole[-1]
+    return (outputs, gram, weights), OutputSketch(batches.columns, whole[-1], len(whole) > 1, int(counted.sum()))
 
 
-def _note_rounded(batches: SketchedBatches, outputs: Tensor, residuals: Tensor) -> None:
-    """Add a note where residuals, along which the mixtures are taken, are rounding errors of the network."""
+def _note_rounded(batches: SketchedBatches, gram: Tensor, largest: Tensor) -> None:
+    """Say so where residuals are no more than the rounding of the network."""
     used = next(batches.network.model.parameters()).dtype
-    scale = float(outputs.abs().max()) if not batches.likelihood.has_classes else 1.0
-    size, rounding = float(residuals.abs().max()), 8 * torch.finfo(used).eps * scale
+    scale = float(largest.max()) if not batches.likelihood.has_classes else 1.0
+    size, rounding = float(gram[:, -1, -1].max()) ** 0.5, 8 * torch.finfo(used).eps * scale
     note = (
-        f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: the mixtures of "
-        "outputs along them, HeC0 to HeC3 and shares mean nothing, and differ from one machine to another. Use "
-        "model.double(), hessian_columns='all', or targets that the network does not reproduce"
+        f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: HeC0 to HeC3 and "
+        "shares mean nothing, and differ from one machine to another. Use model.double(), or targets that the network "
+        "does not reproduce"
     )
     if 0 < size <= rounding and note not in batches.notes:
         batches.notes.append(note)

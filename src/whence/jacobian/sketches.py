@@ -1,33 +1,34 @@
-"""Hessian sketches: training examples with many outputs, reduced to a few mixtures of their outputs.
+"""Hessian sketches: training examples with many outputs, seen through a few combinations of their outputs.
 
 All that a fit needs of an example are the gradients J^T r of its residual and J^T R of a root of its Hessian
-L = R R^T, k columns for k classes. Here R is replaced by S with c columns and E[S S^T] = L: the largest columns of R as
-they are, and random signs times all the others. S and r span at most c + 1 directions of the outputs; each example is
-reduced to an orthonormal basis of these. In it the residual is exact, so that HeC0 is White's for this curvature; and
-since the curvature holds the example as J^T S S^T J, leaving it out by S is exact for it as well. With c as large as
-the number of outputs nothing is approximated.
+L = R R^T, k columns for k classes at every position. Here R is replaced by S with c columns and E[S S^T] = L: labels
+sampled from the softmax, or random signs times all columns of R. With c as large as the number of outputs S is R.
 
-The bases are too large to store: every pass computes them again, and so does a fit that was saved and is loaded on
-another machine, where they are used with coordinates of the first. They are therefore functions of the outputs alone,
-without the signs and rotations that eigenvectors are free to have. The choice of the largest columns, which would
-depend on rounding, is made once and stored with the fit.
+The example is then seen through A = (S, r): its outputs are the c + 1 numbers A^T f, its Jacobian is A^T J. In these
+coordinates the root of the Hessian is (I, 0)^T and the residual the last unit vector, for every example. Nothing is
+lost: with Q = J F^-1 J^T the leave-one-out residual is r + S (I - S^T Q S)^-1 S^T Q r, whose coordinates are these c
+numbers and a one, and which needs of Q only A^T Q A. Lengths in the outputs are those of the small Gram matrix A^T A;
+see `Linearization.isometric`.
+
+Labels are sampled in the first pass and stored with the fit: rounding may change one that is near a boundary. Signs are
+hashes of the numbers of example, position and column, the same on every device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from whence.data.batches import Batch, Batches, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
-from whence.errors import CorruptArtifactError, InputError, StaleModelError
-from whence.jacobian.network import Network, OutputMixtures, SeparateExamples
-from whence.likelihoods import Likelihood
-from whence.linalg import eigh
+from whence.errors import InputError, StaleModelError
+from whence.jacobian.network import Network, OutputMixtures, OutputView, SeparateExamples, SoftmaxColumns, widened
+from whence.likelihoods import Categorical, Likelihood
 
 ALL_OUTPUTS = 64
 """Largest number of outputs for which no sketch is used by default."""
@@ -35,14 +36,14 @@ ALL_OUTPUTS = 64
 COLUMNS = 16
 """Columns of a sketch, by default."""
 
-BASIS_BYTES = 96 * 2**20
-"""The bases of one chunk of a batch are kept under this size."""
+CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
+"""The outputs of one chunk of a batch are kept under this size, where labels are sampled."""
 
-PARALLEL = 1e-14
-"""Directions whose angle has a smaller squared sine count as the same."""
+MIXTURE_BYTES = 96 * 2**20
+"""Random signs of all outputs of one chunk, where there are such, are kept under this size."""
 
-RESIDUAL_FLOOR = 1e5
-"""A residual of this size, in units of rounding errors of the outputs, has half its weight in a basis."""
+POSITION_BYTES = 64 * 2**20
+"""Sums of probabilities, in double precision, are held for so many positions at once."""
 
 
 @dataclass(frozen=True)
@@ -55,36 +56,49 @@ class OutputSketch:
     counted: int  # how many positions of training examples count
 
 
-@dataclass(frozen=True)
-class ReducedBatch:
-    """One batch in the bases of its examples."""
+class Labels(NamedTuple):
+    """Sampled labels of each position; see `sample_labels`. No positions where S is not made of labels."""
 
-    basis: Tensor  # (n, K, c + 1), an isometry onto what the columns of S and r span
-    residuals: Tensor  # (n, c + 1) coordinates of the weighted residuals
-    roots: Tensor  # (n, c + 1, c) coordinates of S
-    outputs: Tensor  # (n, c + 1) of the network
+    classes: Tensor  # (n, t, c), int32; -1 for none
+    floors: Tensor  # (n, t)
+
+
+class SketchedOutputs(NamedTuple):
+    """What the first pass keeps of a chunk."""
+
+    outputs: Tensor  # (n, c + 1) A^T f
+    gram: Tensor  # (n, c + 1, c + 1) A^T A
     weights: Tensor  # (n,) of the examples
-    largest: Tensor  # (n, c // 2) which columns of the Hessian's root are used as they are; zeros where all are
-    counted: int  # how many positions count
+    largest: Tensor  # (n,) absolute values of their outputs, at most
+    counted: Tensor  # (n,) how many of their positions count
+    classes: Tensor  # of the labels
+    floors: Tensor
+
+    def padded(self, positions: int) -> SketchedOutputs:
+        """The same, with labels of more positions, which have none."""
+        more = positions - self.floors.shape[1]
+        return self._replace(classes=pad(self.classes, (0, 0, 0, more), value=-1), floors=pad(self.floors, (0, more)))
 
 
 @dataclass
 class SketchedBatches:
-    """Batches whose inputs are views of a few mixtures of the outputs, the same in every pass.
+    """Batches whose inputs are views of a few combinations of the outputs, the same in every pass.
 
     Attributes:
-        largest: (n, c // 2) which columns of each example's root are used as they are; `None` in the first pass.
-        saved: residuals and roots in the bases of the saved fit, where one was loaded: they must be the same here.
+        width: outputs at each position; 0 before the first pass.
+        labels: of all examples, padded to the longest; `None` in the first pass.
+        saved: (n, c + 1, c + 1) A^T A of the saved fit, where one was loaded: it must be the same here.
     """
 
     plain: Batches  # the batches as they are
     network: Network  # the model
     likelihood: Likelihood  # gives residuals and the Hessian's root
     columns: int  # c
-    seed: int  # of the random signs
+    seed: int  # of labels and signs
     dtype: torch.dtype  # of the algebra
-    largest: Tensor | None = None
-    saved: tuple[Tensor, Tensor] | None = None
+    width: int = 0
+    labels: Labels | None = None
+    saved: Tensor | None = None
     notes: list[str] = field(init=False)
     fingerprints: list[tuple[int, ...]] = field(init=False)
     separate: SeparateExamples = field(init=False)
@@ -109,44 +123,154 @@ class SketchedBatches:
         return self.read(None)
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, in chunks whose bases fit in memory."""
-        for batch, _, reduced in self.reduced(label):
-            yield self._view(batch, reduced)
-
-    def reduced(self, label: str | None) -> Iterator[tuple[Batch, torch.Size, ReducedBatch]]:
-        """Read all batches once: chunks of them, the shape (..., k) of an example's outputs, and the reduced chunks."""
+        """Read all batches once, in chunks whose outputs fit in memory."""
         for number, batch in enumerate(self.plain.read(label)):
-            yield from self._chunks(batch, f"batch {number}")
+            yield from self._views(batch, f"batch {number}")
 
     def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
         """A few batches, in chunks, and their numbers; see `Batches.sample`."""
         for number, batch in self.plain.sample(count):
-            for chunk, _, reduced in self._chunks(batch, f"batch {number}"):
-                yield number, self._view(chunk, reduced)
+            yield from ((number, view) for view in self._views(batch, f"batch {number}"))
 
     def first(self) -> Batch:
         """The first chunk of the first batch of all."""
-        batch, _, reduced = next(self._chunks(self.plain.first(), "batch 0"))
-        return self._view(batch, reduced)
+        return next(self._views(self.plain.first(), "batch 0"))
 
-    def _view(self, batch: Batch, reduced: ReducedBatch) -> Batch:
-        return Batch(OutputMixtures(batch.inputs, reduced.basis), batch.targets, batch.start, batch.size, batch.weights)
+    def _views(self, batch: Batch, where: str) -> Iterator[Batch]:
+        if self.labels is None or self.saved is not None or not self._samples(batch.targets):
+            yield from (view for view, _, _ in self._with_outputs(batch, where))
+            return
+        for chunk in self._chunks(batch, self.width * batch.targets[0].numel(), sampled=True):
+            yield _seen(chunk, self._softmax_columns(chunk, where, self._known(chunk)))
 
-    def _chunks(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, ReducedBatch]]:
+    def sketched(self, label: str | None) -> Iterator[tuple[Batch, torch.Size, SketchedOutputs]]:
+        """Read all batches once: chunks of them, the shape (..., k) of an example's outputs, and what is kept."""
+        for number, batch in enumerate(self.plain.read(label)):
+            yield from self._with_outputs(batch, f"batch {number}")
+
+    def _samples(self, targets: Tensor) -> bool:
+        """Whether labels are sampled: for classes as targets of the softmax, unless all columns are used."""
+        loss = self.likelihood
+        if type(loss) is not Categorical or loss.label_smoothing or targets.is_floating_point():
+            return False
+        return self.columns < self.width * targets[0].numel()
+
+    def _with_outputs(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, SketchedOutputs]]:
         with torch.no_grad():
             outputs = self.network.shaped(batch.inputs, where).detach()
         check_finite(outputs, "outputs of the model", where)
         self.separate.check(batch.inputs, outputs, where)
-        each = outputs[0].numel() * (self.columns + 1) * torch.float64.itemsize
-        step = max(1, BASIS_BYTES // each)
+        self.width = outputs.shape[-1]
+        sampled = self._samples(batch.targets)
+        for chunk in self._chunks(batch, outputs[0].numel(), sampled):
+            some = outputs[chunk.start - batch.start :][: chunk.size]
+            view, found = (self._from_labels if sampled else self._from_signs)(some, chunk, where)
+            if self.saved is not None:
+                self._check_saved(some, chunk.rows, found.gram, where)
+            yield _seen(chunk, view), outputs.shape[1:], found
+
+    def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
+        """Parts of a batch whose examples have so many outputs."""
+        if sampled:
+            most = CHUNK_BYTES.get(batch.targets.device.type, CHUNK_BYTES["cpu"]) // torch.float32.itemsize
+        else:
+            most = MIXTURE_BYTES // (torch.float64.itemsize * (self.columns + 1))
+        step = max(1, most // outputs)
         for low in range(0, batch.size, step):
             some = slice(low, min(low + step, batch.size))
             weights = None if batch.weights is None else batch.weights[some]
-            chunk = Batch(take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights)
-            reduced = self._reduce(outputs[some], chunk, where)
-            if self.saved is not None:
-                self._check_saved(outputs[some], chunk.rows, reduced, where)
-            yield chunk, outputs.shape[1:], reduced
+            yield Batch(take(batch.inputs, some), batch.targets[some], batch.start + low, some.stop - low, weights)
+
+    # --- Sampled labels -----------------------------------------------------------------------------------------------
+
+    def _known(self, batch: Batch) -> Labels:
+        """The labels of a batch, from the first pass."""
+        assert self.labels is not None
+        return Labels(*(one[batch.rows, : batch.targets[0].numel()] for one in self.labels))
+
+    def _softmax_columns(self, batch: Batch, where: str, labels: Labels) -> SoftmaxColumns:
+        """The view by sampled labels, and by the targets for the residual."""
+        assert isinstance(self.likelihood, Categorical)
+        answers = batch.targets.unsqueeze(-1).to(self.dtype)  # of the same positions
+        own, sizes = (one.reshape(batch.size, -1) for one in self.likelihood.labels(batch.targets, self.dtype))
+        sizes = sizes * position_weights(batch.weights, answers, sizes.reshape(-1) > 0, where)
+        signs = random_signs(*self._places(batch, sizes), self.columns, self.seed).to(self.dtype)
+        signs = signs * (labels.classes >= 0) * sizes.sqrt().unsqueeze(2)
+        classes = torch.cat([labels.classes.clamp_min(0), own.unsqueeze(2)], dim=2)
+        floors = labels.floors.unsqueeze(2).expand(-1, -1, self.columns)
+        floors = torch.cat([floors, torch.ones_like(floors[:, :, :1])], dim=2)
+        return SoftmaxColumns(batch.inputs, classes, torch.cat([signs, sizes.unsqueeze(2)], dim=2), floors)
+
+    def _places(self, batch: Batch, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of the examples (n, 1) and of their positions (n, t), of which only those that count are counted."""
+        examples = torch.arange(batch.start, batch.start + batch.size, device=sizes.device).unsqueeze(1)
+        return examples, (sizes > 0).long().cumsum(1)
+
+    def _from_labels(self, outputs: Tensor, batch: Batch, where: str) -> tuple[OutputView, SketchedOutputs]:
+        assert isinstance(self.likelihood, Categorical)
+        n, k = len(outputs), outputs.shape[-1]
+        flat = outputs.reshape(-1, k)
+        _, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
+        weights = position_weights(batch.weights, outputs, sizes > 0, where).double()
+        if self.labels is not None:
+            labels = self._known(batch)
+        else:
+            uniform = random_uniform(*self._places(batch, weights), self.seed).reshape(-1)
+            step = max(1, POSITION_BYTES // (k * torch.float64.itemsize))
+            pairs = [
+                sample_labels(widened(some).softmax(1), drawn, self.columns)
+                for some, drawn in zip(flat.split(step), uniform.split(step), strict=True)
+            ]
+            classes, floors = (torch.cat(each).unflatten(0, (n, -1)) for each in zip(*pairs, strict=True))
+            labels = Labels(classes, floors.to(self.dtype))
+        view = self._softmax_columns(batch, where, labels)
+        values, gram = view.products(outputs)
+        return view, SketchedOutputs(
+            values.to(self.dtype),
+            gram.to(self.dtype),
+            example_weights(batch.weights, weights).to(self.dtype),
+            outputs.abs().flatten(1).amax(1).to(self.dtype),
+            (weights > 0).sum(1),
+            *labels,
+        )
+
+    # --- Random signs -------------------------------------------------------------------------------------------------
+
+    def _from_signs(self, outputs: Tensor, batch: Batch, where: str) -> tuple[OutputView, SketchedOutputs]:
+        n, k = len(outputs), outputs.shape[-1]
+        shaped = outputs.double()  # exact for rounded outputs, however confident
+        flat = shaped.reshape(-1, k)
+        likelihood = self.likelihood
+        targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
+        self._check_weights(batch.weights, where)
+        weights = position_weights(batch.weights, shaped, likelihood.counted(targets), where)
+        each = weights.reshape(-1, 1)
+        residuals = (likelihood.residuals(flat, targets) * each).reshape(n, -1, 1)
+        size = weights.shape[1] * likelihood.root_sizes(flat[:1], targets[:1]).shape[1]
+        mixing = self._mixing(n, size, batch.start, flat)
+        roots = likelihood.root_times(flat, targets, mixing.reshape(len(flat), -1, self.columns))
+        del mixing  # as large as what it makes
+        roots = (roots * each.sqrt().unsqueeze(2)).reshape(n, -1, self.columns)
+        check_finite((roots, residuals), f"derivatives of the {likelihood.name} loss", where)
+        columns = torch.cat([roots, residuals], dim=2)
+        return OutputMixtures(batch.inputs, columns.to(outputs.dtype)), SketchedOutputs(
+            (shaped.reshape(n, 1, -1) @ columns).squeeze(1).to(self.dtype),
+            (columns.mT @ columns).to(self.dtype),
+            example_weights(batch.weights, weights).to(self.dtype),
+            outputs.abs().flatten(1).amax(1).to(self.dtype),
+            (weights > 0).sum(1),
+            torch.zeros(n, 0, self.columns, dtype=torch.int32, device=outputs.device),
+            torch.zeros(n, 0, dtype=self.dtype, device=outputs.device),
+        )
+
+    def _mixing(self, n: int, size: int, start: int, like: Tensor) -> Tensor:
+        """M (n, q, c) with E[M M^T] = I for the q = `size` columns of a root: random signs, or all columns."""
+        if self.columns >= size:
+            return torch.eye(size, self.columns, dtype=like.dtype, device=like.device).expand(n, -1, -1)
+        examples, places = (torch.arange(count, device=like.device) for count in (n, size))
+        signs = random_signs((start + examples).unsqueeze(1), places.expand(n, -1), self.columns, self.seed)
+        found: Tensor = signs.to(like) / self.columns**0.5
+        return found
 
     def _check_weights(self, weights: Tensor | None, where: str) -> None:
         """Raise for weights of positions with squared error: residuals without them are not known in a sketch."""
@@ -159,125 +283,112 @@ class SketchedBatches:
             'each position\'s residual without its weight. Fit with hessian_columns="all", or weigh whole examples.'
         )
 
-    def _reduce(self, outputs: Tensor, batch: Batch, where: str) -> ReducedBatch:
-        n, k = len(outputs), outputs.shape[-1]
-        shaped = outputs.double()  # exact for rounded outputs, however confident
-        flat = shaped.reshape(-1, k)
-        likelihood = self.likelihood
-        targets = likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
-        self._check_weights(batch.weights, where)
-        weights = position_weights(batch.weights, shaped, likelihood.counted(targets), where)
-        each = weights.reshape(-1, 1)
-        residuals = (likelihood.residuals(flat, targets) * each).reshape(n, -1)
-        sizes = (likelihood.root_sizes(flat, targets) * each).reshape(n, -1)
-        largest = self._largest(sizes, batch.rows)
-        mixing = mixtures(largest, sizes.shape[1], self.columns, self.seed, batch.start).to(flat)
-        roots = likelihood.root_times(flat, targets, mixing.reshape(len(flat), -1, self.columns))
-        del mixing  # as large as what it makes
-        roots = (roots * each.sqrt().unsqueeze(2)).reshape(n, -1, self.columns)
-        check_finite((roots, residuals), f"derivatives of the {likelihood.name} loss", where)
-        rounding = torch.finfo(outputs.dtype).eps * outputs.abs().flatten(1).amax(1).double()
-        basis, coordinates = joint_basis(roots, residuals, rounding)
-        basis = basis.to(outputs.dtype)
-        return ReducedBatch(
-            basis=basis,
-            residuals=coordinates[:, :, -1].to(self.dtype),
-            roots=coordinates[:, :, :-1].to(self.dtype),
-            outputs=torch.einsum("nj,njc->nc", outputs.flatten(1), basis).to(self.dtype),
-            weights=example_weights(batch.weights, weights).to(self.dtype),
-            largest=largest,
-            counted=int((weights > 0).sum()),
-        )
+    def _check_saved(self, outputs: Tensor, rows: slice, gram: Tensor, where: str) -> None:
+        """Raise where lengths and inner products differ from those of the saved fit by more than rounding.
 
-    def _largest(self, sizes: Tensor, rows: slice) -> Tensor:
-        """(n, c // 2) which columns of these sizes are used as they are; as in the first pass."""
-        n, size = sizes.shape
-        if self.largest is not None:
-            found = self.largest[rows]
-            if self.saved is not None and found.numel() and int(found.max()) >= size:
-                raise CorruptArtifactError(
-                    f"expected columns 0 to {size - 1} of a Hessian's root for training examples {rows.start} to "
-                    f"{rows.stop - 1}, got {int(found.max())} in the saved fit. Fit and save again."
-                )
-            return found
-        if self.columns >= size:
-            return torch.zeros(n, self.columns // 2, dtype=torch.int64, device=sizes.device)
-        return sizes.topk(self.columns // 2, dim=1).indices
-
-    def _check_saved(self, outputs: Tensor, rows: slice, reduced: ReducedBatch, where: str) -> None:
-        """Raise where mixtures computed here differ from those of the saved fit by more than rounding.
-
-        Coordinates are Lipschitz functions of S and r, which change with the outputs about as logarithms do.
+        S and r change with the outputs about as logarithms do.
         """
         assert self.saved is not None
-        residuals, roots = (one[rows] for one in self.saved)
-        near = self.network.tolerance * (1.0 + float(outputs.abs().max()))
-        size, square = reduced.roots.flatten(1).norm(dim=1), reduced.residuals.norm(dim=1)
-        gaps = (reduced.roots - roots).flatten(1).norm(dim=1), (reduced.residuals - residuals).norm(dim=1)
-        bounds = size, square + size.square() / self.columns
-        for gap, bound, name in zip(gaps, bounds, ("Hessians", "residuals"), strict=True):
-            wrong = ~(gap <= min(4.0 * near, 0.5) * bound)
-            if bool(wrong.any()):
-                at = int(wrong.nonzero()[0])
-                raise StaleModelError(
-                    f"expected the {name} of the training examples as they were when the fit was saved, got another in "
-                    f"{where}, example {rows.start + at} (a difference of {float(gap[at]):.3g} where it is "
-                    f"{float(bound[at]):.3g}). The weights are the same, the outputs are not: build the model as it "
-                    "was then, and load where it computes in the same precision; or fit again here."
-                )
+        near = min(4.0 * self.network.tolerance * (1.0 + float(outputs.abs().max())), 0.5)
+        length = torch.diagonal(gram, dim1=1, dim2=2).clamp_min(0.0).sqrt()  # (n, c + 1)
+        size = length[:, :-1].norm(dim=1, keepdim=True)
+        change = near * torch.cat([size.expand(-1, self.columns), length[:, -1:] + size.square() / self.columns], dim=1)
+        most = (length + change).unsqueeze(2) * (length + change).unsqueeze(1)
+        least = length.unsqueeze(2) * length.unsqueeze(1)
+        gap = (gram - self.saved[rows]).abs()
+        wrong = ~(gap <= 1.001 * (most - least)).flatten(1).all(1)
+        if bool(wrong.any()):
+            at = int(wrong.nonzero()[0])
+            raise StaleModelError(
+                "expected the Hessians and residuals of the training examples as they were when the fit was saved, got "
+                f"others in {where}, example {rows.start + at} (inner products differ by {float(gap[at].max()):.3g} "
+                f"where they are up to {float(least[at].max()):.3g}). The weights are the same, the outputs are not: "
+                "build the model as it was then, and load where it computes in the same precision; or fit again here."
+            )
 
 
-def mixtures(largest: Tensor, size: int, columns: int, seed: int, start: int) -> Tensor:
-    """M (n, q, c) with E[M M^T] = I: some columns as they are, random signs times all the others.
+def _seen(batch: Batch, view: OutputView) -> Batch:
+    return Batch(view, batch.targets, batch.start, batch.size, batch.weights)
 
-    The `largest` (n, c // 2) of q = `size` columns are used as they are; with c = `columns` at least q, M is the
-    identity, and zeros. Signs are drawn by the seed and the positions of the examples, from `start` on.
+
+# --- Random numbers ---------------------------------------------------------------------------------------------------
+
+
+def sample_labels(p: Tensor, uniform: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Labels (m, c) of positions with probabilities p (m, k), and floors (m,), by one number in [0, 1) a position.
+
+    A label y is chosen with probability q_y = min(1, p_y / floor), where the floor makes these sum to c: words more
+    probable than the floor always, others by systematic sampling of the sums of q. Columns with the labels y_tj of
+    position t, random signs s_tj and weights w_t are
+
+        S_j = sum_t s_tj sqrt(w_t max(p_ty, floor_t)) (e_y - p_t),    y = y_tj.
+
+    E[S S^T] is the Hessian of softmax cross-entropy. Signs of two positions are independent, so that its blocks between
+    positions are zero. Since p_y / q_y = max(p_y, floor), the block of one position is
+
+        w sum_y q_y (p_y / q_y) (e_y - p)(e_y - p)^T = w (diag(p) - p p^T).
+
+    No label is chosen twice. Where fewer than c have a probability above zero, all are chosen, and -1 for the rest.
 
     Examples:
-        >>> mixtures(torch.tensor([[1]]), 2, 2, 0, 0)
-        tensor([[[1., 0.],
-                 [0., 1.]]], dtype=torch.float64)
+        >>> p = torch.tensor([[0.5, 0.0, 0.3, 0.2]], dtype=torch.float64)
+        >>> classes, floors = sample_labels(p, torch.tensor([0.7], dtype=torch.float64), 2)
+        >>> classes.tolist(), floors.tolist()
+        ([[0, 3]], [0.5])
     """
-    n, exact = largest.shape
-    found = torch.zeros(n, size, columns, dtype=torch.float64, device=largest.device)
-    if columns >= size:
-        found[:, :, :size] = torch.eye(size, dtype=found.dtype, device=found.device)
-        return found
-    signs = torch.stack([random_signs(size, columns - exact, seed, start + at) for at in range(n)])
-    found[:, :, exact:] = signs.to(found) / (columns - exact) ** 0.5
-    if exact:
-        found.scatter_(1, largest.unsqueeze(2).expand(-1, -1, columns), 0.0)
-        found.scatter_(1, largest.unsqueeze(1), 1.0)
-    return found
+    k = p.shape[1]
+    largest, at = p.topk(min(columns, k), dim=1)
+    rest = p.scatter(1, at, 0.0).sum(1, keepdim=True) + largest.flip(1).cumsum(1).flip(1)  # from each of these on
+    shares = rest / (columns - torch.arange(largest.shape[1], device=p.device))
+    enough = largest <= shares
+    first = enough.int().argmax(1, keepdim=True)
+    floors = torch.where(enough.any(1, keepdim=True), shares.gather(1, first), 0.0)
+    chances = torch.where(p > floors, 1.0, p / floors.clamp_min(torch.finfo(p.dtype).tiny))
+    wanted = uniform.unsqueeze(1) + torch.arange(columns, device=p.device)
+    found = torch.searchsorted(chances.cumsum(1, dtype=torch.float64), wanted, right=True)
+    return torch.where(found < k, found, -1).int(), floors.squeeze(1)
 
 
-def random_signs(size: int, count: int, seed: int, example: int) -> Tensor:
-    """(size, count) random signs of one example, the same in every call."""
-    # Torch reads 32 bits of a seed.
-    generator = torch.Generator(device="cpu").manual_seed((seed * 0x9E3779B1 + example) % 2**32)
-    return 2 * torch.randint(0, 2, (size, count), generator=generator, dtype=torch.int8, device="cpu") - 1
+def random_uniform(examples: Tensor, places: Tensor, seed: int) -> Tensor:
+    """(n, t) numbers in [0, 1) of examples (n, 1) and their places (n, t), the same in every call and on every device.
 
-
-def joint_basis(roots: Tensor, residuals: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
-    """A basis B (n, K, c + 1) of the columns of S (n, K, c) and r (n, K), and coordinates T with B T = (S, r).
-
-    Both are functions of S and r alone: B T is the polar decomposition of C = (S / |S|, r / (|r| + d)), T its symmetric
-    root (C^T C)^1/2 and B = C T^+. Between two machines on which C differs by rounding, T differs by sqrt(2) |dC| at
-    most, whatever the rank and however near to each other the singular values, so that B of the one with T of the other
-    still gives C. An eigenbasis does not: its vectors change signs, and turn where eigenvalues are nearly equal.
-
-    The direction of r counts whatever its size, except where it is of the order of rounding errors: there d reduces its
-    weight, so that noise does not rotate S as well. Rounding errors (n,) are those of the outputs.
+    Examples:
+        >>> random_uniform(torch.tensor([[3]]), torch.tensor([[1, 2]]), 0)
+        tensor([[0.8648, 0.3498]], dtype=torch.float64)
     """
-    size, length = roots.flatten(1).norm(dim=1), residuals.norm(dim=1)  # (n,)
-    floor = RESIDUAL_FLOOR * rounding * size.square() / roots.shape[2]
-    scale = torch.cat([size.unsqueeze(1).expand(-1, roots.shape[2]), (length + floor).unsqueeze(1)], dim=1)
-    scale = scale.clamp_min(torch.finfo(roots.dtype).tiny)
-    columns = torch.cat([roots, residuals.unsqueeze(2)], dim=2) / scale.unsqueeze(1)
-    values, vectors = eigh(columns.transpose(1, 2) @ columns)
-    positive = values > PARALLEL * values.shape[1] * values[:, -1:]
-    root = torch.where(positive, values.clamp_min(0.0).sqrt(), 0.0)
-    inverse = torch.where(positive, 1.0 / root, 0.0)
-    basis = columns @ (vectors * inverse.unsqueeze(1)) @ vectors.transpose(1, 2)
-    coordinates = (vectors * root.unsqueeze(1)) @ vectors.transpose(1, 2) * scale.unsqueeze(1)
-    return basis, coordinates
+    return _shifted(_hash(examples, places, -1, seed), 11).double() * 2.0**-53
+
+
+def random_signs(examples: Tensor, places: Tensor, count: int, seed: int) -> Tensor:
+    """(n, t, count) random signs, int8, of examples (n, 1) and their places (n, t); as `random_uniform`."""
+    parts = []
+    for block, low in enumerate(range(0, count, 64)):
+        bits = torch.arange(min(64, count - low), device=places.device)
+        words = _hash(examples, places, block, seed).unsqueeze(2)
+        parts.append((2 * ((words >> bits) & 1) - 1).to(torch.int8))
+    return torch.cat(parts, dim=2)
+
+
+def _hash(examples: Tensor, places: Tensor, stream: int, seed: int) -> Tensor:
+    """(n, t) 64 random bits: a counter through the steps of SplitMix64, in integers that wrap around."""
+    found = _scrambled(_scrambled(torch.full_like(examples, _signed(seed))) + stream)
+    found = _scrambled(found + examples)
+    return _scrambled(found + places)
+
+
+def _scrambled(words: Tensor) -> Tensor:
+    words = words + 1
+    words = words * _signed(0x9E3779B97F4A7C15)
+    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
+    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Tensor, count: int) -> Tensor:
+    """Without the sign, which torch would shift in."""
+    return (words >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(word: int) -> int:
+    """64 bits as torch counts them."""
+    return (word + 2**63) % 2**64 - 2**63

@@ -62,6 +62,35 @@ class Categorical(Dispersed):
     def check_targets(self, targets: Tensor, outputs: Tensor, where: str) -> Tensor:
         """Targets c y (n, k) with class weights and smoothing; rows of zeros for examples that do not count."""
         k = outputs.shape[1]
+        if targets.is_floating_point():
+            self._check_outputs(outputs, where)
+            _check_probabilities(targets, outputs, where)
+            encoded, counts = targets.to(outputs.dtype), None
+        else:
+            labels, _ = self.check_labels(targets, outputs, where)
+            encoded, counts = one_hot(labels, k).to(outputs.dtype), targets != self.ignore_index
+        if self.label_smoothing:
+            encoded = (1.0 - self.label_smoothing) * encoded + self.label_smoothing / k
+        if self.weight is not None:
+            encoded = encoded * self._weights(encoded)
+        return encoded if counts is None else encoded * counts.unsqueeze(1)
+
+    def check_labels(self, targets: Tensor, outputs: Tensor, where: str) -> tuple[Tensor, Tensor]:
+        """Class indices as `labels` gives them, or an error."""
+        self._check_outputs(outputs, where)
+        _check_indices(targets, targets != self.ignore_index, outputs, where)
+        return self.labels(targets, outputs.dtype)
+
+    def labels(self, targets: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Classes of class indices, 0 for those that do not count, and the classes' weights, 0 for these."""
+        counts = targets != self.ignore_index
+        labels = torch.where(counts, targets, 0).long()
+        if self.weight is None:
+            return labels, counts.to(dtype)
+        return labels, torch.as_tensor(self.weight, dtype=dtype, device=targets.device)[labels] * counts
+
+    def _check_outputs(self, outputs: Tensor, where: str) -> None:
+        k = outputs.shape[1]
         if k < 2:
             raise ShapeError(
                 f"expected at least two outputs for the categorical likelihood, got {k} in {where}. "
@@ -73,18 +102,6 @@ class Categorical(Dispersed):
                 f"expected one class weight for each of the {k} outputs, got {len(self.weight)} in "
                 "Categorical(weight=...)."
             )
-        if targets.is_floating_point():
-            _check_probabilities(targets, outputs, where)
-            encoded, counts = targets.to(outputs.dtype), None
-        else:
-            counts = targets != self.ignore_index
-            _check_indices(targets, counts, outputs, where)
-            encoded = one_hot(torch.where(counts, targets, 0).long(), k).to(outputs.dtype)
-        if self.label_smoothing:
-            encoded = (1.0 - self.label_smoothing) * encoded + self.label_smoothing / k
-        if self.weight is not None:
-            encoded = encoded * torch.as_tensor(self.weight, dtype=encoded.dtype, device=encoded.device)
-        return encoded if counts is None else encoded * counts.unsqueeze(1)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The residuals c y - s p with s = sum c y, as c y (1 - p) - (s - c y) p: exact for a single label."""

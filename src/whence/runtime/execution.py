@@ -29,7 +29,7 @@ class Execution:
         dtype: of the algebra; the model computes in its own.
         tf32: let approximate structures round single-precision products to TF32 on a GPU; their answers stay the same
             to three digits.
-        generator: draws the random mixtures of outputs where `hessian_columns` asks for some; the same ones every time
+        generator: gives the seed of the random columns where `hessian_columns` asks for some; the same ones every time
             by default.
         checkpoint: a folder in which the sums of the fit are saved, so that the same call resumes there after a crash,
             with the same result, in any number of processes; see `docs/saving.md`.

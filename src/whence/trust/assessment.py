@@ -127,10 +127,12 @@ def _check_variances(ours: StructureVariances, exact: dict[str, Tensor], residua
 
 def _check_loo_residuals(fitted: Fitted, deletions: list[Deletion], steps: ExactSteps, residual: float) -> Check:
     """Squared leave-one-out residuals of the structure against exact ones."""
-    ours, exact = [], []
+    ours: list[float] = []
+    exact: list[float] = []
     for one, residuals in zip(deletions, steps.loo_residuals, strict=True):
-        ours.append(float(fitted.adjusted.hec3[one.members][:, one.outputs].square().sum()))
-        exact.append(float(residuals[:, one.outputs].square().sum()))
+        pair = fitted.adjusted.hec3[one.members], residuals
+        for sums, some in zip((ours, exact), pair, strict=True):
+            sums.append(float(fitted.problem.isometric(some, one.members)[:, one.outputs].square().sum()))
     factor = sum(ours) / sum(exact) if sum(exact) > 0 else 1.0
     worst = max((fold(a / b) if b > 0 else math.inf for a, b in zip(ours, exact, strict=True)), default=1.0)
     return checks.leave_one_out(factor, worst, len(deletions), residual)

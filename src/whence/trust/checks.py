@@ -525,10 +525,10 @@ def trust_of_fit(fitted: Fitted) -> Trust:
     """
     problem = fitted.problem
     change = fitted.loo.hessian_times(slice(0, problem.n), fitted.step.change)
-    noise = float(fitted.meats.roots["hec0"].square().sum())
+    noise = float(problem.isometric(fitted.meats.roots["hec0"]).square().sum())
     freedom = fitted.bread.degrees_of_freedom
     error = noise * min(freedom / max(problem.numbers, 1), 1.0)
-    in_errors = (float(change.square().sum()) / error) ** 0.5 if error > 0 else 0.0
+    in_errors = (float(problem.isometric(change).square().sum()) / error) ** 0.5 if error > 0 else 0.0
     taken, trees = fitted.loo.recenter, isinstance(problem.network.model, LeafSum)
     checks = [
         stationarity(
@@ -692,7 +692,7 @@ class _Sample:
         """Examples with the largest leave-one-out residuals, and others evenly spaced."""
         problem = fitted.problem
         n, k, device = problem.n, problem.k, problem.device
-        first = fitted.adjusted.hec3.square().sum(1).topk(min(sources // 2, n)).indices
+        first = fitted.problem.isometric(fitted.adjusted.hec3).square().sum(1).topk(min(sources // 2, n)).indices
         rest = torch.ones(n, dtype=torch.bool, device=device).index_fill(0, first, False).nonzero().squeeze(1)
         others = evenly_spaced(rest, sources // 2)
         counts = {int(at): 1.0 for at in first} | {int(at): len(rest) / max(len(others), 1) for at in others}

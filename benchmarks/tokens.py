@@ -1,0 +1,205 @@
+"""What a fit of a language model costs, in forward + backward passes: `python -m benchmarks.tokens`.
+
+A GPT-2-like model with random weights: time and memory do not depend on training. The linear layers of its blocks are
+selected, as where such models are traced. `--device cuda --dtype bfloat16 --layers 12 --width 768 --heads 12
+--words 50257 --tokens 1024` has the shape of GPT-2 small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+import whence
+
+from .record import save, say, surroundings
+
+
+class Block(nn.Module):
+    """Causal attention and two linear layers, as in GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, width)."""
+        n, t, width = x.shape
+        parts = self.attention(self.before(x)).reshape(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.projection(mixed.transpose(1, 2).reshape(n, t, width))
+        return x + self.down(nn.functional.gelu(self.up(self.between(x))))
+
+
+class Model(nn.Module):
+    """Logits (n, t, words) of the next token, with tied embeddings."""
+
+    def __init__(self, layers: int, width: int, heads: int, words: int, tokens: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.last = nn.LayerNorm(width)
+        nn.init.normal_(self.words.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of token numbers (n, t)."""
+        hidden = self.words(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return nn.functional.linear(self.last(hidden), self.words.weight)
+
+
+def clock(device: str) -> float:
+    """Seconds; on a CPU those of the processor, which others on the machine do not lengthen by waiting."""
+    return time.perf_counter() if device == "cuda" else time.process_time()
+
+
+def spent(work: Callable[[], object], device: str) -> float:
+    """Seconds of some work, on a device that is waited for."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = clock(device)
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return clock(device) - start
+
+
+def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
+    """Forward and backward, once over the data."""
+    for x, y in batches:
+        model.zero_grad()
+        cross_entropy(model(x).flatten(0, 1).float(), y.flatten()).backward()
+    model.zero_grad()
+
+
+def peak(device: str) -> float:
+    """GiB that this process, or its tensors on the device, ever took."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a forward + backward, and multiples of it."""
+    torch.manual_seed(0)
+    if given.device == "cpu":
+        torch.set_num_threads(given.threads)
+    sizes = (given.layers, given.width, given.heads, given.words, given.tokens)
+    model = Model(*sizes).to(given.device, getattr(torch, given.dtype)).eval()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("blocks" in name and parameter.ndim == 2)
+    tokens = torch.randint(0, given.words, (given.sequences, given.tokens + 1), device=given.device)
+    batches = [(some[:, :-1], some[:, 1:].contiguous()) for some in tokens.split(given.batch)]
+    count = given.sequences * given.tokens
+    train(model, batches)  # warm
+    once = min(spent(lambda: train(model, batches), given.device) for _ in range(3))
+    found: dict[str, Any] = {
+        "forward + backward, seconds": once,
+        "forward + backward, tokens a second": count / once,
+        "weights": sum(p.numel() for p in model.parameters()),
+        "selected": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "peak before, GiB": peak(given.device),
+    }
+    structures = {
+        "sketch": whence.Sketch(size=given.size),
+        "core": whence.Core(size=given.size),
+        "ekfac": whence.EKFAC(),
+    }
+    for columns in given.columns:
+        for name in given.structures:
+            options: dict[str, Any] = {"ridge": 1.0, "hessian_columns": columns, "progress": False}
+            took = spent(
+                lambda name=name, options=options: whence.fit(
+                    model, batches, "categorical", structures[name], parameters="blocks.*.weight", **options
+                ),
+                given.device,
+            )
+            row = {"multiple": took / once, "tokens a second": count / took, "peak so far, GiB": peak(given.device)}
+            found[f"{name}, {columns} columns"] = row
+            say(f"{name}, {columns} columns", row)
+            write(given, found)
+    return found
+
+
+def write(given: argparse.Namespace, found: dict[str, Any]) -> None:
+    """To a file, where one was given."""
+    if given.out is not None:
+        setting = {key: value for key, value in vars(given).items() if key != "out"}
+        save(given.out, {"surroundings": surroundings(), "setting": setting, "found": found})
+
+
+def errors(draws: int, sequences: int, width: int, columns: tuple[int, ...]) -> dict[str, Any]:
+    """How far variances from c columns are from those of all outputs, on a small model in double precision.
+
+    Trained a little on a Markov chain: sequences of 8 words out of 40. Errors are those of the logits of predicted
+    words at every position of 16 other sequences: the mean of |v / w - 1|, and the mean of v / w, over `draws` seeds.
+    """
+    torch.manual_seed(0)
+    chain = torch.distributions.Categorical(logits=2.0 * torch.randn(40, 40))
+    tokens = [torch.randint(0, 40, (sequences + 16,))]
+    for _ in range(8):
+        tokens.append(chain.sample((sequences + 16,)).gather(1, tokens[-1].unsqueeze(1)).squeeze(1))
+    data = torch.stack(tokens, dim=1)
+    model = Model(1, width, 2, 40, 8).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(300):
+        optimizer.zero_grad()
+        cross_entropy(model(data[:sequences, :-1]).flatten(0, 1), data[:sequences, 1:].flatten()).backward()
+        optimizer.step()
+    model.eval().requires_grad_(True)
+    batches, test = [(data[:sequences, :-1], data[:sequences, 1:].contiguous())], data[sequences:, :-1]
+
+    def variances(count: Any, seed: int) -> dict[str, Tensor]:
+        execution = whence.Execution(generator=torch.Generator().manual_seed(seed))
+        options: dict[str, Any] = {"ridge": 1.0, "progress": False, "hessian_columns": count, "execution": execution}
+        structure = whence.Exact("primal")
+        tracer = whence.fit(model, batches, "categorical", structure, parameters="blocks.*.weight", **options)
+        found = tracer.predict(test, outputs="predicted")
+        return {name: found.variance(name) for name in ("ho", "hec3")}
+
+    every = variances("all", 0)
+    rows: dict[str, Any] = {}
+    for count in columns:
+        ratios = [{name: one / every[name] for name, one in variances(count, seed).items()} for seed in range(draws)]
+        for name in every:
+            each = torch.stack([one[name] for one in ratios])
+            row = {"mean error": float((each - 1).abs().mean()), "mean ratio": float(each.mean())}
+            rows[f"{name}, {count} columns"] = row
+            say(f"{name}, {count} columns", row)
+    return rows
+
+
+def main() -> None:
+    """Measure and write everything down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--device", default="cpu")
+    add("--dtype", default="float32")
+    add("--threads", type=int, default=1)
+    for name, value in {"layers": 4, "width": 128, "heads": 4, "words": 8000, "tokens": 128, "size": 256}.items():
+        add(f"--{name}", type=int, default=value)
+    add("--sequences", type=int, default=32)
+    add("--batch", type=int, default=8)
+    add("--columns", type=int, nargs="+", default=[4, 16])
+    add("--structures", nargs="+", default=["sketch", "core", "ekfac"])
+    add("--errors", type=int, default=0, help="instead, errors of variances over so many draws")
+    add("--small", type=int, nargs=2, default=[120, 4], help="with --errors: sequences, and width of the model")
+    add("--out", type=Path)
+    given = parser.parse_args()
+    write(given, {"errors": errors(given.errors, *given.small, given.columns)} if given.errors else measure(given))
+
+
+if __name__ == "__main__":
+    main()
