@@ -294,13 +294,18 @@ def count_verdicts(verdicts: Any) -> dict[str, int]:
 def _suspect(predictions: RowPredictions, labels: RowLabels, at: int) -> dict[str, Any]:
     """A row whose label is doubtful, and what the other rows say."""
     target, sure = labels.target, float(labels.sure[at])
-    suggested = labels.suggested_cells()[at] if target.classes else figure(labels.suggested[at])
+    if target.classes:
+        suggested = str(labels.suggested_cells()[at])
+        others = f"{suggested} ({percent(sure)})"
+    else:
+        suggested = figure(labels.suggested[at])
+        others = f"{number(labels.suggested[at])} ± {number(sure, 2)}"
     return {
         "row": int(predictions.table.rows[at]),
         "label": str(predictions.table.columns[target.name][at]) if target.classes else figure(labels.labels[at]),
-        "suggested": str(suggested),
+        "suggested": suggested,
         "suggested_probability" if target.classes else "suggested_std": sure,
-        "others": f"{suggested} ({percent(sure)})" if target.classes else f"{number(labels.suggested[at])} ± {number(sure, 2)}",
+        "others": others,
         "suspicion": float(labels.suspicion[at]),
     }
 
