@@ -32,6 +32,10 @@ AS_GOOD = 1.005
 
 NODES_AT_ONCE = 2**20
 
+ONE_THREAD = 10_000
+"""Models of tables of up to so many rows are trained by one thread: several wait for each other, and on a busy machine
+that takes minutes."""
+
 
 @dataclass(frozen=True)
 class Trees:
@@ -150,6 +154,16 @@ def grow(
     Of the columns of the inputs, so many of the first hold codes of categories. Folds are masks (n,); the first
     `CHOOSING` choose, and the rows of the others are predicted by trees that were grown without them too.
     """
+    # It comes with scikit-learn, which only tables need.
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1 if len(inputs) <= ONE_THREAD else None, user_api="openmp"):
+        return _grow(target, inputs, categories, values, folds, progress)
+
+
+def _grow(
+    target: Target, inputs: Tensor, categories: int, values: Any, folds: list[Tensor], progress: Progress
+) -> Grown:
     x, known = inputs.numpy(), torch.from_numpy(values)
     mask = numpy.arange(x.shape[1]) < categories
 

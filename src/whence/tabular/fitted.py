@@ -22,8 +22,9 @@ from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
 from whence.display import listing
 from whence.errors import CorruptArtifactError, InputError, did_you_mean
 from whence.influence.intervals import Intervals
+from whence.runtime.model_state import one_thread
 from whence.runtime.progress import Progress
-from whence.tabular.boosting import Trees, grow
+from whence.tabular.boosting import ONE_THREAD, Trees, grow
 from whence.tabular.checks import drop_copies, suspicious_columns
 from whence.tabular.columns import (
     MAX_DISTANCE,
@@ -311,7 +312,8 @@ def _train_network(prepared: Prepared, seed: int, progress: Progress) -> Candida
     inputs = model.encode(prepared.table.take(prepared.split.train))
     network = model.network()
     initialize(network, torch.Generator("cpu").manual_seed(seed))
-    trained = train(network, model.target, inputs, values, prepared.folds, progress)
+    with one_thread(len(inputs) <= ONE_THREAD):
+        trained = train(network, model.target, inputs, values, prepared.folds, progress)
     return Candidate(model, network.eval(), inputs, trained.held_out, {"weight_decay": trained.weight_decay})
 
 

@@ -36,6 +36,7 @@ class RowLabels:
     sure: Any  # (m,) probability of the suggested class, or the standard deviation of an observation around a number
     suspicion: Any  # (m,) NaN where there is no label
     order: Any  # positions of the rows with a label, the most doubtful label first
+    counted: Any  # (m,) which labels the share of wrong ones is estimated from
 
     @classmethod
     def of(cls, predictions: RowPredictions, train: Any) -> RowLabels:
@@ -59,7 +60,11 @@ class RowLabels:
         suspicion[train], rank[train] = frame["suspicion"], frame["suspect_rank"]
         suspicion = numpy.where(numpy.isfinite(labels), suspicion, numpy.nan)
         order = numpy.lexsort((rank, -suspicion))  # ranks order what rounds to the same suspicion; NaN comes last
-        return cls(target, labels, suggested, sure, suspicion, order[: int(numpy.isfinite(labels).sum())])
+        counted = numpy.isfinite(labels)
+        order = order[: int(counted.sum())]
+        if predictions.fitted.model.learner == "trees":  # their splits have learned the labels of training rows
+            counted[train] = False
+        return cls(target, labels, suggested, sure, suspicion, order, counted)
 
     @property
     def contradicted(self) -> Any:
@@ -75,7 +80,7 @@ class RowLabels:
 
     def wrong(self) -> WrongLabels | None:
         """How many labels are wrong in all; `None` for numbers, and where it cannot be known."""
-        known = numpy.isfinite(self.labels)
+        known = self.counted
         if not self.target.classes:
             return None
         return wrong_labels(self.labels[known], self.suggested[known], self.sure[known], len(self.target.classes))
