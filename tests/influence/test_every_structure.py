@@ -79,6 +79,7 @@ def asked(tracer: whence.Tracer, label: Any, test: Any = TEST) -> dict[str, Any]
     if tracer.loo.policy == "exact":
         changed = tracer.what_if(test, remove=[1], repeat=[3], relabel={5: label})
         found |= {f"what_if, {field.name}": getattr(changed, field.name) for field in fields(changed)}
+    found.pop("what_if, likelihood", None)
     return {name: torch.as_tensor(value).cpu() for name, value in found.items() if value is not None}
 
 

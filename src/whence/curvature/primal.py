@@ -34,7 +34,6 @@ from whence.curvature.base import (
     Sandwich,
     groups_within_memory,
     singular,
-    times_noise,
     trace_of_hat,
 )
 from whence.curvature.cost import ProblemSizes
@@ -303,13 +302,6 @@ class Whitening:
             return self
         return Whitening(self.scale.to(dtype), self.inverse.to(dtype))
 
-    def curvature(self, ridge: float) -> Tensor:
-        """(r, r) F itself, without lambda, between whitened rows: I - lambda C^-1 D^-2 C^-T."""
-        found = torch.zeros_like(self.inverse)
-        add_gram(found, (self.inverse / self.scale).T)
-        mirror(found).mul_(-ridge).diagonal().add_(1.0)
-        return found
-
 
 class FeatureCurvature(RowAccumulator):
     """The curvature sum_i z_i^T L_i z_i of features that are divided by `prescale`, and the score sum_i z_i^T r_i."""
@@ -480,16 +472,9 @@ class FittedPrimal(FittedCurvature):
         return NewtonStep(self.change, float(direction.norm() / size), direction if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
-        """Meats in whitened coordinates; that of Ho is known where its weights are a multiple of the Hessians."""
-        roots, given = dict(meats.roots), self.problem.hessian_roots
-        scale = times_noise(roots.get("ho"), given, torch.eye(self.problem.k).to(self.step))
-        if scale is not None:
-            del roots["ho"]
-        found = self.rows.accumulate(PrimalMeats(self.whiten, replace(meats, roots=roots)))
-        matrices = found.finish()
-        if scale is not None:
-            matrices = {"ho": self.whiten.curvature(self.ridge).mul_(scale), **matrices}
-        return PrimalSandwich(self, matrices, found.total)
+        """Meats in whitened coordinates."""
+        found = self.rows.accumulate(PrimalMeats(self.whiten, meats))
+        return PrimalSandwich(self, found.finish(), found.total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Whitened rows of a group's members, times themselves; each chunk of groups costs a pass over the rows."""

@@ -113,7 +113,7 @@ class Trust(Shown):
         careful: rank predictions by these numbers; their sizes may be off by a factor
         of two (1 of 1 checks not fine; 8 predictions, 1.0 s)
         level    check          why, and what to do
-        careful  linearization  Outputs are not linear. (error 0.2)
+        careful  linearization  Outputs are not linear. (give or take 0.2)
     """
 
     checks: tuple[Check, ...]
