@@ -191,7 +191,7 @@ def child(case: str, given: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    """Measure all cases, or those that were asked for; others stay as they were in the record."""
+    """Measure all cases, or those that were asked for; the record keeps the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--out", type=Path, default=Path("out/seconds.json"))

@@ -50,6 +50,9 @@ def classification(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(folder, json.loads(result.stdout), read(folder / "rows.csv"))
 
 
+SMALL_NETWORK = ("--model", "network", "--width", "4", "-q", "--json", "--no-report")
+
+
 def test_columns_are_told_apart(regression: Run) -> None:
     content = regression.content
     assert {one["name"]: one["kind"] for one in content["columns"]} == {
@@ -124,21 +127,7 @@ def test_a_column_of_huge_numbers_is_used_like_any_other(tmp_path: Path) -> None
     scores = []
     for unit in (1.0, 1e200):
         data = write(tmp_path / "huge.csv", {"x": x * unit, "y": x + 0.1 * np.sin(100 * x)})
-        result = call(
-            "table",
-            data,
-            "-t",
-            "y",
-            "--model",
-            "network",
-            "--width",
-            "4",
-            "-q",
-            "--json",
-            "--no-report",
-            "--csv",
-            tmp_path / "r",
-        )
+        result = call("table", data, "-t", "y", *SMALL_NETWORK, "--csv", tmp_path / "r")
         assert result.exit_code == 0, result.output
         scores.append(json.loads(result.stdout)["scores"]["R2"]["value"])
     assert scores[0] > 0.9
@@ -148,21 +137,7 @@ def test_a_column_of_huge_numbers_is_used_like_any_other(tmp_path: Path) -> None
 def test_a_single_huge_number_is_noted(tmp_path: Path) -> None:
     x = np.random.default_rng(3).normal(size=60)
     data = write(tmp_path / "huge.csv", {"x": [1e200, *x[1:]], "y": x})
-    result = call(
-        "table",
-        data,
-        "-t",
-        "y",
-        "--model",
-        "network",
-        "--width",
-        "4",
-        "-q",
-        "--json",
-        "--no-report",
-        "--csv",
-        tmp_path / "r.csv",
-    )
+    result = call("table", data, "-t", "y", *SMALL_NETWORK, "--csv", tmp_path / "r.csv")
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert "'x' holds extreme values in 1 of 60 rows, such as '1e+200'" in content["notes"][0]
@@ -172,21 +147,7 @@ def test_a_single_huge_number_is_noted(tmp_path: Path) -> None:
 def test_a_large_mean_of_the_target_costs_no_digits(tmp_path: Path) -> None:
     x = np.random.default_rng(3).normal(size=60)
     data = write(tmp_path / "far.csv", {"x": x, "y": [f"{1e9 + value:.6f}" for value in x]})
-    result = call(
-        "table",
-        data,
-        "-t",
-        "y",
-        "--model",
-        "network",
-        "--width",
-        "4",
-        "-q",
-        "--json",
-        "--no-report",
-        "--csv",
-        tmp_path / "r.csv",
-    )
+    result = call("table", data, "-t", "y", *SMALL_NETWORK, "--csv", tmp_path / "r.csv")
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
     assert content["scores"]["R2"]["value"] > 0.9
