@@ -364,8 +364,9 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
             ["row", f"{target['name']} in the file", "the other rows say", DOUBT[target["task"]]],
             right=(0, 3),
         )
-        if content["wrong_labels"]:
-            output.say(f"  In all, {content['wrong_labels']['words']}")
+    if content["wrong_labels"]:
+        words = content["wrong_labels"]["words"]
+        output.say(("" if content["suspects"] else "\n") + f"  In all, {words}.")
     if "import" in content:
         print_answers(output, content["import"], rows["test"])
     output.say()

@@ -98,6 +98,7 @@ def script_data(report: Report) -> dict[str, Any]:
         "classes": traced.explanation.classes,
         "logits": predictions.task.likelihood.has_classes,
         "noiseLimit": traced.explanation.noise_limit,
+        "scarcityLimit": traced.explanation.scarcity_limit,
         "undecided": UNDECIDED,
         "arrays": _arrays(report),
         "traced": traced.chosen.tolist(),
