@@ -21,7 +21,7 @@ from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ
 from whence.data.targets import example_fingerprints
-from whence.errors import InputError, TooLargeError, did_you_mean, first_line
+from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
@@ -49,7 +49,7 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
         value = math.nan
     if not 0.0 <= value < math.inf:
         raise InputError(
-            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {ridge!r}. It is lambda in sum of '
+            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {shortly(ridge)}. It is lambda in sum of '
             "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
         )
     return value
@@ -88,7 +88,7 @@ def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
         return known[given]()
     hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "") or did_you_mean(given, known)
     raise InputError(
-        f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.{hint}"
+        f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {shortly(given)}.{hint}"
     )
 
 
