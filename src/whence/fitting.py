@@ -302,7 +302,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     _check_positions(problem, options.loo)
     ridge, source = _resolve_ridge(options.ridge, problem)
     structure, why = options.structure.resolve(problem, ridge)
-    _announce(problem, structure)
+    _announce(problem, structure, by_loo=ridge is None and problem.hessian_roots is not None)
     loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
@@ -345,7 +345,7 @@ SHORT, LASTS = 5e7, 5.0
 """Numbers of all gradients, examples times outputs times weights, up to which no fit lasts; and seconds that do."""
 
 
-def _announce(problem: Linearization, structure: Structure) -> None:
+def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
     """Say what time and memory a fit on a CPU will take, before it starts, where it lasts."""
     small = problem.n * problem.k * problem.selection.size < SHORT
     unknown = type(structure).cost is Structure.cost or isinstance(problem.network.model, LeafSum)
@@ -362,7 +362,9 @@ def _announce(problem: Linearization, structure: Structure) -> None:
     seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
     if seconds >= LASTS:
         most = "up to" if cost.bounded else "about"
-        problem.progress.say(f"whence: {cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}")
+        more = '; ridge="loo" then tries up to 24 ridges, each of which takes several times as long' if by_loo else ""
+        words = f"{cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
+        problem.progress.say(f"whence: {words}")
 
 
 def _resolve_ridge(ridge: float | Literal["auto", "loo"], problem: Linearization) -> tuple[float | None, str]:
