@@ -37,7 +37,7 @@ def ask(folder: Path, work: str, **given: Any) -> Any:
         text=True,
         timeout=500,
         check=False,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},  # CUDA cannot be forked
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
