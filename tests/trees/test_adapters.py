@@ -501,7 +501,9 @@ def test_models_from_files(library: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["regression", "bits", "codes"])
-@pytest.mark.parametrize("options", [{"subsample": 0.5}, {"num_parallel_tree": 3}, {"booster": "dart", "rate_drop": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"subsample": 0.5}, {"num_parallel_tree": 3}, {"booster": "dart", "rate_drop": 0.5}]
+)
 def test_files_of_xgboost_lose_settings_that_the_trees_still_have(task: str, options: Any, tmp_path: Path) -> None:
     data = table(task, "missing")
     pair = (xgboost.XGBRegressor, xgboost.XGBClassifier)
