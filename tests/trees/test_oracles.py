@@ -138,7 +138,7 @@ def test_all_directions_of_the_leaves_are_the_exact_answer(name):
     assert core.explain(fresh).verdicts == tracer.explain(fresh).verdicts
 
 
-def test_leading_directions_keep_the_order_of_variances_and_the_size_of_leverages():
+def test_leading_directions_keep_variances_and_leverages():
     x, y = table(600)
     fresh, _ = table(200, seed=1)
     model = GradientBoostingRegressor(n_estimators=60, max_depth=4, random_state=0).fit(x, y)
@@ -147,7 +147,7 @@ def test_leading_directions_keep_the_order_of_variances_and_the_size_of_leverage
     one, other = exact.predict(fresh), core.predict(fresh)
     for estimator in ("ho", "hec3", "laplace"):
         assert spearmanr(getattr(one, estimator)[:, 0], getattr(other, estimator)[:, 0])[0] > 0.98
-    assert 0.8 < float((other.ho / one.ho).median()) < 1.001
+        assert 0.95 < float((getattr(other, estimator) / getattr(one, estimator)).median()) < 1.1
     torch.testing.assert_close(core.leverage, exact.leverage, rtol=0.1, atol=0.0)
     together = [a == b for a, b in zip(exact.explain(fresh).verdicts, core.explain(fresh).verdicts, strict=True)]
     assert np.mean(together) > 0.9
