@@ -197,7 +197,7 @@ def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:
     known = getattr(fitted.bread, "features", None)
     if not isinstance(known, LeafFeatures):
         columns = max(1, min(most // model.leaf_values.shape[1], len(model.scale)))
-        known = LeafFeatures(model, leading_directions(fitted.problem, model, columns, seed=0))
+        known = LeafFeatures(model, *leading_directions(fitted.problem, model, columns, seed=0))
     return known if known.size <= most else known.leading(most)
 
 
