@@ -114,6 +114,7 @@ PIECE_NUMBERS = 2**22  # of rows of features that are cached as one tensor
 FEW_NUMBERS = 512  # activations and gradients of an example up to which one thread is faster than several
 FEW_BYTES = 32 * 2**20  # of all examples, for the same
 PROOF_EXAMPLES = 8  # on which a capture is verified against autograd
+PROOF_SEQUENCES = 3  # the same, where an example has outputs at many positions
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,8 @@ class LayerGradients:
         self.notes: list[str] = []  # what was found out of the ordinary about the model, in words
         if sizes is None:
             first = problem.batches.first()
-            few = take(first.inputs, slice(0, min(first.size, PROOF_EXAMPLES)))
+            sequences = problem.sketch is not None and problem.sketch.dense
+            few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
             if not problem.captures:
                 problem.captures.append(self._verified_on_training_data(few))
             self.notes = list(problem.captures[0].notes)
@@ -303,6 +305,12 @@ class LayerGradients:
         """Every output in turn: all of them, or the given number."""
         size = self.problem.k if outputs is None else outputs
         return ConstantCotangents(torch.eye(size, dtype=self.problem.dtype, device=self.problem.device))
+
+    def curved(self) -> Cotangents:
+        """Every output in turn; of a sketch, the columns of the Hessian and not the residual."""
+        problem = self.problem
+        eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+        return ConstantCotangents(eye if problem.sketch is None else eye[:-1])
 
     def flatten(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
         """(*lead, d) from matrices of the blocks."""

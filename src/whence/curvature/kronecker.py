@@ -26,7 +26,17 @@ from whence.curvature.accumulate import (
     kept_exactly,
     working_precision,
 )
-from whence.curvature.rotation import CHUNK_NUMBERS, Basis, BasisView, combine, outer, products_are_rounded, raised
+from whence.curvature.rotation import (
+    CHUNK_NUMBERS,
+    Basis,
+    BasisView,
+    combine,
+    outer,
+    products_are_rounded,
+    raised,
+    some_cotangents,
+    total,
+)
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
 from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
@@ -214,8 +224,8 @@ class KroneckerFactors(Accumulator):
         self.problem, self.blocks = problem, gradients.blocks
         self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
-        self.cotangents = one_output_each(problem) if self.sampled else gradients.identity()
-        self.count = 1 if self.sampled else problem.k
+        self.cotangents = one_output_each(problem) if self.sampled else gradients.curved()
+        self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)
         without = outputs_without_basis(problem)
         self.factors = [Factors.empty(block, problem.device, without) for block in self.blocks]
 
@@ -229,7 +239,7 @@ class KroneckerFactors(Accumulator):
         for factors, view in zip(self.factors, chunk, strict=True):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
-            curved = tangent if roots is None or self.sampled else combine(tangent, roots[where])
+            curved = tangent if roots is None or self.count < self.problem.k else combine(tangent, roots[where])
             factors.add(curved, None if weights is None else weights[where], whole)
 
     def eigenbases(self, ridge: float, tolerance: float, notes: list[str]) -> list[Basis]:
@@ -427,14 +437,18 @@ class Spectrum:
 
 
 class MomentSums:
-    """Sums of weighted squares of one block in its basis for `count` sets of weights, and of its weighted gradients."""
+    """Sums of weighted squares of one block in its basis for `count` sets of weights, and of its weighted gradients.
 
-    def __init__(self, basis: Basis, count: int, device: torch.device) -> None:
+    Where the basis spans all, `rotates` says that the gradients are summed in it, too.
+    """
+
+    def __init__(self, basis: Basis, count: int, device: torch.device, rotates: bool = True) -> None:
         self.basis = basis
         self.rounded = products_are_rounded(device)
         self.inside = torch.zeros(count, *basis.shape, dtype=torch.float64, device=device)
         self.length = torch.zeros(count, dtype=torch.float64, device=device)
-        shape = basis.block.matrix_shape if basis.outside else basis.shape
+        self._rotates = rotates and not basis.outside
+        shape = basis.shape if self._rotates else basis.block.matrix_shape
         self._total = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def state(self, name: str) -> dict[str, Tensor]:
@@ -444,19 +458,24 @@ class MomentSums:
     @property
     def total(self) -> Tensor:
         """The weighted sum of gradients, shaped as the block's matrix."""
-        return self._total if self.basis.outside else self.basis.to(torch.float64).out_of(self._total)
+        return self.basis.to(torch.float64).out_of(self._total) if self._rotates else self._total
 
-    def add(self, view: BasisView, squared: Tensor, summed: Tensor, mixing: Tensor | None = None) -> None:
-        """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c).
+    def add_total(self, view: BasisView, cotangent: int, examples: int) -> None:
+        """Add the gradients of one cotangent to a total that is not rotated."""
+        some = slice(cotangent, cotangent + 1)
+        self._total += total(some_cotangents(view.tangent, some), self._total.new_ones(examples, 1))
+
+    def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
+        """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if there are.
 
         The c cotangents are those of the view, or mixtures (n, k, c) of the k cotangents in it.
         """
-        if mixing is not None and mixing.shape[1] == 1:
+        if summed is not None and mixing is not None and mixing.shape[1] == 1:
             self._add_multiples(view, mixing[:, 0].double().square() @ squared.T, (mixing[:, 0] * summed).sum(1, True))
             return
         for part, rotated in view.chunks() if mixing is None else view.mixed(mixing):
             self.inside += rotated.squares(squared.to(rotated.dtype))
-            if view.complete:
+            if view.complete and summed is not None:
                 self._total += rotated.total(summed[part].to(rotated.dtype))
         if view.complete:
             return
@@ -465,9 +484,10 @@ class MomentSums:
         else:
             wide = mixing.double()
             lengths = (wide * (view.energy().double() @ wide)).sum(1)
-            given = (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
+            given = None if summed is None else (mixing @ summed.to(mixing.dtype).unsqueeze(2)).squeeze(2)
         self.length += squared.double() @ lengths.sum(0)
-        self._total += view.total(given)
+        if given is not None:
+            self._total += view.total(given)
 
     def _add_multiples(self, view: BasisView, squared: Tensor, summed: Tensor) -> None:
         """The same for multiples of a single cotangent: weights (n, count) of its squares, and (n, 1) in the total."""
@@ -497,8 +517,8 @@ class SpectrumSums(Accumulator):
     """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
-    set of gradients serves both sums; without it the homoscedastic meat is left out. With other losses the two are the
-    same, up to a dispersion.
+    set of gradients serves both sums; without it the homoscedastic meat is left out, and the score of a sketched fit.
+    With other losses the two are the same, up to a dispersion.
     """
 
     label = "eigenvalues"
@@ -509,8 +529,12 @@ class SpectrumSums(Accumulator):
         self.problem, self.bases, self.count, self.noise = problem, bases, problem.k, noise
         self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
         self.weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
-        roots = problem.hessian_roots
-        if roots is not None:  # the residuals are one more combination, which counts in the score only
+        roots, self.sketched = problem.hessian_roots, problem.sketch is not None
+        if self.sketched:  # the cotangents are these columns, and last the residual
+            self.weights = self.weights[:, :-1]
+            self.count -= noise is None
+            self.frame = self.frame[:, : self.count]
+        elif roots is not None:  # the residuals are one more combination, which counts in the score only
             self.weights = torch.ones(1, roots.shape[2] + 1, dtype=torch.float64, device=problem.device)
             self.weights[:, -1] = 0.0
         elif noise is not None and problem.k > 1:  # with one output the noise is a factor
@@ -518,7 +542,7 @@ class SpectrumSums(Accumulator):
             problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
             self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
         self.cotangents = ConstantCotangents(self.frame.T)
-        self.sums = [MomentSums(basis, len(self.weights), problem.device) for basis in bases]
+        self.sums = [MomentSums(basis, len(self.weights), problem.device, not self.sketched) for basis in bases]
 
     def state(self) -> dict[str, Tensor]:
         """Squares and scores of every block."""
@@ -531,13 +555,16 @@ class SpectrumSums(Accumulator):
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
         residuals, roots = self.problem.residuals[where] @ self.frame, self.problem.hessian_roots
-        mixing, summed = None, residuals
-        if roots is not None:
-            if self.problem.sketch is None:  # where these are the cotangents themselves
-                mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
+        columns, mixing, summed = self.weights.shape[1], None, None if self.sketched else residuals
+        if roots is not None and not self.sketched:
+            mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
             summed = (self.weights == 0).to(residuals.dtype).expand(len(residuals), -1)
         for at, view in enumerate(chunk):
-            self.sums[at].add(view, self.weights, summed, mixing)
+            curved = view
+            if self.sketched and self.count > columns:
+                self.sums[at].add_total(view, columns, len(residuals))
+                curved = view.of(slice(0, columns))
+            self.sums[at].add(curved, self.weights, summed, mixing)
             self.add_view(at, view, residuals)
 
     def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:

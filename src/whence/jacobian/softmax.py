@@ -53,7 +53,8 @@ class Softmax(NamedTuple):
 
     def minus_mean(self) -> Tensor:
         """(m, 1) f_top - p . f."""
-        return -torch.linalg.vecdot(self.others, self.below).unsqueeze(1)
+        found: Tensor = -torch.linalg.vecdot(self.others, self.below).unsqueeze(1)
+        return found
 
     def pick(self, classes: Tensor) -> Tensor:
         """What the columns of these classes (m, c) need: (5, m, c), in double precision.
@@ -97,8 +98,9 @@ class SoftmaxColumns:
         """(n, c) of outputs (n, K)."""
         n, t, _ = self.classes.shape
         rows = outputs.reshape(n * t, -1)
-        values = Columns.apply(rows, *(one.flatten(0, 1) for one in (self.classes.long(), self.weights, self.floors)))
-        found: Tensor = values[0].unflatten(0, (n, t)).sum(1)
+        given = (one.flatten(0, 1) for one in (self.classes.long(), self.weights, self.floors))
+        columns: Any = Columns.apply
+        found: Tensor = columns(rows, *given)[0].unflatten(0, (n, t)).sum(1)
         return found
 
     def products(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
