@@ -161,9 +161,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         for name in given.structures:
             options: dict[str, Any] = {"ridge": 1.0, "hessian_columns": columns, "progress": False}
 
-            def fit(name: str = name, options: dict[str, Any] = options) -> None:
-                whence.fit(model, batches, "categorical", structures[name], parameters="blocks.*.weight", **options)
+            def fit(name: str = name, options: dict[str, Any] = options, data: Any = batches) -> None:
+                whence.fit(model, data, "categorical", structures[name], parameters="blocks.*.weight", **options)
 
+            fit(data=batches[:1])  # modules are imported and libraries loaded by the first fit of a process
             took = spent(fit, given.device)
             row: dict[str, Any] = {"multiple": took / once, "tokens a second": count / took}
             row["peak so far, GiB"] = peak(given.device)

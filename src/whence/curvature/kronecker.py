@@ -218,12 +218,14 @@ class KroneckerFactors(Accumulator):
 
     label = "Kronecker factors"
 
-    def __init__(self, gradients: LayerGradients, whole: bool = False) -> None:
+    def __init__(self, gradients: LayerGradients, whole: bool = False, every: int | None = None) -> None:
         gradients.require_factors()
         problem = gradients.problem
         self.problem, self.blocks = problem, gradients.blocks
         self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
+        self.every = enough_sequences(problem, gradients.blocks) if every is None else every
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
         self.cotangents = one_output_each(problem) if self.sampled else gradients.curved()
         self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)
         without = outputs_without_basis(problem)
@@ -231,11 +233,13 @@ class KroneckerFactors(Accumulator):
 
     def state(self) -> dict[str, Tensor]:
         """A and B of every layer."""
-        return {name: one for at, each in enumerate(self.factors) for name, one in each.state(str(at)).items()}
+        found = {name: one for at, each in enumerate(self.factors) for name, one in each.state(str(at)).items()}
+        return {"seen": self.seen, **found}
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add a a^T and g g^T."""
         roots, weights = self.problem.hessian_roots, self.problem.sample_weights
+        self.seen += len(range(*where.indices(self.problem.n)))
         for factors, view in zip(self.factors, chunk, strict=True):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
@@ -257,14 +261,20 @@ class KroneckerFactors(Accumulator):
     def _decomposed(self, ridge: float, tolerance: float, notes: list[str], products: bool) -> list[Eigenbasis]:
         problem, precision = self.problem, working_precision(self.problem)
 
+        scale = problem.n / float(self.seen)
+
         def decomposed(at: int, notes: list[str]) -> Eigenbasis:
-            positions = self.factors[at].positions / problem.total_weight
-            basis, values = truncate(*self.factors[at].basis(notes), positions, problem.k, ridge, tolerance)
+            positions = scale * self.factors[at].positions / problem.total_weight
+            basis, values = self.factors[at].basis(notes)
+            values = None if values is None else scale * values
+            basis, values = truncate(basis, values, positions, problem.k, ridge, tolerance)
             problem.passes.trim_memory()
             return basis.to(precision), values if products else None
 
         found = decompose(self.factors, decomposed, problem, notes)
         notes += describe_blocks(self.blocks)
+        if self.every > 1:
+            notes.append(f"bases of layers come from {int(self.seen)} of {problem.n} training sequences")
         if self.sampled:
             notes.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
         kept, size = sum(math.prod(basis.shape) for basis, _ in found), sum(block.numel for block in self.blocks)
@@ -278,9 +288,25 @@ class KroneckerFactors(Accumulator):
 
 def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool) -> bool:
     """Whether the basis is found from one output of each example: never where whole gradients are counted."""
+    many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
+    return problem.n >= many and problem.k > 1 and not whole
+
+
+def enough_sequences(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
+    """Of how many sequences one is enough for a basis: positions in them count as examples elsewhere do.
+
+    So many `examples` are left at least.
+    """
+    if problem.sketch is None or not problem.sketch.dense:
+        return 1
+    many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
+    return max(1, min(problem.sketch.counted // many, problem.n // examples))
+
+
+def longest_side(blocks: Sequence[Block]) -> int:
+    """The largest number of outputs of a layer that has a basis there."""
     sides = (block.matrix_shape[1] if block.kind == "kronecker" else block.matrix_shape[-1] for block in blocks)
-    largest = max((side for side in sides if side <= LARGEST_SIDE), default=0)
-    return problem.n >= max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * largest) and problem.k > 1 and not whole
+    return max((side for side in sides if side <= LARGEST_SIDE), default=0)
 
 
 def one_output_each(problem: Linearization) -> Cotangents:
@@ -289,7 +315,7 @@ def one_output_each(problem: Linearization) -> Cotangents:
     eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
 
     def chosen(where: slice, n: int) -> Tensor:
-        at = torch.arange(where.start, where.stop, device=problem.device)
+        at = torch.arange(where.start, where.start + n * (where.step or 1), where.step or 1, device=problem.device)
         count = problem.k if roots is None else roots.shape[2]
         rows = eye[at % count] if roots is None else roots[at, :, at % count]
         return (math.sqrt(count) * rows).unsqueeze(0)
@@ -518,14 +544,17 @@ class SpectrumSums(Accumulator):
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
     set of gradients serves both sums; without it the homoscedastic meat is left out, and the score of a sketched fit.
-    With other losses the two are the same, up to a dispersion.
+    With other losses the two are the same, up to a dispersion. One of `every` so many examples may be enough.
     """
 
     label = "eigenvalues"
     bases: Sequence[Basis]
 
-    def __init__(self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None) -> None:
-        problem = gradients.problem
+    def __init__(
+        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None, every: int = 1
+    ) -> None:
+        problem, self.every = gradients.problem, every
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
         self.problem, self.bases, self.count, self.noise = problem, bases, problem.k, noise
         self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
         self.weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
@@ -546,7 +575,7 @@ class SpectrumSums(Accumulator):
 
     def state(self) -> dict[str, Tensor]:
         """Squares and scores of every block."""
-        return states(self.sums)
+        return {"seen": self.seen, **states(self.sums)}
 
     def given(self) -> list[Tensor]:
         """The cotangents, their weights, and the bases."""
@@ -554,6 +583,7 @@ class SpectrumSums(Accumulator):
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
+        self.seen += len(range(*where.indices(self.problem.n)))
         residuals, roots = self.problem.residuals[where] @ self.frame, self.problem.hessian_roots
         columns, mixing, summed = self.weights.shape[1], None, None if self.sketched else residuals
         if roots is not None and not self.sketched:
@@ -575,6 +605,8 @@ class SpectrumSums(Accumulator):
         found = [one.finish() for one in self.sums]
         for basis, moments in zip(self.bases, found, strict=True):
             check_finite_sums(moments[0].inside, f"the squares of {basis.block.name}")
+        if self.every > 1:
+            found = [[moments.times(self.problem.n / float(self.seen)) for moments in each] for each in found]
         curvature, noise = [one[0] for one in found], [one[-1] for one in found]
         if self.noise is not None and self.problem.hessian_roots is None and self.problem.k == 1:
             noise = [one.times(float(self.noise)) for one in curvature]

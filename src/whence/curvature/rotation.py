@@ -561,6 +561,18 @@ class BasisView:
         else:
             yield from self._formed(*self._factors_to_form())
 
+    def coordinates(self, index: Tensor) -> Tensor:
+        """The coordinates at flat positions of the basis: (n, c, r)."""
+        tangent, shape = self.tangent, self.basis.shape
+        if isinstance(tangent, Kronecker) and shape[0] == 1 and tangent.positions > 1 and self._rotates_factors_first:
+            n, c = tangent.examples, tangent.cotangents
+            if n * c * math.prod(shape) <= CHUNK_NUMBERS["cuda" if index.is_cuda else "cpu"]:
+                a, g = _project(tangent.a, self.basis.inputs), _project(tangent.g, self.basis.outputs)
+                matrices = g.transpose(3, 4).reshape(n, -1, g.shape[3]) @ a.squeeze(1)  # (n, c o, i)
+                found = matrices.reshape(n, c, -1)
+                return found if len(index) == math.prod(shape) else found[:, :, index]
+        return torch.cat([rotated.gather(index) for _, rotated in self.chunks()])
+
     def mixed(self, weights: Tensor) -> Iterator[tuple[slice, Rotated]]:
         """The same for combinations of the cotangents by weights (n, c, q), which are as many cotangents q."""
         held = self._rotated()

@@ -50,6 +50,9 @@ CHECKED_EXAMPLES = 256
 CHECKED_BATCHES = 32
 """First batches in which an example is also run alone; after them, only batches whose number is a power of two."""
 
+MANY_OUTPUTS = 2**16
+"""Outputs of an example, at all positions, from which on only these batches are checked: one costs as much as a few."""
+
 
 class Network:
     """A user's model, called in one way whatever it takes and returns."""
@@ -208,7 +211,8 @@ class SeparateExamples:
         """Raise if an example of this batch has other outputs when it is run alone."""
         self.batches += 1
         number = self.batches
-        if len(outputs) < 2 or (number > CHECKED_BATCHES and number & (number - 1)):
+        checked = CHECKED_BATCHES if outputs[0].numel() < MANY_OUTPUTS else 0
+        if len(outputs) < 2 or (number > checked and number & (number - 1)):
             return
         flat = outputs.detach().flatten(1)
         self.scale = max(self.scale, float(flat.abs().max()))
