@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from whence.trust import trust_of_fit
 
 WORDS, LENGTH = 13, 6
 
@@ -80,3 +81,39 @@ def test_eigenvalues_from_some_of_the_sequences_are_scaled(monkeypatch: pytest.M
         assert any("of 48 training sequences" in note for note in notes) == (many == 1)
     first, second = (float(note.split(" coordinates, ")[1].split(" %")[0]) for note in shares)
     assert first == pytest.approx(second, abs=3.0)  # signs of columns differ
+
+
+def column_check(tracer: whence.Tracer) -> Any:
+    return next(check for check in trust_of_fit(tracer) if check.name == "Hessian columns")
+
+
+@pytest.mark.parametrize(("n", "columns", "level"), [(240, 1, "do not trust"), (240, 3, "careful"), (240, 12, "fine")])
+def test_too_few_columns_are_said_so(n: int, columns: int, level: str) -> None:
+    """What the check says of Ho and HeC3 against a fit with all outputs."""
+    data, test = batches(n, n), sequences(20, 1)[0]
+    every = fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns="all").predict(test, outputs="predicted")
+    ratios = {"ho": 0.0, "hec3": 0.0}
+    for seed in range(4):
+        execution = whence.Execution(generator=torch.Generator().manual_seed(seed))
+        tracer = fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns=columns, execution=execution)
+        found = tracer.predict(test, outputs="predicted")
+        for name in ratios:
+            ratios[name] += float((found.variance(name) / every.variance(name)).mean()) / 4
+    check = column_check(tracer)
+    assert check.level == level
+    assert check.numbers["Ho times"] == pytest.approx(ratios["ho"], rel=0.2)
+    assert check.numbers["HeC3 times"] == pytest.approx(ratios["hec3"], rel=0.4)
+    assert ("Use hessian_columns=" in check.words) == (level != "fine")
+    assert ("Hessian columns" in str(tracer.diagnostics)) == (level != "fine")
+
+
+def test_enough_columns_as_the_check_says_are_fine() -> None:
+    data = batches(120, 120)
+    few = column_check(fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns=2))
+    wanted = int(few.words.split("hessian_columns=")[1].split()[0])
+    assert column_check(fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns=wanted)).level == "fine"
+
+
+def test_structures_without_an_inverse_of_columns_are_not_checked() -> None:
+    names = [check.name for check in trust_of_fit(fit(batches(12, 12), whence.EKFAC(), hessian_columns=1))]
+    assert "Hessian columns" not in names

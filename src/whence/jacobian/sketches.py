@@ -35,7 +35,21 @@ ALL_OUTPUTS = 64
 """Largest number of outputs for which no sketch is used by default."""
 
 COLUMNS = 16
-"""Columns of a sketch, by default."""
+"""Columns of a sketch, by default, of a training set of a few thousand examples or fewer."""
+
+ALL_COLUMNS = 2**16
+"""Columns of all examples together from which on fewer of each will do: curvatures of 3,500 degrees of freedom."""
+
+
+def usual_columns(examples: int) -> int:
+    """Columns of a sketch of each of so many examples, by default.
+
+    Examples:
+        >>> [usual_columns(n) for n in (100, 4096, 10_000, 1_000_000)]
+        [16, 16, 7, 1]
+    """
+    return min(COLUMNS, max(1, -(-ALL_COLUMNS // max(examples, 1))))
+
 
 CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 """The outputs of one chunk of a batch are kept under this size, where labels are sampled."""
