@@ -56,7 +56,7 @@ class WrongLabels:
         more = f"; another {rest} % are contradicted in places that are hard or noisy"
         more = more if self.overlap >= MENTIONED else ""
         if self.lower == 0.0:
-            return f"at most {upper} % of labels look wrong{more}"
+            return f"at most {upper} % of labels look wrong{' where examples are clear' if more else ''}{more}"
         return f"about {share} % of labels look wrong ({lower} to {upper} %){more}"
 
 
