@@ -12,7 +12,7 @@ from torch import nn
 
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
 from whence.data.batches import combine
-from whence.errors import InputError
+from whence.errors import InputError, did_you_mean
 from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
@@ -66,7 +66,9 @@ def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, 
                 'k logits: loss="binary_cross_entropy" with outputs=k.'
             )
         return n * weight_decay
-    raise InputError(f'expected loss "mse", "sum_of_squares", "cross_entropy" or "binary_cross_entropy", got {loss!r}.')
+    known = ("mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy")
+    listed = ", ".join(map(repr, known))
+    raise InputError(f"expected loss to be one of {listed}, got {loss!r}.{did_you_mean(loss, known)}")
 
 
 STRUCTURES: dict[str, type[Structure]] = {

@@ -87,6 +87,8 @@ def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
     if isinstance(given, str) and given in known:
         return known[given]()
     hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "") or did_you_mean(given, known)
+    if getattr(given, "shape", None):
+        hint = " Inputs and targets are passed together: whence.fit(model, [(x, y)]), or a DataLoader."
     raise InputError(
         f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {shortly(given)}.{hint}"
     )

@@ -281,7 +281,7 @@ def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
         yield from model.inputs(x)
     elif isinstance(x, (Tensor, Mapping, tuple)):
         yield split_targets(x, positional)[0]
-    elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
+    elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)) and not hasattr(x, "iloc"):
         track = fitted.problem.progress.track
         yield from (split_targets(raw, positional)[0] for raw in track(x, "predictions, batch", length(x)))
     else:
