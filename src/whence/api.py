@@ -26,6 +26,9 @@ from whence.trees.network import fitted_trees, leaf_sum, training_batches
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
 
 
+LOSSES = ("mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy")
+
+
 def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, loss: Loss = "mse") -> float:
     """The ridge lambda that a weight decay amounts to.
 
@@ -66,9 +69,7 @@ def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, 
                 'k logits: loss="binary_cross_entropy" with outputs=k.'
             )
         return n * weight_decay
-    known = ("mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy")
-    listed = ", ".join(map(repr, known))
-    raise InputError(f"expected loss to be one of {listed}, got {loss!r}.{did_you_mean(loss, known)}")
+    raise InputError(f"expected loss to be one of {str(LOSSES)[1:-1]}, got {loss!r}.{did_you_mean(loss, LOSSES)}")
 
 
 STRUCTURES: dict[str, type[Structure]] = {
