@@ -16,7 +16,7 @@ const numbers = data.kind === "regression";
 const answers = data.kind === "multilabel";
 const points = {
   ho: floats("ho"), hec3: floats("hec3"), noise: floats("noise"), scarcity: floats("scarcity"), probability: floats("probability"),
-  scarcityP: floats("scarcityP"), verdict: octets("verdict"), right: octets("right"),
+  scarcityP: floats("scarcityP"), verdict: octets("verdict"), undecided: octets("undecided"), right: octets("right"),
   mean: floats("mean"), half: floats("half"), wide: floats("wide"), confidence: floats("confidence"),
   answer: answers ? octets("answer") : ints("answer"),
   truth: numbers ? floats("truth") : answers ? octets("truth") : ints("truth"),
