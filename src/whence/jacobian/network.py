@@ -115,7 +115,8 @@ class Network:
         Modules that compiled themselves (`module.compile()`) run as they are written, so that their calls are seen.
         """
         if self._compiled and hasattr(torch.compiler, "set_stance"):  # of torch 2.6 and later
-            return torch.compiler.set_stance("force_eager")
+            eagerly: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+            return eagerly
         wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
         return without_cudnn() if wanted else nullcontext()
 
