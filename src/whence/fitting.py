@@ -18,14 +18,15 @@ from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
 from whence.curvature.accumulate import LayerGradients
 from whence.curvature.base import NO_GROUPS, AdditiveStructure
 from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
+from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import default_ridge, fit_at_best
-from whence.data.batches import Batches, examples_differ
+from whence.data.batches import Batches, examples_differ, length
 from whence.data.targets import example_fingerprints
 from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
+from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_columns, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
@@ -173,16 +174,22 @@ def run_fit(
         bar = Progress(progress and processes.rank == 0)
         batches = Batches(loader, network.device, bar, passes=Passes(processes), fitting=True)
         selection = _inspect_first_batch(network, batches, options)
+        budget = _prepare_passes(batches, model, options, selection)
+        columns = default_columns(network, batches) if options.columns == 0 else options.columns
+        if columns is not None:
+            first = batches.first()
+            sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
+            require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
         problem = linearize(
             network,
             selection,
             batches,
             options.likelihood,
             dtype=options.execution.dtype,
-            budget=_prepare_passes(batches, model, options, selection),
+            budget=budget,
             progress=bar,
             chunk_size=options.execution.chunk_size,
-            columns=options.columns,
+            columns=columns,
             seed=options.seed,
         )
         tracer = _fit_within_memory(options, problem, fingerprints)
