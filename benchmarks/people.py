@@ -147,9 +147,7 @@ def doubt_scores(
     return scores
 
 
-def run(
-    case: Case, split: Split, said: Tensor, answers: Tensor, seed: int, folds: int, device: str
-) -> dict[str, Any]:
+def run(case: Case, split: Split, said: Tensor, answers: Tensor, seed: int, folds: int, device: str) -> dict[str, Any]:
     """One network on one set of labels."""
     clock = Clock()
     inputs, tests = split.inputs.to(device), split.test_inputs.to(device)
@@ -169,19 +167,16 @@ def run(
             scores[f"cleanlab {name}, cross-validated"] = values
     found = clock.timed("explain", lambda: tracer.explain(list(tests.split(500))))
     doubts = entropy(answers)
-    verdicts = {
-        verdict: torch.tensor([one == verdict for one in found.verdicts]) for verdict in VERDICTS
-    }
+    verdicts = {verdict: torch.tensor([one == verdict for one in found.verdicts]) for verdict in VERDICTS}
     outputs, _ = answers_and_features(network, tests)
+    doubtful = doubt_scores(network, found, (inputs, said), tests)
     return {
         "n": len(inputs),
         "test": len(tests),
         "wrong_labels": float(wrong.double().mean()),
         "accuracy": float((outputs.argmax(1).cpu() == split.test_labels).double().mean()),
         "auroc_wrong": {name: auroc(values.double(), wrong) for name, values in scores.items()},
-        "spearman_people": {
-            name: spearman(values, doubts) for name, values in doubt_scores(network, found, (inputs, said), tests).items()
-        },
+        "spearman_people": {name: spearman(values, doubts) for name, values in doubtful.items()},
         "verdicts": {
             verdict: {"points": int(which.sum()), "people": float(doubts[which].mean()) if bool(which.any()) else None}
             for verdict, which in verdicts.items()
@@ -230,7 +225,13 @@ def main() -> None:
     for seed in given.seeds:
         for labels in given.labels:
             row = run(case, split, said[labels], answers, seed, given.folds, given.device)
-            about = {"case": labels, "seed": seed, "network": case.describe, "epochs": case.epochs, "folds": given.folds}
+            about = {
+                "case": labels,
+                "seed": seed,
+                "network": case.describe,
+                "epochs": case.epochs,
+                "folds": given.folds,
+            }
             put(record, {**about, "structure": case.structure, **row}, ("case", "seed", "structure"))
             save(given.out, record)
             say(labels, seed, {name: round(value, 3) for name, value in row["auroc_wrong"].items()})

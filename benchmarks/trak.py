@@ -57,9 +57,7 @@ def surprise(network: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     return found
 
 
-def scores(
-    networks: list[nn.Module], known: tuple[Tensor, Tensor], asked: tuple[Tensor, Tensor], size: int
-) -> Tensor:
+def scores(networks: list[nn.Module], known: tuple[Tensor, Tensor], asked: tuple[Tensor, Tensor], size: int) -> Tensor:
     """(m, n) how far each training example raises the log-odds of each test example; the mean over checkpoints.
 
     Args:
