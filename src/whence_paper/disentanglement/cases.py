@@ -55,7 +55,7 @@ def convolutions(outputs: int, colours: int, side: int) -> nn.Sequential:
 
 CASES: dict[str, Case] = {
     "wine": Case("wine", 142, 36, lambda k: mlp(13, 32, 32, k), "MLP 13-32-32", 100, "exact", classes=3),
-    "fashion-mnist": Case("fashion-mnist", 4000, 1000, lambda k: mlp(784, 64, 64, k), "MLP 784-64-64", 20, "ekfac"),
+    "fashion-mnist": Case("fashion-mnist", 2000, 500, lambda k: mlp(784, 64, 64, k), "MLP 784-64-64", 20, "ekfac"),
     "fashion-mnist, CNN": Case(
         "fashion-mnist", 10_000, 2000, lambda k: convolutions(k, 1, 28), "CNN 32-64-64, 64", 20, "ekfac"
     ),
