@@ -77,8 +77,8 @@ CASES: dict[str, Case] = {
         lambda k: networks.resnet9(k),
         "ResNet-9",
         15,
-        ("sketch:size=1024", "ekfac"),
-        projection=1024,
+        ("sketch:size=2048",),
+        what_if=True,
         classes=(3, 5),
     ),
 }

@@ -37,6 +37,8 @@ from .training import augment
 from .verdicts import CASES, Case, trained
 
 CLASSES = 10
+MEMORY = 32 * 2**30
+"""Bytes that a fit may take, so that several studies share a GPU."""
 VIEWS = 8
 """Flipped and shifted copies of an image, over which a loss is averaged."""
 
@@ -156,7 +158,12 @@ def run(case: Case, split: Split, said: Tensor, answers: Tensor, seed: int, fold
     tracer = clock.timed(
         "fit",
         lambda: whence.fit(
-            network, batches(inputs, said.to(device), 500), likelihood="categorical", structure=given, progress=False
+            network,
+            batches(inputs, said.to(device), 500),
+            likelihood="categorical",
+            structure=given,
+            progress=False,
+            execution=whence.Execution(max_memory=MEMORY),
         ),
     )
     wrong = said != split.labels[: len(said)]
