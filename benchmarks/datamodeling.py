@@ -82,7 +82,8 @@ CASES: dict[str, Case] = {
         classes=(3, 5),
     ),
 }
-TINY = {"n": 60, "test": 10, "epochs": 5, "projection": 16}
+TINY: dict[str, Any] = {"n": 60, "test": 10, "epochs": 5, "projection": 16}
+NARROW: dict[str, Any] = {"make": lambda k: networks.resnet9(k, width=2), "structures": ("sketch:size=32",)}
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,9 @@ def main() -> None:
     given = parser.parse_args()
     record = open_record(given.out, given.append)
     for name in given.cases:
-        case = replace(CASES[name], **TINY) if given.tiny else CASES[name]
+        case = CASES[name]
+        if given.tiny:
+            case = replace(case, **TINY, **(NARROW if case.data == "cifar-10" else {}))
         split = (
             read_cifar(given.data, 1 if given.tiny else 5) if case.data == "cifar-10" else read(case.data, given.data)
         )
