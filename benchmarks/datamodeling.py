@@ -34,6 +34,8 @@ from .trained import LOSSES
 from .training import train
 
 HALVES = 50
+MEMORY = 24 * 2**30
+"""Bytes that a fit may take, so that several studies share a machine."""
 CHECKPOINTS = 10
 DAMPINGS = {"default damping 1e-8": 1e-8, "its own rule": None}
 """Of kronfluence: what it takes if not told, and a tenth of the mean eigenvalue, which its authors suggest."""
@@ -196,7 +198,12 @@ def by_whence(case: Case, network: nn.Module, task: Drawn, kept: Tensor) -> dict
     found = {}
     for text in case.structures:
         tracer = whence.fit(
-            network, batches(task.inputs, task.labels, 500), likelihood="categorical", progress=False, **options(text)
+            network,
+            batches(task.inputs, task.labels, 500),
+            likelihood="categorical",
+            progress=False,
+            execution=whence.Execution(max_memory=MEMORY),
+            **options(text),
         )
         found.update({f"whence {text}, {name}": values for name, values in by_pulls(tracer, task, kept).items()})
         if case.what_if and not text.startswith("ekfac"):

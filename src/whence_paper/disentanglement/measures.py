@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import whence
 from whence_paper.baselines.base import Data, Sampled
 
-AT_ONCE = 500
-"""Examples in one batch of a fit."""
+AT_ONCE, MEMORY = 500, 8 * 2**30
+"""Examples in one batch of a fit; bytes that it may take, so that several runs share a device."""
 
 
 @dataclass(frozen=True)
