@@ -40,7 +40,7 @@ def projected(network: nn.Module, inputs: Tensor, labels: Tensor, size: int, see
     """(n, size) gradients times normal numbers, the same in every call with the same seed."""
     draw = torch.Generator(inputs.device).manual_seed(seed)
     weights = dict(network.named_parameters())
-    options = {"generator": draw, "device": inputs.device}
+    options = {"generator": draw, "device": inputs.device, "dtype": inputs.dtype}
     maps = {name: torch.randn(value.numel(), size, **options) / size**0.5 for name, value in weights.items()}
     rows = [
         sum(values.flatten(1) @ maps[name] for name, values in found.items())

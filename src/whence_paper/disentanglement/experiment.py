@@ -140,6 +140,7 @@ def show(settings: Settings, record: Record) -> list[Path]:
     """A table for each data set: the error, and the four correlations."""
     tables = []
     for name, runs in by_case(record).items():
+        runs = sorted(runs, key=lambda run: int(run.configuration["seed"]))
         about = runs[0].configuration
         title = f"{name}: {about['network']}, {about['n']} examples, {about['epochs']} epochs, {len(runs)} runs"
         title += f"; published: {PUBLISHED[about['case']]}" if about["case"] in PUBLISHED else ""
