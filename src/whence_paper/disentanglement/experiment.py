@@ -32,6 +32,7 @@ MEMBERS, RATE, PASSES = 5, 0.3, 50
 METHODS = ("whence", "deep ensemble", "MC dropout")
 PAIRS: dict[str, tuple[str, str, str]] = {
     "whence: supported noise, Ho": ("whence", "supported noise", "Ho"),
+    "whence: supported noise, HeC3": ("whence", "supported noise", "HeC3"),
     "whence: noise, leverage": ("whence", "noise", "leverage"),
     "whence: noise, scarcity": ("whence", "noise", "scarcity"),
     "network's entropy, Ho": ("whence", "entropy", "Ho"),
@@ -95,15 +96,12 @@ def curves(case: Case, known: Data, asked: Data, seed: int, kind: str) -> dict[s
 
 
 def judge(case: Case, settings: Settings, seed: int) -> dict[str, Any]:
-    """One run: both experiments, and the error of every pair of measures."""
+    """One run: what every method says in both experiments."""
     known, asked = drawn(case, settings.data, seed, settings.device)
-    sizes, noise = (curves(case, known, asked, seed, kind) for kind in ("size", "noise"))
-    errors = {name: disentanglement_error(sizes[of], noise[of], a, e) for name, (of, a, e) in PAIRS.items()}
-    found = {
-        kind: {name: asdict(curve) for name, curve in curves.items()}
-        for kind, curves in (("size", sizes), ("noise", noise))
+    return {
+        kind: {name: asdict(curve) for name, curve in curves(case, known, asked, seed, kind).items()}
+        for kind in ("size", "noise")
     }
-    return {"error": errors, "curves": found}
 
 
 def compute(settings: Settings, record: Record) -> None:
@@ -127,30 +125,38 @@ def by_case(record: Record) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for run in record.runs():
         found.setdefault(run.configuration["case"], []).append(run)
-    return found
+    return {case: sorted(runs, key=lambda run: int(run.configuration["seed"])) for case, runs in found.items()}
 
 
-def correlations(run: Run, of: str, measure: str) -> tuple[float, float]:
-    """With the accuracy over sizes, and over shuffled labels."""
-    size, noise = (Curve(**run.results["curves"][kind][of]).correlation(measure) for kind in ("size", "noise"))
-    return size, noise
+def both(run: Run, of: str) -> tuple[Curve, Curve]:
+    """What a method says over sizes, and over shuffled labels."""
+    return Curve(**run.results["size"][of]), Curve(**run.results["noise"][of])
+
+
+def errors(runs: list[Run]) -> dict[str, list[float]]:
+    """Of every pair of measures, in every run."""
+    return {
+        pair: [disentanglement_error(*both(run, of), aleatoric, epistemic) for run in runs]
+        for pair, (of, aleatoric, epistemic) in PAIRS.items()
+    }
 
 
 def show(settings: Settings, record: Record) -> list[Path]:
     """A table for each data set: the error, and the four correlations."""
     tables = []
     for name, runs in by_case(record).items():
-        runs = sorted(runs, key=lambda run: int(run.configuration["seed"]))
         about = runs[0].configuration
         title = f"{name}: {about['network']}, {about['n']} examples, {about['epochs']} epochs, {len(runs)} runs"
         title += f"; published: {PUBLISHED[about['case']]}" if about["case"] in PUBLISHED else ""
-        columns = ("measures", "error", "every run", "A, size", "E, size", "A, noise", "E, noise")
-        table = Table(title, columns)
-        for pair, (of, a, e) in PAIRS.items():
-            errors = [run.results["error"][pair] for run in runs]
-            ordered = [[correlations(run, of, one) for run in runs] for one in (a, e)]
-            means = [f"{fmean(both[at] for both in one):+.2f}" for at in (0, 1) for one in ordered]
-            table.add(pair, mean_and_sd(errors), " ".join(f"{one:.3f}" for one in errors), *means)
+        table = Table(title, ("measures", "error", "every run", "A, size", "E, size", "A, noise", "E, noise"))
+        found = errors(runs)
+        for pair, (of, aleatoric, epistemic) in PAIRS.items():
+            means = [
+                f"{fmean(both(run, of)[at].correlation(measure) for run in runs):+.2f}"
+                for at in (0, 1)
+                for measure in (aleatoric, epistemic)
+            ]
+            table.add(pair, mean_and_sd(found[pair]), " ".join(f"{one:.3f}" for one in found[pair]), *means)
         tables.append(table)
     return write_tables(settings.out / f"{record.path.stem}.md", tables)
 
@@ -159,10 +165,10 @@ def check(settings: Settings, record: Record) -> list[str]:
     """From one network, `whence` has a lower error than samples of many."""
     lost = []
     for name, runs in by_case(record).items():
-        mean = {pair: fmean(run.results["error"][pair] for run in runs) for pair in PAIRS}
-        ours, *others = mean["whence: supported noise, Ho"], *(mean[pair] for pair in list(PAIRS)[-2:])
-        if ours > min(others):
-            lost.append(f"{name}: error of one network {ours:.3f}, of samples {min(others):.3f}")
+        mean = {pair: fmean(values) for pair, values in errors(runs).items()}
+        ours, others = mean[next(iter(PAIRS))], min(mean[pair] for pair, (of, _, _) in PAIRS.items() if of != "whence")
+        if ours > others:
+            lost.append(f"{name}: error of one network {ours:.3f}, of samples {others:.3f}")
     return lost
 
 
