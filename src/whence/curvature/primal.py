@@ -78,8 +78,8 @@ class Projected:
             rows = torch.empty(len(chunk.outputs), count, self.size, dtype=precision, device=chunk.outputs.device)
             low = 0
             for tangent, basis, index in zip(chunk.tangents, self.bases, self.indices, strict=True):
-                for part, rotated in BasisView(tangent, basis).chunks() if len(index) else ():
-                    rows[part, :, low : low + len(index)] = rotated.gather(index)
+                if len(index):
+                    rows[:, :, low : low + len(index)] = BasisView(tangent, basis).coordinates(index)
                 low += len(index)
             yield chunk.where, rows
             del rows, chunk  # the next chunk needs the memory
