@@ -217,13 +217,15 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[300])
     parser.add_argument("--folds", type=int, default=0, help="of the cross-validation for cleanlab; 0 for none")
     parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--batches", type=int, default=5, help="of 10,000 training images each")
     parser.add_argument("--structure", default="sketch:size=1024")
     parser.add_argument("--tiny", action="store_true", help="a few hundred images, a small network")
     parser.add_argument("--out", type=Path, default=Path("out/people.json"))
     parser.add_argument("--append", action="store_true")
     given = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
     case = replace(CASES["cifar-10"], epochs=given.epochs, structure=given.structure)
-    split = read_cifar(given.data, 1 if given.tiny else 5)
+    split = read_cifar(given.data, 1 if given.tiny else given.batches)
     if given.tiny:
         case = replace(case, make=lambda k: networks.resnet18(k, width=4), describe="ResNet-18 of width 4")
         split = Split(split.inputs[:400], split.labels[:400], split.test_inputs[:200], split.test_labels[:200])
