@@ -223,7 +223,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/people.json"))
     parser.add_argument("--append", action="store_true")
     given = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
     case = replace(CASES["cifar-10"], epochs=given.epochs, structure=given.structure)
     split = read_cifar(given.data, 1 if given.tiny else given.batches)
     if given.tiny:
