@@ -470,4 +470,17 @@ def _diagnose(
             ),
         ),
     ]
-    return findings + [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]
+    notes = [*_weights_left_out(problem), *problem.batches.notes, *bread.notes]
+    return findings + [Finding("note", note, "") for note in notes]
+
+
+def _weights_left_out(problem: Linearization) -> list[str]:
+    """That verdicts should not rest on a part of the weights, where others were trained too."""
+    fitted = problem.selection.size
+    trained = sum(one.numel() for one in problem.network.model.parameters() if one.requires_grad)
+    if fitted >= trained:
+        return []
+    return [
+        f"Verdicts compare predictions by the fitted weights alone, {fitted:,} of {trained:,} that can be trained. "
+        "Up to a tenth of the verdicts differed from those of all weights: for verdicts fit all of them."
+    ]
