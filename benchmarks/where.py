@@ -37,11 +37,36 @@ from .variants import parse, precision
 
 KERNELS = {
     "convolutions": ("conv", "cudnn", "winograd", "wgrad", "dgrad", "fprop", "implicit", "im2col", "col2im"),
-    "products": ("gemm", "gemv", "cutlass", "matmul", "nvjet", "splitk", "dot", "addmm", "bmm", "::mm", "symv", "syr"),
-    "decompositions": ("eigh", "syevd", "sytrd", "stedc", "ormtr", "laed", "larf", "cholesky", "potrf", "qr", "trsm"),
+    "decompositions": (
+        "eigh",
+        "syevd",
+        "sytrd",
+        "stedc",
+        "ormtr",
+        "laed",
+        "larf",
+        "cholesky",
+        "potrf",
+        "qr",
+        "trsm",
+        "symv",
+        "syr",
+    ),
+    "products": ("gemm", "gemv", "cutlass", "matmul", "nvjet", "splitk", "dot", "addmm", "bmm", "::mm"),
     "copies": ("copy", "memcpy", "memset", "cat", "nchwtonhwc", "nhwctonchw", "fill", "unfold"),
     "norms": ("batch_norm", "batchnorm", "layer_norm", "bn_"),
-    "elementwise and sums": ("elementwise", "reduce", "add", "mul", "sum", "square", "sqrt", "threshold", "relu", "div"),
+    "elementwise and sums": (
+        "elementwise",
+        "reduce",
+        "add",
+        "mul",
+        "sum",
+        "square",
+        "sqrt",
+        "threshold",
+        "relu",
+        "div",
+    ),
 }
 """Kinds of kernels by what their names contain; the first that fits counts."""
 
