@@ -139,6 +139,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (primal, "factored", "decompositions"),
     (rotation, "_computed", "copies"),
     (rotation, "_project", "rotations"),
+    (rotation.BasisView, "_factors_to_form", "rotations"),
     (rotation, "rotated_values", "rotations"),
     (rotation.Basis, "into", "rotations"),
     (rotation, "outer", "matrices"),

@@ -23,6 +23,7 @@ from whence.errors import UncapturedParameterError
 from whence.jacobian.capture import Capture, examples_using
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
+from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
 from whence.runtime.execution import Chunks, State, partial_data_error
 from whence.runtime.memory import Budget
@@ -167,7 +168,7 @@ class LayerChunk:
     cached: bool = False
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
-    def views(self, bases: Sequence[Basis] | None, device: torch.device) -> list[BasisView]:
+    def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
         """Every block in its basis; a chunk that is not cached no longer holds its gradients itself."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
@@ -175,9 +176,10 @@ class LayerChunk:
                 self.tangents.clear()
             return found
         if self.in_bases is None:
-            rounded = products_are_rounded(device)
+            rounded = products_are_rounded(problem.device)
+            coarse = rounded and problem.half is not None
             pairs = zip(self.tangents, bases, strict=True)
-            self.in_bases = bases, [BasisView(tangent, basis, rounded) for tangent, basis in pairs]
+            self.in_bases = bases, [BasisView(tangent, basis, rounded, coarse=coarse) for tangent, basis in pairs]
             self.tangents.clear()
         of, found = self.in_bases
         assert of is bases, "gradients that are cached in other bases"
@@ -240,7 +242,7 @@ class LayerGradients:
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
         for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given()):
-            gradients = ChunkGradients(chunk.views(sums.bases, self.problem.device), sums.reads)
+            gradients = ChunkGradients(chunk.views(sums.bases, self.problem), sums.reads)
             sums.add(chunk.where, gradients)
             del gradients  # the next chunk needs the memory
             if last:
@@ -365,6 +367,7 @@ class LayerGradients:
                 more=more,
                 blocks=blocks,
                 later_notes=problem.batches.notes,
+                lowered=None if problem.half is None else (in_half(problem.network, problem.half), problem.half),
             )
 
     def _measure(self, few: Inputs) -> tuple[float, float, float]:

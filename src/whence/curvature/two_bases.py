@@ -173,7 +173,7 @@ class RotatedMomentSums(MomentSums):
         """What is summed up, by name."""
         return {**super().state(name), f"{name}.rotated": self.rotated}
 
-    def add(self, view: BasisView, squared: Tensor, summed: Tensor, mixing: Tensor | None = None) -> None:
+    def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, in both bases."""
         super().add(view, squared, summed, mixing)
         for _, rotated in view.chunks() if mixing is None else view.mixed(mixing):

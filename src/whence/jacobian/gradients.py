@@ -268,7 +268,7 @@ class Factor(Protocol):
         ...
 
     def project(self, basis: Tensor) -> Tensor:
-        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way and in its precision: (..., e, t, r)."""
+        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way, in precision as `matched`: (..., e, t, r)."""
         ...
 
 
@@ -292,9 +292,9 @@ class Whole:
 
     def project(self, basis: Tensor) -> Tensor:
         """`tensor() @ basis` without building the column of ones."""
+        values, basis = matched(self.values, basis)
         linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
-        # With one group, a batched product would copy the basis for every example.
-        one, values = basis.shape[0] == 1, self.values.to(basis.dtype)
+        one = basis.shape[0] == 1  # then a batched product would copy the basis for every example
         if cotangents_first(values):
             return Whole(values.transpose(0, 1), self.ones).project(basis).transpose(0, 1)
         if one and is_transposed_in_memory(values):
@@ -367,6 +367,13 @@ def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Both in a dtype that holds both: in mixed precision inputs and gradients have different ones."""
     dtype = torch.promote_types(one.dtype, other.dtype)
     return one.to(dtype), other.to(dtype)
+
+
+def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the precision of the basis; on a GPU in half precision, where the values are: as many digits as TF32."""
+    if values.is_cuda and values.dtype.itemsize == 2:
+        return values, basis.to(values.dtype)
+    return values.to(basis.dtype), basis
 
 
 def is_transposed_in_memory(values: Tensor) -> bool:

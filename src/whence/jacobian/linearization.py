@@ -26,7 +26,7 @@ from whence.jacobian.sketches import (
 )
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
-from whence.runtime.execution import Passes, State
+from whence.runtime.execution import HALF, Passes, Precision, State
 from whence.runtime.memory import Budget, free_memory, readable
 from whence.runtime.progress import Progress
 
@@ -92,6 +92,7 @@ class Linearization:
     gram: Tensor | None = None
     passes: Passes = field(default_factory=Passes)
     folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
+    precision: Precision = "float32"  # of products
     captures: list[Capture] = field(default_factory=list)  # that of the layers' gradients, once it is verified
 
     @property
@@ -140,6 +141,12 @@ class Linearization:
     def dense(self) -> bool:
         """Whether the network has outputs at several positions of an example."""
         return self.units is not None if self.sketch is None else self.sketch.dense
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The half precision in which the network runs for gradients, if it does and is itself in single precision."""
+        dtypes = {p.dtype for p in self.selection.parameters.values()}
+        return HALF.get(self.precision) if dtypes == {torch.float32} else None
 
     @property
     def device(self) -> torch.device:

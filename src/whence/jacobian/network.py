@@ -308,6 +308,21 @@ def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
     return found
 
 
+def in_half(network: Network, half: torch.dtype) -> Callable[[Inputs], Tensor]:
+    """The network with products in half precision.
+
+    Examples:
+        >>> in_half(Network(nn.Linear(2, 3)), torch.bfloat16)(torch.ones(5, 2)).dtype
+        torch.bfloat16
+    """
+
+    def call(inputs: Inputs) -> Tensor:
+        with torch.autocast(network.device.type, half):
+            return network(inputs)
+
+    return call
+
+
 # --- Views of the outputs ---------------------------------------------------------------------------------------------
 
 
