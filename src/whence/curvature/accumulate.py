@@ -177,7 +177,7 @@ class LayerChunk:
             return found
         if self.in_bases is None:
             rounded = products_are_rounded(problem.device)
-            coarse = rounded and problem.half is not None
+            coarse = rounded and problem.half
             pairs = zip(self.tangents, bases, strict=True)
             self.in_bases = bases, [BasisView(tangent, basis, rounded, coarse=coarse) for tangent, basis in pairs]
             self.tangents.clear()
@@ -367,7 +367,7 @@ class LayerGradients:
                 more=more,
                 blocks=blocks,
                 later_notes=problem.batches.notes,
-                lowered=None if problem.half is None else (in_half(problem.network, problem.half), problem.half),
+                lowered=(in_half(problem.network), torch.float16) if problem.half else None,
             )
 
     def _measure(self, few: Inputs) -> tuple[float, float, float]:

@@ -597,13 +597,14 @@ class SampledSpectrumSums(SpectrumSums):
         rows = [signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)]
         if len(self.weights) == 2:
             rows.append(signs @ self.frame)
-        if self.noise is not None:
-            rows.append(self.problem.residuals[where].unsqueeze(0))
+        if self.noise is not None:  # of length one, as half precision has no room for small ones
+            residuals = self.problem.residuals[where]
+            rows.append((residuals / lengths_of(residuals)).unsqueeze(0))
         return torch.cat(rows)
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
-        last = (self.weights == 0).all(0).to(self.problem.dtype).expand(where.stop - where.start, -1)
+        last = (self.weights == 0).all(0).to(self.problem.dtype) * lengths_of(self.problem.residuals[where])
         for at, view in enumerate(chunk):
             self.sums[at].add(view, self.weights, None if self.noise is None else last)
 
@@ -621,6 +622,12 @@ def spectrum_sums(
             )
             return sampled
     return SpectrumSums(gradients, bases, noise)
+
+
+def lengths_of(vectors: Tensor) -> Tensor:
+    """(n, 1) lengths of vectors (n, k); one for those that are zero."""
+    found: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return torch.where(found > 0, found, 1.0)
 
 
 def balanced_signs(size: int) -> Tensor:

@@ -385,16 +385,18 @@ def halved(values: Tensor) -> Tensor:
 def outer(a: Tensor, g: Tensor) -> Tensor:
     """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example.
 
-    On a GPU, where gradients would have to be transposed for that, it is one for each cotangent.
+    On a GPU, where gradients would have to be transposed for that, it is one for each cotangent. Of float16 it comes in
+    single precision, of bfloat16 in the same.
     """
     n, c, e, t, o = g.shape
-    if g.is_cuda and e == 1 and not g.transpose(-1, -2).is_contiguous():
+    if g.is_cuda and e == 1 and g.dtype not in HALVES and not g.transpose(-1, -2).is_contiguous():
         found = g.new_empty(n, c, 1, o, a.shape[-1])
         for at in range(c):
             torch.bmm(g[:, at, 0].transpose(1, 2), a[:, 0], out=found[:, at, 0])
         return found
     left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)
-    return (left @ a).reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
+    matrices = left @ a if g.dtype == torch.bfloat16 else product(left, a)
+    return matrices.reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
 
 
 def products_are_rounded(device: torch.device) -> bool:
@@ -561,8 +563,12 @@ class BasisView:
         held = self._rotated()
         if held is not None:
             yield slice(0, held.examples), held.mix(weights.to(held.dtype))
+            return
+        a, g = self._factors_to_form()
+        if g.dtype == torch.float16:  # has no room for small weights
+            for part, formed in self._formed(a, g):
+                yield part, formed.mix(weights[part].to(formed.dtype))
         else:
-            a, g = self._factors_to_form()
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
     def energy(self) -> Tensor:
@@ -640,8 +646,10 @@ class BasisView:
                 inputs = pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
             factors = ((tangent.a, inputs), (tangent.g, outputs))
             a, g = (part.tensor() if one is None else part.project(one) for part, one in factors)
-            coarse = self.coarse and self.complete and self._rotates_factors_first  # else they are measured, too
-            self._factors = (a.bfloat16(), g.bfloat16()) if coarse else (raised(a), raised(g))
+            if not self.coarse or not self.complete or (not self._rotates_factors_first and a.dtype != g.dtype):
+                self._factors = raised(a), raised(g)
+            else:  # matrices that are rotated later are formed of what was captured, and come in single precision
+                self._factors = (a.bfloat16(), g.bfloat16()) if self._rotates_factors_first else (a, g)
             self._free_captured()
         return self._factors
 

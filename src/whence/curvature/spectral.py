@@ -412,7 +412,7 @@ class SpectralSandwich(Sandwich):
                 sums.append(sum_of([of(weights, view) for weights, view in views]))
                 outputs.append(chunk.outputs)
                 del chunk, views  # the next chunk needs the memory
-        if self.fitted.problem.half is not None:  # their gradients alone are in half precision
+        if self.fitted.problem.half:  # their gradients alone are in half precision
             with torch.no_grad():
                 outputs = [self.fitted.problem.network(inputs)]
         return torch.cat(outputs), torch.cat(sums, dim=1)

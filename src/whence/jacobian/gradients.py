@@ -370,8 +370,8 @@ def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the precision of the basis; on a GPU in half precision, where the values are: as many digits as TF32."""
-    if values.is_cuda and values.dtype.itemsize == 2:
+    """Both in the precision of the basis; on a GPU in float16, where the values are: as many digits as TF32."""
+    if values.is_cuda and values.dtype == torch.float16:
         return values, basis.to(values.dtype)
     return values.to(basis.dtype), basis
 

@@ -26,7 +26,7 @@ from whence.jacobian.sketches import (
 )
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
-from whence.runtime.execution import HALF, Passes, Precision, State
+from whence.runtime.execution import Passes, Precision, State
 from whence.runtime.memory import Budget, free_memory, readable
 from whence.runtime.progress import Progress
 
@@ -143,10 +143,9 @@ class Linearization:
         return self.units is not None if self.sketch is None else self.sketch.dense
 
     @property
-    def half(self) -> torch.dtype | None:
-        """The half precision in which the network runs for gradients, if it does and is itself in single precision."""
-        dtypes = {p.dtype for p in self.selection.parameters.values()}
-        return HALF.get(self.precision) if dtypes == {torch.float32} else None
+    def half(self) -> bool:
+        """Whether the network runs in half precision for its gradients, as one in single precision may."""
+        return self.precision == "fp16" and all(p.dtype == torch.float32 for p in self.selection.parameters.values())
 
     @property
     def device(self) -> torch.device:

@@ -18,11 +18,8 @@ from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
 T = TypeVar("T")
 
-Precision = Literal["float32", "tf32", "bf16", "fp16"]
+Precision = Literal["float32", "tf32", "fp16"]
 """Of the products of approximate structures."""
-
-HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Precisions in which the network's own passes run."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,11 @@ class Execution:
         chunk_size: examples whose gradients are held at once; as many as memory allows when not given.
         max_memory: bytes that may be taken; 80 % of what is free when not given.
         dtype: of the algebra; the model computes in its own.
-        precision: of the products of approximate structures, where the model is in single precision: "float32";
-            "tf32", which a GPU computes several times as fast, with the same answers to three digits; or "bf16" or
-            "fp16", in which the network's own passes for gradients run in half precision, the fastest. Outputs and
-            residuals stay in the model's precision, sums in single or double precision. Half precision adds noise to
-            the gradients: see `docs/scaling.md` for what it cost where it was measured.
+        precision: of the products of approximate structures, for models in single precision: "float32"; "tf32", which a
+            GPU computes several times as fast, with the same answers to three digits; or "fp16", in which the network
+            runs in half precision for its gradients, too. Outputs and residuals stay in the model's precision, sums in
+            single or double precision. "fp16" may cost a thousandth of the rank correlation with the answers in single
+            precision (see `docs/benchmarks.md`), and fails for networks whose activations exceed 65,504.
         generator: gives the seed of the random columns where `hessian_columns` asks for some; the same ones every time
             by default.
         checkpoint: a folder in which the sums of the fit are saved, so that the same call resumes there after a crash,
