@@ -29,7 +29,6 @@ from whence.curvature.rotation import Basis
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 
-MIXTURES = 2  # of the outputs of each of many examples, from which the largest coordinates are found
 QUICK_SIZE = 2048  # features that are taken of any number of examples
 OPERATIONS = {"cpu": 1e11, "cuda": 2e14}  # n k r^2 of a core with more of them: about five seconds on one core
 SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # the most features of a sketch, and its share of these operations
@@ -76,7 +75,7 @@ class Core(FeatureStructure):
         bases = stream.accumulate(KroneckerFactors(stream, whole=self.basis == "gradients")).eigenbases(
             ridge or 0.0, self.tolerance, notes
         )
-        sums = stream.accumulate(spectrum_sums(stream, bases, None, MIXTURES, notes))
+        sums = stream.accumulate(spectrum_sums(stream, bases, None, notes))
         spectrum = [s.inside for s in sums.spectrum().curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]

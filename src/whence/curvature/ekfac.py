@@ -21,8 +21,6 @@ from whence.curvature.two_bases import TwoBasisSpectrumSums, describe_rotations
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 
-MIXTURES = 1  # of the outputs of each of many examples, from which eigenvalues are summed
-
 
 @dataclass(frozen=True)
 class EKFAC(LayerStructure):
@@ -80,7 +78,7 @@ class EKFAC(LayerStructure):
                 spectrum, rotations = sums.spectrum(), sums.rotations(notes)
                 notes.append(describe_rotations(bases, rotations, spectrum, lam))
             else:
-                spectrum = gradients.accumulate(spectrum_sums(gradients, bases, noise, MIXTURES, notes)).spectrum()
+                spectrum = gradients.accumulate(spectrum_sums(gradients, bases, noise, notes)).spectrum()
                 rotations = None
             leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots, rotations), last=True)
             return FittedSpectral.of(leverage, noise, notes)

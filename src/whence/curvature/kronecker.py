@@ -44,6 +44,7 @@ from whence.runtime.processes import assign_by_cost
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
 LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
 MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
+MANY_MIXTURES = 100_000  # of outputs, over all of many examples, from which eigenvalues are summed
 EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
 
 # --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
@@ -580,14 +581,16 @@ class SampledSpectrumSums(SpectrumSums):
         self.signs = balanced_signs(problem.k if roots is None else roots.shape[2]).to(problem.residuals)
         draw = torch.Generator("cpu").manual_seed(0)
         self.order = torch.randint(len(self.signs), (problem.n,), generator=draw, device="cpu").to(problem.device)
-        self.frame, sets = self.signs.new_zeros(0), 1
-        if roots is None and noise is not None:
-            sizes, vectors = eigh(noise)
-            self.frame, sets = vectors * sizes.clamp_min(0.0).sqrt() @ vectors.T, 2
-        each = torch.eye(sets, dtype=torch.float64, device=problem.device).repeat_interleave(mixtures, 1) / mixtures
-        self.weights = torch.cat([each, each.new_zeros(sets, noise is not None)], 1)  # none for the residuals
+        self.frame, sets = self.signs.new_zeros(0), self.signs.new_ones(1)
+        if roots is None and noise is not None:  # in units of its size, as half precision has no room for small numbers
+            size = noise.diagonal().max().clamp_min(torch.finfo(noise.dtype).tiny)
+            values, vectors = eigh(noise / size)
+            self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
+            sets = torch.stack([torch.ones_like(size), size])
+        each = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
+        self.weights = torch.cat([each, each.new_zeros(len(sets), noise is not None)], 1)  # none for the residuals
         self.count, self.cotangents = self.weights.shape[1], self._mixed
-        self.sums = [MomentSums(basis, sets, problem.device) for basis in bases]
+        self.sums = [MomentSums(basis, len(sets), problem.device) for basis in bases]
 
     def _mixed(self, where: slice, n: int) -> Tensor:
         """(c, n, k) mixtures of some examples' outputs, the same times the noise's root, and the residuals."""
@@ -597,29 +600,32 @@ class SampledSpectrumSums(SpectrumSums):
         rows = [signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)]
         if len(self.weights) == 2:
             rows.append(signs @ self.frame)
-        if self.noise is not None:  # of length one, as half precision has no room for small ones
+        if self.noise is not None:  # of length one, for the same reason
             residuals = self.problem.residuals[where]
             rows.append((residuals / lengths_of(residuals)).unsqueeze(0))
         return torch.cat(rows)
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
-        last = (self.weights == 0).all(0).to(self.problem.dtype) * lengths_of(self.problem.residuals[where])
+        summed = None
+        if self.noise is not None:
+            lengths = lengths_of(self.problem.residuals[where])
+            summed = torch.cat([lengths.new_zeros(len(lengths), self.count - 1), lengths], 1)
         for at, view in enumerate(chunk):
-            self.sums[at].add(view, self.weights, None if self.noise is None else last)
+            self.sums[at].add(view, self.weights, summed)
 
 
 def spectrum_sums(
-    gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int, notes: list[str]
+    gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str]
 ) -> SpectrumSums:
-    """Pass 2 from all outputs, or from so many mixtures of them where examples are many."""
+    """Pass 2 from all outputs, or from a few mixtures of them where examples are many."""
     problem = gradients.problem
     if problem.sketch is None and samples_outputs(problem, gradients.blocks, whole=False):
+        mixtures = math.ceil(MANY_MIXTURES / problem.n)
         sampled = SampledSpectrumSums(gradients, bases, noise, mixtures)
         if sampled.count < problem.k:
-            notes.append(
-                f"eigenvalues come from {mixtures} random mixture{'s' * (mixtures > 1)} of each example's outputs"
-            )
+            plural = "s" * (mixtures > 1)
+            notes.append(f"eigenvalues come from {mixtures} random mixture{plural} of each example's outputs")
             return sampled
     return SpectrumSums(gradients, bases, noise)
 

@@ -595,7 +595,8 @@ class BasisView:
         if held is not None:
             return held.along(direction.to(held.dtype))
         a, g = self._factors_to_form()
-        if not self._rotates_factors_first:
+        if not self._rotates_factors_first:  # float16 has no room for small steps
+            a, g = raised(a), raised(g)
             direction = self.basis.out_of(direction.to(g.dtype))
         return along_factors(a, g, pad(direction.to(g.dtype), (0, a.shape[-1] - direction.shape[-1])))
 
