@@ -21,7 +21,7 @@ from whence.curvature.rotation import Basis, BasisView, formed_bytes, products_a
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import UncapturedParameterError
 from whence.jacobian.capture import Capture, examples_using
-from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
+from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
@@ -379,8 +379,8 @@ class LayerGradients:
         for tangent in captured.tangents(ones, last=True):
             if isinstance(tangent, Kronecker):
                 workspace = max(workspace, formed_bytes(tangent, WORKSPACE_SHARE * self.problem.budget.limit))
-                activations += 4.0 * math.prod(tangent.a.shape) / n
-                gradients += 4.0 * math.prod(tangent.g.shape) / n
+                activations += held_bytes(tangent.a, self.problem.device) / n
+                gradients += held_bytes(tangent.g, self.problem.device) / n
             else:
                 parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
                 gradients += 4.0 * sum(part.numel() for part in parts) / n
@@ -411,6 +411,11 @@ class LayerGradients:
             f"Use {layers}structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
             "fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
         )
+
+
+def held_bytes(factor: Factor, device: torch.device) -> float:
+    """Bytes of a factor in single precision; on a CPU unfolded, as chunks are to fit into its cache."""
+    return 4.0 * (factor.numel if device.type == "cuda" else math.prod(factor.shape))
 
 
 def working_precision(problem: Linearization) -> torch.dtype:

@@ -263,6 +263,11 @@ class Factor(Protocol):
         """Shape of `tensor()`, known without computing it."""
         ...
 
+    @property
+    def numel(self) -> int:
+        """How many numbers it holds, where they are still to be computed."""
+        ...
+
     def tensor(self) -> Tensor:
         """The factor as a tensor (..., e, t, i)."""
         ...
@@ -283,6 +288,11 @@ class Whole:
     def shape(self) -> tuple[int, ...]:
         """(..., e, t, i)."""
         return (*self.values.shape[:-1], self.values.shape[-1] + self.ones)
+
+    @property
+    def numel(self) -> int:
+        """Of the values."""
+        return self.values.numel()
 
     def tensor(self) -> Tensor:
         """The values, and the column of ones."""
@@ -323,6 +333,11 @@ class Concatenated:
         sizes[axis] = sum(part.shape[axis] for part in self.parts)
         return tuple(sizes)
 
+    @property
+    def numel(self) -> int:
+        """Of all parts."""
+        return sum(part.numel for part in self.parts)
+
     def tensor(self) -> Tensor:
         """All parts."""
         return self._concatenate([part.tensor() for part in self.parts])
@@ -352,6 +367,11 @@ class Padded:
     def shape(self) -> tuple[int, ...]:
         """(..., e, t, size)."""
         return (*self.part.shape[:-1], self.size)
+
+    @property
+    def numel(self) -> int:
+        """Of the part."""
+        return self.part.numel
 
     def tensor(self) -> Tensor:
         """The part between zeros."""

@@ -111,6 +111,11 @@ class Unfolded:
             return (*self.images.shape[: -self.windows.dims - 1], e, t, i)
         return (self.examples, e, t * (self.images.shape[0] // self.examples), i)
 
+    @property
+    def numel(self) -> int:
+        """Of the images."""
+        return self.images.numel()
+
     def tensor(self) -> Tensor:
         """The windows, and the column of ones."""
         flat = self.images.flatten(0, -self.windows.dims - 2)
