@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import whence
+from whence import fitting
+from whence.curvature import accumulate, core, kronecker, primal
 
 from .record import save, say, surroundings
 
@@ -76,6 +79,43 @@ def spent(work: Callable[[], object], device: str) -> float:
     return clock(device) - start
 
 
+@contextmanager
+def stages(device: str) -> Iterator[dict[str, float]]:
+    """Seconds that the parts of a fit take meanwhile, each waited for; parts within others are counted in both."""
+    found: dict[str, float] = {}
+
+    def timed(work: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+        def timing(*args: Any, **kwargs: Any) -> Any:
+            answer: list[Any] = []
+            took = spent(lambda: answer.append(work(*args, **kwargs)), device)
+            label = name or args[1].label
+            found[label] = found.get(label, 0.0) + took
+            return answer[0]
+
+        return timing
+
+    parts: list[tuple[Any, str, str | None]] = [
+        (fitting, "_inspect_first_batch", "checks of the first batch"),
+        (fitting, "linearize", "outputs and labels"),
+        (fitting, "assemble", "sandwich"),
+        (fitting, "_with_trust", "trust"),
+        (accumulate.LayerGradients, "__init__", "capture, verified"),
+        (accumulate.LayerGradients, "accumulate", None),
+        (accumulate.TrainingRows, "accumulate", None),
+        (kronecker, "decompose", "eigenvectors"),
+        (primal, "factored", "factor"),
+        (core, "sketch_features", "drawing of the sketch"),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in parts]
+    for (owner, name, label), work in zip(parts, before, strict=True):
+        setattr(owner, name, timed(work, label))
+    try:
+        yield found
+    finally:
+        for (owner, name, _), work in zip(parts, before, strict=True):
+            setattr(owner, name, work)
+
+
 def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
     """Forward and backward, once over the data."""
     for x, y in batches:
@@ -120,13 +160,18 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     for columns in given.columns:
         for name in given.structures:
             options: dict[str, Any] = {"ridge": 1.0, "hessian_columns": columns, "progress": False}
-            took = spent(
-                lambda name=name, options=options: whence.fit(
-                    model, batches, "categorical", structures[name], parameters="blocks.*.weight", **options
-                ),
-                given.device,
-            )
-            row = {"multiple": took / once, "tokens a second": count / took, "peak so far, GiB": peak(given.device)}
+
+            def fit(name: str = name, options: dict[str, Any] = options, data: Any = batches) -> None:
+                whence.fit(model, data, "categorical", structures[name], parameters="blocks.*.weight", **options)
+
+            fit(data=batches[:1])  # modules are imported and libraries loaded by the first fit of a process
+            took = spent(fit, given.device)
+            row: dict[str, Any] = {"multiple": took / once, "tokens a second": count / took}
+            row["peak so far, GiB"] = peak(given.device)
+            if given.stages:
+                with stages(given.device) as seconds:
+                    fit()
+                row["stages"] = {label: one / once for label, one in seconds.items()}
             found[f"{name}, {columns} columns"] = row
             say(f"{name}, {columns} columns", row)
             write(given, found)
@@ -194,6 +239,7 @@ def main() -> None:
     add("--batch", type=int, default=8)
     add("--columns", type=int, nargs="+", default=[4, 16])
     add("--structures", nargs="+", default=["sketch", "core", "ekfac"])
+    add("--stages", action="store_true", help="fit once more, and say what its parts take, in multiples too")
     add("--errors", type=int, default=0, help="instead, errors of variances over so many draws")
     add("--small", type=int, nargs=2, default=[120, 4], help="with --errors: sequences, and width of the model")
     add("--out", type=Path)

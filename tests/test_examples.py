@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The .train_dataloader. does not have many workers"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:GPU available but not used"),
 ]
 
 

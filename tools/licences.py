@@ -91,7 +91,7 @@ def licence(found: Distribution) -> str:
         return expression
     classified = [line.split(" :: ")[-1] for line in told.get_all("Classifier", []) if line.startswith("License ::")]
     exact = [line for line in classified if line != "OSI Approved"]
-    words = exact or [line.strip() for line in (told.get("License")).splitlines()[:1]]
+    words = exact or [line.strip() for line in (told.get("License") or "").splitlines()[:1]]
     named = [WORDS.get(word.lower(), word) for word in words if word]
     return " AND ".join(dict.fromkeys(named))
 

@@ -346,8 +346,7 @@ SHORT, LASTS = 5e7, 5.0
 def _announce(problem: Linearization, structure: Structure) -> None:
     """Say what time and memory a fit on a CPU will take, before it starts, where it lasts."""
     small = problem.n * problem.k * problem.selection.size < SHORT
-    unknown = type(structure).cost is Structure.cost or isinstance(problem.network.model, LeafSum)
-    if small or unknown or not problem.progress.enabled or problem.device.type != "cpu":
+    if small or type(structure).cost is Structure.cost or not problem.progress.enabled or problem.device.type != "cpu":
         return
     start = time.perf_counter()
     first = problem.batches.first()
@@ -355,7 +354,8 @@ def _announce(problem: Linearization, structure: Structure) -> None:
     with torch.no_grad():
         problem.network(first.inputs)
     reading, forward = (read - start) / first.size, (time.perf_counter() - read) / first.size
-    stream = LayerGradients(problem) if isinstance(structure, AdditiveStructure) else None
+    layers = isinstance(structure, AdditiveStructure) and not isinstance(problem.network.model, LeafSum)
+    stream = LayerGradients(problem) if layers else None
     cost = structure.cost(measure_sizes(problem, stream, first.inputs, problem.n, first.size))
     seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
     if seconds >= LASTS:

@@ -23,6 +23,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system 
 def test_a_fit_asked_in_forked_and_spawned_processes(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "processes.py"), str(tmp_path)]
     where = {**os.environ, "PYTHONPATH": str(Path(whence.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    where["CUDA_VISIBLE_DEVICES"] = ""  # CUDA cannot be forked
     done = subprocess.run(command, capture_output=True, text=True, env=where, timeout=240, check=False)
     assert done.stdout == "the same\n", done.stderr
 

@@ -30,6 +30,7 @@ pytestmark = [
 def ask(folder: Path, work: str, **given: Any) -> Any:
     """Run one of the functions of `many_processes` in a process of its own, which forks more."""
     words = json.dumps({"work": work, "folder": str(folder), **given})
+    # CUDA cannot be forked: the processes do not see it
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
     done = subprocess.run(
         [sys.executable, str(TESTS / "many_processes.py"), words],
@@ -37,7 +38,7 @@ def ask(folder: Path, work: str, **given: Any) -> Any:
         text=True,
         timeout=500,
         check=False,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -23,6 +23,7 @@ pytestmark = [
     # and advises on the speed of a run that has none to lose.
     pytest.mark.filterwarnings("ignore:The .train_dataloader. does not have many workers"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:GPU available but not used"),
 ]
 
 

@@ -121,7 +121,8 @@ KILLED = textwrap.dedent(
 
 def killed(tmp_path: Path, structure: str, rounds: int, seed: int) -> list[int]:
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path), structure, str(rounds), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    where = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # CUDA cannot be forked
+    done = subprocess.run(command, capture_output=True, text=True, env=where, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return [int(number) for number in done.stdout.split()]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
@@ -85,17 +85,11 @@ def test_a_file_that_is_no_record_is_not_written_over(tmp_path):
         Record(path, "one").runs()
 
 
-def _add(path: Path, seed: int) -> None:
-    Record(path, "many").add({"seed": seed}, {"value": seed}, 0.0)
-
-
 def test_several_processes_add_to_one_file(tmp_path):
     path = tmp_path / "many.json"
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_add, args=(path, seed)) for seed in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    add = "import sys; from pathlib import Path; from whence_paper.records import Record\n"
+    add += "Record(Path(sys.argv[1]), 'many').add({'seed': int(sys.argv[2])}, {'value': int(sys.argv[2])}, 0.0)"
+    workers = [subprocess.Popen([sys.executable, "-c", add, str(path), str(seed)]) for seed in range(4)]
+    assert [worker.wait(120) for worker in workers] == [0] * 4
     assert sorted(run.results["value"] for run in Record(path, "many").runs()) == [0, 1, 2, 3]
     assert [file.name for file in tmp_path.iterdir()] == ["many.json"]

@@ -21,7 +21,7 @@ from whence.tabular.answers import apply_answers, compare, read_answers
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.labels import RowLabels
-from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, check_inputs, predict_rows
+from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
 from whence.tabular.worklist import work_items
 
@@ -151,7 +151,6 @@ def table(
         content["rows"] = _data_summary(prepared)["rows"]
         fitted = fit_table(prepared, learner=fitted.model.learner, **options)  # the same kind, to compare
     predictions = predict_rows(fitted, read, _rows_to_explain(prepared, fitted, verdicts))
-    check_inputs(predictions, read.take(prepared.split.train))
     labels = RowLabels.of(predictions, prepared.split.train)
     if answered is not None and before is not None:
         content["import"] = {**compare(answered, before, (predictions, labels)), "unanswered": unanswered}
@@ -212,15 +211,12 @@ def report_rows(
     """Write the report on the rows of a table; with targets where some of them have one."""
     model, inputs = fitted.model, fitted.model.encode(table)
     values, target = model.targets(table), model.target
-    shown, trained = (
-        None if one is None else {column.name: column.display(one.columns[column.name]) for column in model.columns}
-        for one in (table, train)
-    )
+    trained = fitted.usual if train is None else model.shown(train)
     word = "row" if train is not None else "training row"
     fitted.tracer.report(
         path,
         (inputs, torch.from_numpy(values)) if numpy.isfinite(values).any() else inputs,
-        table=(shown, trained),
+        table=(model.shown(table), trained),
         ids=([f"row {row}" for row in table.rows], [f"{word} {row}" for row in fitted.rows]),
         title=f"{target.name}: how uncertain are predictions, and why?",
         names=list(target.classes) or [target.name],

@@ -94,6 +94,7 @@ class Accumulator(Sums[ChunkGradients]):
     count: int  # number c of cotangents
     bases: Sequence[Basis] | None = None  # of each block; `None` for gradients in the coordinates of the weights
     reads: int = 1  # how often `add` iterates over the gradients of a chunk
+    every: int = 1  # of about so many examples one is enough: places among all come as slices with steps
 
 
 Accumulated = TypeVar("Accumulated", bound=Accumulator)
@@ -114,7 +115,9 @@ CACHE_SHARE = 0.3  # of the memory budget that cached rows of features take at m
 PIECE_NUMBERS = 2**22  # of rows of features that are cached as one tensor
 FEW_NUMBERS = 512  # activations and gradients of an example up to which one thread is faster than several
 FEW_BYTES = 32 * 2**20  # of all examples, for the same
+TOGETHER = 8  # examples of a batch that are run at once, where one of several is enough
 PROOF_EXAMPLES = 8  # on which a capture is verified against autograd
+PROOF_SEQUENCES = 3  # the same, where an example has outputs at many positions
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,8 @@ class LayerGradients:
         self.notes: list[str] = []  # what was found out of the ordinary about the model, in words
         if sizes is None:
             first = problem.batches.first()
-            few = take(first.inputs, slice(0, min(first.size, PROOF_EXAMPLES)))
+            sequences = problem.sketch is not None and problem.sketch.dense
+            few = take(first.inputs, slice(0, PROOF_SEQUENCES if sequences else PROOF_EXAMPLES))
             if not problem.captures:
                 problem.captures.append(self._verified_on_training_data(few))
             self.notes = list(problem.captures[0].notes)
@@ -241,7 +245,7 @@ class LayerGradients:
 
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
-        for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given()):
+        for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given(), sums.every):
             gradients = ChunkGradients(chunk.views(sums.bases, self.problem), sums.reads)
             sums.add(chunk.where, gradients)
             del gradients  # the next chunk needs the memory
@@ -262,12 +266,13 @@ class LayerGradients:
         count: int,
         start: int = 0,
         cached: Mapping[tuple[int, int], LayerChunk] | None = None,
+        every: int = 1,
     ) -> Iterator[LayerChunk]:
-        """Gradients of one batch, in chunks; those of training examples from `start` on may be cached."""
+        """Gradients of one batch, in chunks; those of training examples from `start` on, in steps, may be cached."""
         capture = self.capture(inputs)
 
         def pull(part: slice) -> LayerChunk:
-            where = slice(start + part.start, start + part.stop)
+            where = slice(start + every * part.start, start + every * part.stop, every)
             if cached and (known := cached.get((where.start, where.stop))) is not None:
                 return known
             captured = capture.run(take(inputs, part))
@@ -306,6 +311,12 @@ class LayerGradients:
         size = self.problem.k if outputs is None else outputs
         return ConstantCotangents(torch.eye(size, dtype=self.problem.dtype, device=self.problem.device))
 
+    def curved(self) -> Cotangents:
+        """Every output in turn; of a sketch, the columns of the Hessian and not the residual."""
+        problem = self.problem
+        eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
+        return ConstantCotangents(eye if problem.sketch is None else eye[:-1])
+
     def flatten(self, matrices: Sequence[Tensor], *lead: int) -> Tensor:
         """(*lead, d) from matrices of the blocks."""
         tensors: dict[str, Tensor] = {}
@@ -333,16 +344,26 @@ class LayerGradients:
         return self.problem.captures[0]
 
     def _read(
-        self, label: str, cotangents: Cotangents, count: int, state: State | None, given: Sequence[Tensor]
+        self,
+        label: str,
+        cotangents: Cotangents,
+        count: int,
+        state: State | None,
+        given: Sequence[Tensor],
+        every: int = 1,
     ) -> Iterator[LayerChunk]:
-        """One pass over the training data, or over the cache."""
-        cached = self._cache.of(cotangents)
+        """One pass over the training data, or one of so many examples, or over the cache."""
+        cached = self._cache.of(cotangents) if every == 1 else None
         if cached and sum(stop - start for start, stop in cached) == self.problem.n:
             yield from self.problem.progress.track(list(cached.values()), f"{label}, batch", len(cached))
             return
         to_cache = cached is not None and not cached
         for batch in self.problem.read(label, state, given):
-            for chunk in self.of(batch.inputs, cotangents, count, batch.start, cached):
+            step = max(1, min(batch.size // TOGETHER, every))
+            if batch.start // batch.size % -(-every // step):
+                continue
+            inputs = batch.inputs if step == 1 else take(batch.inputs, slice(0, None, step))
+            for chunk in self.of(inputs, cotangents, count, batch.start, cached, step):
                 if to_cache:
                     self._cache.put(chunk)
                 yield chunk

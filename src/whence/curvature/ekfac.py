@@ -110,7 +110,7 @@ class KFAC(LayerStructure):
         notes, noise = list(gradients.notes), noise_covariance(problem)
         gradients.require_sums([Basis(block) for block in gradients.blocks])
         with gradients.cached():
-            bases, products = gradients.accumulate(KroneckerFactors(gradients)).eigenpairs(notes)
+            bases, products = gradients.accumulate(KroneckerFactors(gradients, every=1)).eigenpairs(notes)
             measured = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
             curvature = [
                 moments if product is None else DiagonalMoments(product, 0.0)

@@ -35,6 +35,8 @@ from whence.curvature.rotation import (
     outer,
     products_are_rounded,
     raised,
+    some_cotangents,
+    total,
 )
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
@@ -218,28 +220,32 @@ class KroneckerFactors(Accumulator):
 
     label = "Kronecker factors"
 
-    def __init__(self, gradients: LayerGradients, whole: bool = False) -> None:
+    def __init__(self, gradients: LayerGradients, whole: bool = False, every: int | None = None) -> None:
         gradients.require_factors()
         problem = gradients.problem
         self.problem, self.blocks = problem, gradients.blocks
         self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
-        self.cotangents = one_output_each(problem) if self.sampled else gradients.identity()
-        self.count = 1 if self.sampled else problem.k
+        self.every = enough_sequences(problem, gradients.blocks) if every is None else every
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
+        self.cotangents = one_output_each(problem) if self.sampled else gradients.curved()
+        self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)
         without = outputs_without_basis(problem)
         self.factors = [Factors.empty(block, problem.device, without) for block in self.blocks]
 
     def state(self) -> dict[str, Tensor]:
         """A and B of every layer."""
-        return {name: one for at, each in enumerate(self.factors) for name, one in each.state(str(at)).items()}
+        found = {name: one for at, each in enumerate(self.factors) for name, one in each.state(str(at)).items()}
+        return {"seen": self.seen, **found}
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add a a^T and g g^T."""
         roots, weights = self.problem.hessian_roots, self.problem.sample_weights
+        self.seen += len(range(*where.indices(self.problem.n)))
         for factors, view in zip(self.factors, chunk, strict=True):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
-            curved = tangent if roots is None or self.sampled else combine(tangent, roots[where])
+            curved = tangent if roots is None or self.count < self.problem.k else combine(tangent, roots[where])
             factors.add(curved, None if weights is None else weights[where], whole)
 
     def eigenbases(self, ridge: float, tolerance: float, notes: list[str]) -> list[Basis]:
@@ -257,14 +263,20 @@ class KroneckerFactors(Accumulator):
     def _decomposed(self, ridge: float, tolerance: float, notes: list[str], products: bool) -> list[Eigenbasis]:
         problem, precision = self.problem, working_precision(self.problem)
 
+        scale = problem.n / float(self.seen)
+
         def decomposed(at: int, notes: list[str]) -> Eigenbasis:
-            positions = self.factors[at].positions / problem.total_weight
-            basis, values = truncate(*self.factors[at].basis(notes), positions, problem.k, ridge, tolerance)
+            positions = scale * self.factors[at].positions / problem.total_weight
+            basis, values = self.factors[at].basis(notes)
+            values = None if values is None else scale * values
+            basis, values = truncate(basis, values, positions, problem.k, ridge, tolerance)
             problem.passes.trim_memory()
             return basis.to(precision), values if products else None
 
         found = decompose(self.factors, decomposed, problem, notes)
         notes += describe_blocks(self.blocks)
+        if self.every > 1:
+            notes.append(f"bases of layers come from {int(self.seen)} of {problem.n} training sequences")
         if self.sampled:
             notes.append("bases of layers come from one output of each example, in turn")
         kept, size = sum(math.prod(basis.shape) for basis, _ in found), sum(block.numel for block in self.blocks)
@@ -278,9 +290,25 @@ class KroneckerFactors(Accumulator):
 
 def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool) -> bool:
     """Whether the basis is found from one output of each example: never where whole gradients are counted."""
+    many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
+    return problem.n >= many and problem.k > 1 and not whole
+
+
+def enough_sequences(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
+    """Of how many sequences one is enough for a basis: positions in them count as examples elsewhere do.
+
+    So many `examples` are left at least.
+    """
+    if problem.sketch is None or not problem.sketch.dense:
+        return 1
+    many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
+    return max(1, min(problem.sketch.counted // many, problem.n // examples))
+
+
+def longest_side(blocks: Sequence[Block]) -> int:
+    """The largest number of outputs of a layer that has a basis there."""
     sides = (block.matrix_shape[1] if block.kind == "kronecker" else block.matrix_shape[-1] for block in blocks)
-    largest = max((side for side in sides if side <= LARGEST_SIDE), default=0)
-    return problem.n >= max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * largest) and problem.k > 1 and not whole
+    return max((side for side in sides if side <= LARGEST_SIDE), default=0)
 
 
 def one_output_each(problem: Linearization) -> Cotangents:
@@ -289,7 +317,7 @@ def one_output_each(problem: Linearization) -> Cotangents:
     eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
 
     def chosen(where: slice, n: int) -> Tensor:
-        at = torch.arange(where.start, where.stop, device=problem.device)
+        at = torch.arange(where.start, where.start + n * (where.step or 1), where.step or 1, device=problem.device)
         count = problem.k if roots is None else roots.shape[2]
         rows = eye[at % count] if roots is None else roots[at, :, at % count]
         return (math.sqrt(count) * rows).unsqueeze(0)
@@ -437,14 +465,18 @@ class Spectrum:
 
 
 class MomentSums:
-    """Sums of weighted squares of one block in its basis for `count` sets of weights, and of its weighted gradients."""
+    """Sums of weighted squares of one block in its basis for `count` sets of weights, and of its weighted gradients.
 
-    def __init__(self, basis: Basis, count: int, device: torch.device) -> None:
+    Where the basis spans all, `rotates` says that the gradients are summed in it, too.
+    """
+
+    def __init__(self, basis: Basis, count: int, device: torch.device, rotates: bool = True) -> None:
         self.basis = basis
         self.rounded = products_are_rounded(device)
         self.inside = torch.zeros(count, *basis.shape, dtype=torch.float64, device=device)
         self.length = torch.zeros(count, dtype=torch.float64, device=device)
-        shape = basis.block.matrix_shape if basis.outside else basis.shape
+        self._rotates = rotates and not basis.outside
+        shape = basis.shape if self._rotates else basis.block.matrix_shape
         self._total = torch.zeros(shape, dtype=torch.float64, device=device)
 
     def state(self, name: str) -> dict[str, Tensor]:
@@ -454,10 +486,15 @@ class MomentSums:
     @property
     def total(self) -> Tensor:
         """The weighted sum of gradients, shaped as the block's matrix."""
-        return self._total if self.basis.outside else self.basis.to(torch.float64).out_of(self._total)
+        return self.basis.to(torch.float64).out_of(self._total) if self._rotates else self._total
+
+    def add_total(self, view: BasisView, cotangent: int, examples: int) -> None:
+        """Add the gradients of one cotangent to a total that is not rotated."""
+        some = slice(cotangent, cotangent + 1)
+        self._total += total(some_cotangents(view.tangent, some), self._total.new_ones(examples, 1))
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
-        """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if wanted.
+        """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if there are.
 
         The c cotangents are those of the view, or mixtures (n, k, c) of the k cotangents in it.
         """
@@ -511,19 +548,26 @@ class SpectrumSums(Accumulator):
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
     set of gradients serves both sums; without it the homoscedastic meat and the score are left out. With other losses
-    the two are the same, up to a dispersion.
+    the two are the same, up to a dispersion. One of `every` so many examples may be enough.
     """
 
     label = "eigenvalues"
     bases: Sequence[Basis]
 
-    def __init__(self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None) -> None:
-        problem = gradients.problem
+    def __init__(
+        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None = None, every: int = 1
+    ) -> None:
+        problem, self.every = gradients.problem, every
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
         self.problem, self.bases, self.count, self.noise = problem, bases, problem.k, noise
         self.frame = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
         self.weights = torch.ones(1, problem.k, dtype=problem.dtype, device=problem.device)
-        roots = problem.hessian_roots
-        if roots is not None:  # the residuals are one more combination, which counts in the score only
+        roots, self.sketched = problem.hessian_roots, problem.sketch is not None
+        if self.sketched:  # the cotangents are these columns, and last the residual
+            self.weights = self.weights[:, :-1]
+            self.count -= noise is None
+            self.frame = self.frame[:, : self.count]
+        elif roots is not None:  # the residuals are one more combination, which counts in the score only
             self.weights = torch.ones(1, roots.shape[2] + 1, dtype=torch.float64, device=problem.device)
             self.weights[:, -1] = 0.0
         elif noise is not None and problem.k > 1:  # with one output the noise is a factor
@@ -531,11 +575,11 @@ class SpectrumSums(Accumulator):
             problem.passes.process_group.broadcast([sizes, self.frame], 0, "eigenvalues")
             self.weights = torch.cat([self.weights, sizes.clamp_min(0.0).unsqueeze(0)])
         self.cotangents = ConstantCotangents(self.frame.T)
-        self.sums = [MomentSums(basis, len(self.weights), problem.device) for basis in bases]
+        self.sums = [MomentSums(basis, len(self.weights), problem.device, not self.sketched) for basis in bases]
 
     def state(self) -> dict[str, Tensor]:
         """Squares and scores of every block."""
-        return states(self.sums)
+        return {"seen": self.seen, **states(self.sums)}
 
     def given(self) -> list[Tensor]:
         """The cotangents, their weights, and the bases."""
@@ -543,14 +587,18 @@ class SpectrumSums(Accumulator):
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
+        self.seen += len(range(*where.indices(self.problem.n)))
         residuals, roots = self.problem.residuals[where] @ self.frame, self.problem.hessian_roots
-        mixing, summed = None, residuals
-        if roots is not None:
-            if self.problem.sketch is None:  # where these are the cotangents themselves
-                mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
+        columns, mixing, summed = self.weights.shape[1], None, None if self.sketched else residuals
+        if roots is not None and not self.sketched:
+            mixing = torch.cat([roots[where], residuals.unsqueeze(2)], dim=2)
             summed = (self.weights == 0).to(residuals.dtype).expand(len(residuals), -1)
         for at, view in enumerate(chunk):
-            self.sums[at].add(view, self.weights, None if self.noise is None else summed, mixing)
+            curved = view
+            if self.sketched and self.count > columns:
+                self.sums[at].add_total(view, columns, len(residuals))
+                curved = view.of(slice(0, columns))
+            self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
             self.add_view(at, view, residuals)
 
     def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
@@ -561,6 +609,8 @@ class SpectrumSums(Accumulator):
         found = [one.finish() for one in self.sums]
         for basis, moments in zip(self.bases, found, strict=True):
             check_finite_sums(moments[0].inside, f"the squares of {basis.block.name}")
+        if self.every > 1:
+            found = [[moments.times(self.problem.n / float(self.seen)) for moments in each] for each in found]
         curvature, noise = [one[0] for one in found], [one[-1] for one in found]
         if self.noise is not None and self.problem.hessian_roots is None and self.problem.k == 1:
             noise = [one.times(float(self.noise)) for one in curvature]
@@ -577,6 +627,7 @@ class SampledSpectrumSums(SpectrumSums):
     def __init__(self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int) -> None:
         problem = gradients.problem
         self.problem, self.bases, self.noise, self.mixtures = problem, bases, noise, mixtures
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")
         roots = problem.hessian_roots
         self.signs = balanced_signs(problem.k if roots is None else roots.shape[2]).to(problem.residuals)
         draw = torch.Generator("cpu").manual_seed(0)
@@ -608,6 +659,7 @@ class SampledSpectrumSums(SpectrumSums):
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
         summed = None
+        self.seen += where.stop - where.start
         if self.noise is not None:
             lengths = lengths_of(self.problem.residuals[where])
             summed = torch.cat([lengths.new_zeros(len(lengths), self.count - 1), lengths], 1)
@@ -616,7 +668,7 @@ class SampledSpectrumSums(SpectrumSums):
 
 
 def spectrum_sums(
-    gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str]
+    gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str], every: int = 1
 ) -> SpectrumSums:
     """Pass 2 from all outputs, or from a few mixtures of them where examples are many."""
     problem = gradients.problem
@@ -627,7 +679,7 @@ def spectrum_sums(
             plural = "s" * (mixtures > 1)
             notes.append(f"eigenvalues come from {mixtures} random mixture{plural} of each example's outputs")
             return sampled
-    return SpectrumSums(gradients, bases, noise)
+    return SpectrumSums(gradients, bases, noise, every)
 
 
 def lengths_of(vectors: Tensor) -> Tensor:

@@ -78,8 +78,9 @@ class Projected:
             rows = torch.empty(len(chunk.outputs), count, self.size, dtype=precision, device=chunk.outputs.device)
             low = 0
             for tangent, basis, index in zip(chunk.tangents, self.bases, self.indices, strict=True):
-                for part, rotated in BasisView(tangent, basis, measured=False).chunks() if len(index) else ():
-                    rows[part, :, low : low + len(index)] = rotated.gather(index)
+                if len(index):
+                    view = BasisView(tangent, basis, measured=False)
+                    rows[:, :, low : low + len(index)] = view.coordinates(index)
                 low += len(index)
             yield chunk.where, rows
             del rows, chunk  # the next chunk needs the memory

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Rows, Tangent, Whole, is_transposed_in_memory
+from whence.jacobian.gradients import (
+    Block,
+    Concatenated,
+    Dense,
+    Factor,
+    Kronecker,
+    Rows,
+    Tangent,
+    Whole,
+    is_transposed_in_memory,
+)
 from whence.linalg import HALVES, product
 
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
@@ -205,7 +215,7 @@ class Full:
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        return Full(weights.transpose(1, 2) @ self.values, self.shape, self.padding)
+        return Full(weights.transpose(1, 2) @ raised(self.values), self.shape, self.padding)
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction: (n, c)."""
@@ -518,6 +528,18 @@ def combine(tangent: Tangent, weights: Tensor) -> Tangent:
     return Dense(tangent.block, (mix(values, weights.to(values.dtype)),))
 
 
+def some_cotangents(tangent: Tangent, some: slice) -> Tangent:
+    """The gradients of some of the cotangents."""
+    if isinstance(tangent, Dense):
+        return Dense(tangent.block, tuple(part[:, some] for part in tangent.parts))
+    if isinstance(tangent, Rows):
+        return Rows(tangent.block, tangent.index, tangent.grads[:, some])
+    g = tangent.g
+    if isinstance(g, Concatenated) and g.axis == "cotangents" and len(g.parts) == tangent.cotangents:
+        return Kronecker(tangent.block, tangent.a, Concatenated(g.parts[some], "cotangents"))
+    return Kronecker(tangent.block, tangent.a, Whole(tangent.grads()[:, some]))
+
+
 class BasisView:
     """Gradients in the coordinates of a basis, by the cheapest order of contractions.
 
@@ -558,6 +580,18 @@ class BasisView:
         else:
             yield from self._formed(*self._factors_to_form())
 
+    def coordinates(self, index: Tensor) -> Tensor:
+        """The coordinates at flat positions of the basis: (n, c, r)."""
+        tangent, shape = self.tangent, self.basis.shape
+        if isinstance(tangent, Kronecker) and shape[0] == 1 and tangent.positions > 1 and self._rotates_factors_first:
+            n, c = tangent.examples, tangent.cotangents
+            if n * c * math.prod(shape) <= CHUNK_NUMBERS["cuda" if index.is_cuda else "cpu"]:
+                a, g = _project(tangent.a, self.basis.inputs), _project(tangent.g, self.basis.outputs)
+                matrices = g.transpose(3, 4).reshape(n, -1, g.shape[3]) @ a.squeeze(1)  # (n, c o, i)
+                found = matrices.reshape(n, c, -1)
+                return found if len(index) == math.prod(shape) else found[:, :, index]
+        return torch.cat([rotated.gather(index) for _, rotated in self.chunks()])
+
     def mixed(self, weights: Tensor) -> Iterator[tuple[slice, Rotated]]:
         """The same for combinations of the cotangents by weights (n, c, q), which are as many cotangents q."""
         held = self._rotated()
@@ -565,11 +599,15 @@ class BasisView:
             yield slice(0, held.examples), held.mix(weights.to(held.dtype))
             return
         a, g = self._factors_to_form()
-        if g.dtype == torch.float16:  # has no room for small weights
-            for part, formed in self._formed(a, g):
-                yield part, formed.mix(weights[part].to(formed.dtype))
+        if g.dtype == torch.float16 or weights.shape[1] < weights.shape[2]:
+            # float16 has no room for small weights; and matrices of fewer cotangents take fewer products
+            yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
         else:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
+
+    def of(self, some: slice) -> BasisView:
+        """The gradients of some of the cotangents in the same basis."""
+        return BasisView(some_cotangents(self.tangent, some), self.basis, self.rounded, coarse=self.coarse)
 
     def energy(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); of what lies outside, if products are rounded."""

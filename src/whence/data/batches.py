@@ -316,7 +316,7 @@ def check_weights(weights: Any, size: int, where: str) -> None:
 def check_finite(value: Any, what: str, where: str) -> None:
     """Raise when a tensor holds NaN or infinity."""
     for leaf in tensors_of(value):
-        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+        if leaf.is_floating_point() and leaf.numel() and not bool(torch.isfinite(torch.stack(leaf.aminmax())).all()):
             bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1).nonzero()[0].item()
             advice = "Look at that example's inputs and at the weights."
             raise InputError(

@@ -26,10 +26,10 @@ from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
 from whence.jacobian.functional import OneByOne, Run, Vectorized
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent
-from whence.jacobian.network import SoftmaxColumns
 from whence.jacobian.record import Call, differentiable, gradient_forms, make_blocks, pull_back, tangents_of, walk
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
+from whence.jacobian.softmax import SoftmaxColumns
 from whence.jacobian.verify import (
     BATCH_SIZES,
     AutogradReference,

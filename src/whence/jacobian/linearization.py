@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.data.batches import Batch, Batches, Inputs, check_finite, take
+from whence.data.batches import Batch, Batches, Inputs, check_finite, length, take
 from whence.data.targets import LossDerivatives, Positions, check_weights_given, diagonal_blocks, none_if_ones
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.capture import Capture
@@ -23,6 +23,7 @@ from whence.jacobian.sketches import (
     OutputSketch,
     SketchedBatches,
     SketchedOutputs,
+    usual_columns,
 )
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
@@ -389,17 +390,21 @@ def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], devic
 
 
 def _default_columns(network: Network, batches: Batches) -> int | None:
-    """No sketch where outputs are few, and a fixed number of columns where they are many."""
+    """No sketch where outputs are few; where they are many, the fewer columns, the more examples there are."""
     first = batches.first()
     with torch.no_grad():
         shape = network.shaped(take(first.inputs, slice(0, 1)), "batch 0").shape[1:]
     if shape.numel() <= ALL_OUTPUTS:
         return None
+    known = length(batches.loader)
+    local = None if known is None else known * first.size
+    every = batches.passes.process_group.all_gather_object("the data", local)
+    columns = COLUMNS if None in every else usual_columns(sum(every))
     batches.notes.append(
-        f"of {_sizes(shape)}, {COLUMNS} random columns of the loss's Hessian were used in each training example, and "
-        "the residual; hessian_columns='all' uses all"
+        f"of {_sizes(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used in each "
+        "training example, and the residual; hessian_columns='all' uses all"
     )
-    return COLUMNS
+    return columns
 
 
 def sketched_derivatives(outputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from whence.errors import (
     did_you_mean,
     first_line,
 )
+from whence.jacobian.softmax import SoftmaxColumns
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
 TOLERANCES = {  # largest differences of outputs, relative to the largest one
@@ -48,6 +49,9 @@ CHECKED_EXAMPLES = 256
 
 CHECKED_BATCHES = 32
 """First batches in which an example is also run alone; after them, only batches whose number is a power of two."""
+
+MANY_OUTPUTS = 2**16
+"""Outputs of an example, at all positions, from which on only these batches are checked: one costs as much as a few."""
 
 
 class Network:
@@ -207,7 +211,8 @@ class SeparateExamples:
         """Raise if an example of this batch has other outputs when it is run alone."""
         self.batches += 1
         number = self.batches
-        if len(outputs) < 2 or (number > CHECKED_BATCHES and number & (number - 1)):
+        checked = CHECKED_BATCHES if outputs[0].numel() < MANY_OUTPUTS else 0
+        if len(outputs) < 2 or (number > checked and number & (number - 1)):
             return
         flat = outputs.detach().flatten(1)
         self.scale = max(self.scale, float(flat.abs().max()))
@@ -373,83 +378,6 @@ class OutputMixtures:
         return torch.einsum("nj,njc->nc", some, self.basis.to(some.dtype))
 
 
-@dataclass(frozen=True)
-class SoftmaxColumns:
-    """Inputs, with sums over positions t of h_tj (f_ty - p_t . f_t), y = y_tj, for the softmax p of the outputs f.
-
-    Their gradients in the outputs are h (e_y - p): columns of a root of the Hessian of cross-entropy, or its residual.
-    Probabilities are taken as fixed. No array has a number for every position, class and column.
-
-    Examples:
-        >>> view = SoftmaxColumns(None, torch.tensor([[[1]]]), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
-        >>> view.apply(torch.tensor([[0.0, 2.0]]))  # 2 - 2 / (1 + e^-2)
-        tensor([[0.2384]])
-    """
-
-    inputs: Any  # what the model is called with
-    classes: Tensor  # (n, t, c) y
-    weights: Tensor  # (n, t, c)
-    floors: Tensor  # (n, t, c); h is the weight times the root of max(p_y, floor)
-
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.classes.shape[-1]
-
-    def apply(self, outputs: Tensor) -> Tensor:
-        """(n, c) of outputs (n, K)."""
-        n, t, _ = self.classes.shape
-        f = widened(outputs).reshape(n, t, -1)
-        p = f.detach().softmax(2)
-        top = p.argmax(2, keepdim=True)
-        classes = self.classes.long()
-        h = self.weights.to(p.dtype) * torch.maximum(p.gather(2, classes), self.floors.to(p.dtype)).sqrt()
-        # Relative to the largest output, so that 1 - p of a label that is nearly certain keeps its digits.
-        others = p.scatter(2, top, 0.0)
-        picked = f.gather(2, torch.cat([classes, top], dim=2))
-        highest = picked[:, :, -1:]
-        mean = (others * f).sum(2, keepdim=True) - others.sum(2, keepdim=True) * highest
-        own = h * (classes != top)
-        return (own * (picked[:, :, :-1] - highest) - h * mean).sum(1)
-
-    def products(self, outputs: Tensor, most: int = 2**23) -> tuple[Tensor, Tensor]:
-        """(n, c) as of `apply`, and (n, c, c) inner products of the gradients, for outputs (n, ..., k).
-
-        Of a part of the positions at once, whose outputs are `most` or fewer.
-        """
-        k, shape = outputs.shape[-1], self.classes.shape
-        flat, each = outputs.reshape(-1, k), self.classes.long().flatten(0, 1)
-        parts = []
-        for some, classes in zip(*(one.split(max(1, most // k)) for one in (flat, each)), strict=True):
-            f = widened(some)
-            p = f.softmax(1)
-            probability = p.gather(1, classes)
-            top = p.argmax(1, keepdim=True)
-            others, own = p.scatter(1, top, 0.0), classes == top
-            at_top = torch.where(own, others.sum(1, keepdim=True), -p.gather(1, top))  # of e_y - p
-            elsewhere = torch.where(own, 0.0, probability)
-            values = f.gather(1, classes) - (p * f).sum(1, keepdim=True)
-            squares = others.square().sum(1, keepdim=True).expand_as(values)
-            parts.append(torch.stack([probability, at_top, elsewhere, values, squares]).double())
-        found = torch.cat(parts, dim=1).unflatten(1, shape[:2])
-        probability, at_top, elsewhere, values, squares = found.unbind(0)
-        h = self.weights.double() * torch.maximum(probability, self.floors.double()).sqrt()
-        same = (self.classes.unsqueeze(3) == self.classes.unsqueeze(2)) & (at_top < 0).unsqueeze(3)
-        crossed = (h * elsewhere).mT @ h
-        gram = (h * at_top).mT @ (h * at_top) - crossed - crossed.mT + (h * squares).mT @ h
-        return (h * values).sum(1), gram + torch.einsum("ntc,ntcd,ntd->ncd", h, same.double(), h)
-
-
-def widened(outputs: Tensor) -> Tensor:
-    """Outputs in single precision at least, for a softmax.
-
-    Examples:
-        >>> widened(torch.zeros(1, dtype=torch.bfloat16)).dtype
-        torch.float32
-    """
-    return outputs.float() if outputs.dtype.itemsize < torch.float32.itemsize else outputs
-
-
 OutputView: TypeAlias = SelectedOutputs | OutputMixtures | SoftmaxColumns
 
 
@@ -461,11 +389,6 @@ _pytree.register_pytree_node(
     OutputMixtures,
     lambda view: ([view.inputs, view.basis], view.start),
     lambda parts, start: OutputMixtures(*[*parts, start]),
-)
-_pytree.register_pytree_node(
-    SoftmaxColumns,
-    lambda view: ([view.inputs, view.classes, view.weights, view.floors], None),
-    lambda parts, _: SoftmaxColumns(*parts),
 )
 
 

@@ -34,6 +34,7 @@ from whence.jacobian.gradients import (
 )
 from whence.jacobian.rules.base import Record, Root, Tracked
 from whence.jacobian.rules.embeddings import scatter
+from whence.jacobian.softmax import Columns
 
 Call = Callable[[Inputs], Tensor]
 """Runs the user's model on a batch: outputs (n, k)."""
@@ -103,8 +104,8 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
 
 
 def _may_reorder(node: Any, n: int, last: bool) -> bool:
-    if isinstance(node, BackwardCFunction):  # of a user's own autograd function
-        return True
+    if isinstance(node, BackwardCFunction):  # of a user's own autograd function, not of ours
+        return not isinstance(node, Columns._backward_cls)
     check = REORDERING.get(type(node).__name__)
     return check is not None and check(node, n, last)
 

@@ -27,14 +27,29 @@ from torch.nn.functional import pad
 from whence.data.batches import Batch, Batches, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import InputError, StaleModelError
-from whence.jacobian.network import Network, OutputMixtures, OutputView, SeparateExamples, SoftmaxColumns, widened
+from whence.jacobian.network import Network, OutputMixtures, OutputView, SeparateExamples
+from whence.jacobian.softmax import Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
 
 ALL_OUTPUTS = 64
 """Largest number of outputs for which no sketch is used by default."""
 
 COLUMNS = 16
-"""Columns of a sketch, by default."""
+"""Columns of a sketch, by default, of a training set of a few thousand examples or fewer."""
+
+ALL_COLUMNS = 2**16
+"""Columns of all examples together from which on fewer of each will do: curvatures of 3,500 degrees of freedom."""
+
+
+def usual_columns(examples: int) -> int:
+    """Columns of a sketch of each of so many examples, by default.
+
+    Examples:
+        >>> [usual_columns(n) for n in (100, 4096, 10_000, 1_000_000)]
+        [16, 16, 7, 1]
+    """
+    return min(COLUMNS, max(1, -(-ALL_COLUMNS // max(examples, 1))))
+
 
 CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 """The outputs of one chunk of a batch are kept under this size, where labels are sampled."""
@@ -42,8 +57,8 @@ CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 MIXTURE_BYTES = 96 * 2**20
 """Random signs of all outputs of one chunk, where there are such, are kept under this size."""
 
-POSITION_BYTES = 64 * 2**20
-"""Sums of probabilities, in double precision, are held for so many positions at once."""
+BLOCK = 128
+"""Probabilities whose sums are looked through before single ones."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +174,9 @@ class SketchedBatches:
         with torch.no_grad():
             outputs = self.network.shaped(batch.inputs, where).detach()
         check_finite(outputs, "outputs of the model", where)
-        self.separate.check(batch.inputs, outputs, where)
         self.width = outputs.shape[-1]
         sampled = self._samples(batch.targets)
+        self.separate.check(batch.inputs, outputs, where)
         for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
             view, found = (self._from_labels if sampled else self._from_signs)(some, chunk, where)
@@ -210,26 +225,29 @@ class SketchedBatches:
         assert isinstance(self.likelihood, Categorical)
         n, k = len(outputs), outputs.shape[-1]
         flat = outputs.reshape(-1, k)
-        _, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
+        own, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
         weights = position_weights(batch.weights, outputs, sizes > 0, where).double()
-        if self.labels is not None:
-            labels = self._known(batch)
-        else:
-            uniform = random_uniform(*self._places(batch, weights), self.seed).reshape(-1)
-            step = max(1, POSITION_BYTES // (k * torch.float64.itemsize))
-            pairs = [
-                sample_labels(widened(some).softmax(1), drawn, self.columns)
-                for some, drawn in zip(flat.split(step), uniform.split(step), strict=True)
-            ]
-            classes, floors = (torch.cat(each).unflatten(0, (n, -1)) for each in zip(*pairs, strict=True))
+        labels = None if self.labels is None else self._known(batch)
+        uniform = random_uniform(*self._places(batch, weights), self.seed).reshape(-1)
+        drawn, picked, low = [], [], 0
+        for some in flat.split(chunk_of_positions(flat)):
+            here, p = slice(low, low + len(some)), Softmax.of(some)
+            if labels is None:
+                drawn.append(sample_labels(p.all(), uniform[here], self.columns))
+                p.others.scatter_(1, p.top, 0.0)
+            classes = drawn[-1][0] if labels is None else labels.classes.flatten(0, 1)[here]
+            picked.append(p.pick(torch.cat([classes.long().clamp_min(0), own[here].unsqueeze(1)], dim=1)))
+            low = here.stop
+        if labels is None:
+            classes, floors = (torch.cat(each).unflatten(0, (n, -1)) for each in zip(*drawn, strict=True))
             labels = Labels(classes, floors.to(self.dtype))
         view = self._softmax_columns(batch, where, labels)
-        values, gram = view.products(outputs)
+        values, gram = view.inner_products(torch.cat(picked, dim=1))
         return view, SketchedOutputs(
             values.to(self.dtype),
             gram.to(self.dtype),
             example_weights(batch.weights, weights).to(self.dtype),
-            outputs.abs().flatten(1).amax(1).to(self.dtype),
+            values.new_zeros(n, dtype=self.dtype),
             (weights > 0).sum(1),
             *labels,
         )
@@ -336,17 +354,28 @@ def sample_labels(p: Tensor, uniform: Tensor, columns: int) -> tuple[Tensor, Ten
         >>> classes.tolist(), floors.tolist()
         ([[0, 3]], [0.5])
     """
-    k = p.shape[1]
-    largest, at = p.topk(min(columns, k), dim=1)
-    rest = p.scatter(1, at, 0.0).sum(1, keepdim=True) + largest.flip(1).cumsum(1).flip(1)  # from each of these on
-    shares = rest / (columns - torch.arange(largest.shape[1], device=p.device))
-    enough = largest <= shares
-    first = enough.int().argmax(1, keepdim=True)
-    floors = torch.where(enough.any(1, keepdim=True), shares.gather(1, first), 0.0)
-    chances = torch.where(p > floors, 1.0, p / floors.clamp_min(torch.finfo(p.dtype).tiny))
-    wanted = uniform.unsqueeze(1) + torch.arange(columns, device=p.device)
-    found = torch.searchsorted(chances.cumsum(1, dtype=torch.float64), wanted, right=True)
-    return torch.where(found < k, found, -1).int(), floors.squeeze(1)
+    floors = None
+    if columns > 1:
+        largest, at = p.topk(min(columns, p.shape[1]), dim=1)
+        rest = p.scatter(1, at, 0.0).sum(1, keepdim=True) + largest.flip(1).cumsum(1).flip(1)  # from each of these on
+        shares = rest / (columns - torch.arange(largest.shape[1], device=p.device))
+        enough = largest <= shares
+        first = enough.int().argmax(1, keepdim=True)
+        floors = torch.where(enough.any(1, keepdim=True), shares.gather(1, first), 0.0)
+        p = p.minimum(floors.clamp_min(torch.finfo(p.dtype).tiny))  # chances, times the floor
+    # Sums of blocks first: sums up to every word take long.
+    k, whole = p.shape[1], p.shape[1] // BLOCK * BLOCK
+    blocks = [p[:, :whole].unflatten(1, (-1, BLOCK)).sum(2), p[:, whole:].sum(1, keepdim=True)]
+    sums = torch.cat(blocks, dim=1).cumsum(1, dtype=torch.float64)
+    scale = sums[:, -1:] if floors is None else floors.double().clamp_min(torch.finfo(p.dtype).tiny)
+    wanted = (uniform.unsqueeze(1) + torch.arange(columns, device=p.device)) * scale
+    block = torch.searchsorted(sums, wanted, right=True)  # (m, c)
+    before = pad(sums, (1, 0)).gather(1, block)
+    places = (BLOCK * block).unsqueeze(2) + torch.arange(BLOCK, device=p.device)  # (m, c, BLOCK)
+    inside = p.gather(1, places.clamp_max(k - 1).flatten(1)).unflatten(1, (columns, BLOCK)) * (places < k)
+    within = torch.searchsorted(inside.cumsum(2, dtype=torch.float64), (wanted - before).unsqueeze(2), right=True)
+    found = BLOCK * block + within.squeeze(2).clamp_max(BLOCK - 1)
+    return torch.where(found < k, found, -1).int(), scale.squeeze(1) if floors is None else floors.squeeze(1)
 
 
 def random_uniform(examples: Tensor, places: Tensor, seed: int) -> Tensor:

@@ -71,6 +71,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
                 checks.leverage(fitted),
             ]
         found.append(_check_ridges(fitted, many, late=time.monotonic() - start > seconds))
+        found.extend(checks.trust_of_columns(fitted))
         found.extend(checks.trust_of_gradients(fitted))
     return Trust(tuple(found), len(ours.hec3), time.monotonic() - start)
 

@@ -411,6 +411,31 @@ def degrees_of_freedom(found: float, numbers: int, estimate: float = math.nan, e
     return Check("degrees of freedom", level, figures, words)
 
 
+def hessian_columns(freedom: float, columns: int, each: int) -> Check:
+    """Whether random columns of the Hessians are so many that the inverse of their curvature is of the right size.
+
+    With x degrees of freedom a column, variances are too large: Ho by 1 / (1 - x), as the inverse of a Wishart matrix,
+    and HeC3 by about the fourth power of that, measured for x up to 0.4.
+
+    Args:
+        freedom: degrees of freedom.
+        columns: of all training examples together.
+        each: columns of one.
+    """
+    share = min(freedom / columns, 1.0 - 1e-6)
+    times = 1.0 / (1.0 - share)
+    wanted = math.ceil(each * share / (1.0 - FOLD[0] ** -0.25))
+    return _judged(
+        "Hessian columns",
+        level_of(times**4, FOLD),
+        {"found": freedom, "of": float(columns), "Ho times": times, "HeC3 times": times**4},
+        "Random columns of the loss's Hessian are many times the degrees of freedom.",
+        f"Random columns of the loss's Hessian are too few for so many degrees of freedom: variances are too large, "
+        f"HeC3 by about {times**4:.3g}. Use hessian_columns={wanted} or more, more training examples, a larger "
+        "`ridge`, or a core or sketch of fewer coordinates.",
+    )
+
+
 def leverage(fitted: Fitted) -> Check:
     """Whether leverages are possible."""
     guarded, among, policy = fitted.adjusted.guarded, fitted.meats.deletions, fitted.loo.policy
@@ -519,7 +544,7 @@ def _if_solved(check: Check, residual: float) -> Check:
 
 
 def trust_of_fit(fitted: Fitted) -> Trust:
-    """Degrees of freedom, leverages, the structure's own Newton step, and gradients that a core or EKFAC misses.
+    """Degrees of freedom, columns, leverages, the structure's own step, and gradients that a core or EKFAC misses.
 
     Standard errors are the typical one of training predictions: noise times the root of degrees of freedom a number.
     """
@@ -542,7 +567,16 @@ def trust_of_fit(fitted: Fitted) -> Trust:
         degrees_of_freedom(freedom, problem.numbers),
         leverage(fitted),
     ]
-    return Trust((*checks, *trust_of_gradients(fitted)))
+    return Trust((*checks, *trust_of_columns(fitted), *trust_of_gradients(fitted)))
+
+
+def trust_of_columns(fitted: Fitted) -> Iterator[Check]:
+    """Whether random columns are enough, where the inverse of a matrix of them is taken."""
+    problem = fitted.problem
+    if problem.sketch is not None and not isinstance(fitted.bread, FittedSpectral):
+        columns = problem.counted * problem.sketch.columns
+        if columns < problem.numbers:
+            yield hessian_columns(fitted.bread.degrees_of_freedom, columns, problem.sketch.columns)
 
 
 def trust_of_gradients(fitted: Fitted) -> Iterator[Check]:

@@ -1,0 +1,184 @@
+"""Columns of the Hessian of cross-entropy without an array for every position, class and column.
+
+Probabilities are taken relative to the most probable class: with odds d_y = exp(f_y - f_top), zero for the top class,
+and their sum s, p_y = d_y / (1 + s) and 1 - p_top = s / (1 + s), which keeps its digits however certain the top is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+CHUNK = {"cpu": 2**20, "cuda": 2**26}
+"""Outputs of the positions that are widened at once."""
+
+
+def chunk_of_positions(outputs: Tensor) -> int:
+    """How many rows of outputs (m, k) are widened at once."""
+    return max(1, CHUNK.get(outputs.device.type, CHUNK["cpu"]) // outputs.shape[1])
+
+
+class Softmax(NamedTuple):
+    """Probabilities of rows of outputs (m, k), in single precision at least."""
+
+    top: Tensor  # (m, 1) the most probable class
+    below: Tensor  # (m, k) outputs less that of the top class
+    others: Tensor  # (m, k) probabilities, zero for the top class
+    rest: Tensor  # (m, 1) 1 - p_top
+    largest: Tensor  # (m, 1) p_top
+
+    @classmethod
+    def of(cls, outputs: Tensor) -> Softmax:
+        """Of outputs (m, k); half precision is widened.
+
+        Examples:
+            >>> Softmax.of(torch.tensor([[0.0, 30.0]])).rest
+            tensor([[9.3576e-14]])
+        """
+        highest, top = outputs.max(1, keepdim=True)
+        below = outputs - (highest.float() if highest.dtype.itemsize < torch.float32.itemsize else highest)
+        others = below.exp()
+        others[torch.arange(len(others), device=top.device), top[:, 0]] = 0.0  # under vmap, scatter_ would be slow
+        odds = others.sum(1, keepdim=True)
+        largest = 1.0 / (1.0 + odds)
+        return cls(top, below, others.mul_(largest), odds * largest, largest)
+
+    def all(self) -> Tensor:
+        """(m, k) the probabilities of all classes; these take the place of `others`."""
+        return self.others.scatter_(1, self.top, self.largest)
+
+    def minus_mean(self) -> Tensor:
+        """(m, 1) f_top - p . f."""
+        found: Tensor = -torch.linalg.vecdot(self.others, self.below).unsqueeze(1)
+        return found
+
+    def pick(self, classes: Tensor) -> Tensor:
+        """What the columns of these classes (m, c) need: (5, m, c), in double precision.
+
+        Their probabilities p_y; of e_y - p the entry at the top class, and what p_y adds elsewhere; y's output less
+        p . f; and the sum of squares of the others.
+        """
+        own = classes == self.top
+        probability = torch.where(own, self.largest, self.others.gather(1, classes))
+        at_top = torch.where(own, self.rest, -self.largest)
+        elsewhere = torch.where(own, 0.0, probability)
+        values = self.below.gather(1, classes) + self.minus_mean()
+        squares = torch.linalg.vecdot(self.others, self.others).unsqueeze(1).expand_as(values)
+        return torch.stack([probability, at_top, elsewhere, values, squares]).double()
+
+
+@dataclass(frozen=True)
+class SoftmaxColumns:
+    """Inputs, with sums over positions t of h_tj (f_ty - p_t . f_t), y = y_tj, for the softmax p of the outputs f.
+
+    Their gradients in the outputs are h (e_y - p): columns of a root of the Hessian of cross-entropy, or its residual.
+    Probabilities are taken as fixed.
+
+    Examples:
+        >>> view = SoftmaxColumns(None, torch.tensor([[[1]]]), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+        >>> view.apply(torch.tensor([[0.0, 2.0]]))  # 2 - 2 / (1 + e^-2)
+        tensor([[0.2384]])
+    """
+
+    inputs: Any  # what the model is called with
+    classes: Tensor  # (n, t, c) y
+    weights: Tensor  # (n, t, c)
+    floors: Tensor  # (n, t, c); h is the weight times the root of max(p_y, floor)
+
+    @property
+    def count(self) -> int:
+        """The number c."""
+        return self.classes.shape[-1]
+
+    def apply(self, outputs: Tensor) -> Tensor:
+        """(n, c) of outputs (n, K)."""
+        n, t, _ = self.classes.shape
+        rows = outputs.reshape(n * t, -1)
+        given = (one.flatten(0, 1) for one in (self.classes.long(), self.weights, self.floors))
+        columns: Any = Columns.apply
+        found: Tensor = columns(rows, *given)[0].unflatten(0, (n, t)).sum(1)
+        return found
+
+    def products(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, c) as of `apply`, and (n, c, c) inner products of the gradients, for outputs (n, ..., k)."""
+        flat, classes = outputs.reshape(-1, outputs.shape[-1]), self.classes.long().flatten(0, 1)
+        step = chunk_of_positions(flat)
+        parts = zip(flat.split(step), classes.split(step), strict=True)
+        return self.inner_products(torch.cat([Softmax.of(some).pick(each) for some, each in parts], dim=1))
+
+    def inner_products(self, picked: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from what `Softmax.pick` found at all positions."""
+        shape = self.classes.shape[:2]
+        probability, at_top, elsewhere, values, squares = picked.unflatten(1, shape).unbind(0)
+        h = self.weights.double() * torch.maximum(probability, self.floors.double()).sqrt()
+        same = (self.classes.unsqueeze(3) == self.classes.unsqueeze(2)) & (at_top < 0).unsqueeze(3)
+        crossed = (h * elsewhere).mT @ h
+        gram = (h * at_top).mT @ (h * at_top) - crossed - crossed.mT + (h * squares).mT @ h
+        return (h * values).sum(1), gram + torch.einsum("ntc,ntcd,ntd->ncd", h, same.double(), h)
+
+
+# As a pytree, a view is moved to a device, cut into chunks and mapped over by torch.vmap as dicts and tuples are.
+_pytree.register_pytree_node(
+    SoftmaxColumns,
+    lambda view: ([view.inputs, view.classes, view.weights, view.floors], None),
+    lambda parts, _: SoftmaxColumns(*parts),
+)
+
+
+class Columns(torch.autograd.Function):
+    """h (f_y - p . f) of every position and column, whose derivative in f is h (e_y - p): one product a backward pass.
+
+    Probabilities are kept in the precision of the outputs.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        outputs: Tensor, classes: Tensor, weights: Tensor, floors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Values (m, c) of outputs (m, k); and what the derivative needs."""
+        others = torch.empty_like(outputs)
+        step, parts, start = chunk_of_positions(outputs), [], 0
+        for some, y, weight, floor in zip(
+            *(one.split(step) for one in (outputs, classes, weights, floors)), strict=True
+        ):
+            p = Softmax.of(some)
+            probability = torch.where(y == p.top, p.largest, p.others.gather(1, y))
+            h = weight.to(probability.dtype) * torch.maximum(probability, floor.to(probability.dtype)).sqrt()
+            parts.append((h * (p.below.gather(1, y) + p.minus_mean()), h, p.rest, p.top))
+            others[start : start + len(some)] = p.others
+            start += len(some)
+        values, h, rest, top = (torch.cat(each) for each in zip(*parts, strict=True))
+        return values, others, h, rest, top
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """Keep the probabilities."""
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[1], *output[1:])
+        ctx.save_for_forward(inputs[1], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """The sum over columns of u h (e_y - p)."""
+        classes, others, h, rest, top = ctx.saved_tensors
+        weighted, own = h * grads[0], classes == top
+        at_top = (weighted * torch.where(own, rest, rest - 1.0)).sum(1, keepdim=True)
+        added = torch.cat([torch.where(own, 0.0, weighted), at_top], dim=1)
+        found = others * -weighted.sum(1, keepdim=True).to(others.dtype)
+        return found.scatter_add_(1, torch.cat([classes, top], dim=1), added.to(found.dtype)), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        """H (t_y - p . t)."""
+        classes, others, h, rest, top = ctx.saved_tensors
+        along = tangents[0]
+        highest = along.gather(1, top)
+        mean = (others * along).sum(1, keepdim=True) - rest * highest
+        found = h * (torch.where(classes == top, 0.0, along.gather(1, classes) - highest) - mean)
+        return found, None, None, None, None

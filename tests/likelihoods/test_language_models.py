@@ -1,0 +1,119 @@
+"""Fits of language models: bases from some of the sequences, too few columns, and the memory they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from whence.trust import trust_of_fit
+
+WORDS, LENGTH = 13, 6
+
+
+class Decoder(nn.Module):
+    """Logits (n, t, words) of the next token, from one causal layer."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.words = nn.Embedding(WORDS, width)
+        self.layer = nn.TransformerEncoderLayer(width, 2, 6, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.words.weight.dtype)
+        return self.head(self.layer(self.words(x), src_mask=mask))
+
+
+def sequences(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(0, WORDS, (n, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:].contiguous()
+
+
+def batches(n: int, size: int) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(*(one.split(size) for one in sequences(n)), strict=True))
+
+
+def fit(data: list[tuple[Tensor, Tensor]], structure: Any, **options: Any) -> whence.Tracer:
+    model = Decoder().double().eval()
+    options = {"ridge": 0.5, "hessian_columns": 3, "parameters": ["layer.linear*", "head.*"], **options}
+    return whence.fit(model, data, "categorical", structure, progress=False, **options)
+
+
+@pytest.mark.parametrize("size", [3, 8, 40, 64])
+def test_bases_from_some_of_the_sequences(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core of all coordinates does not depend on its basis; EKFAC's eigenvalues are those of all sequences in it."""
+    monkeypatch.setattr("whence.curvature.kronecker.MANY_EXAMPLES", 1)
+    monkeypatch.setattr("whence.curvature.kronecker.EXAMPLES_PER_SIDE", 5)  # 64 of 384 positions
+    monkeypatch.setattr("whence.curvature.core.RANKED", 4)
+    data, test = batches(64, size), sequences(4, 1)[0]
+    exact = fit(data, whence.Exact("primal"))
+    core = fit(data, whence.Core(size=10_000, tolerance=0))
+    note = next(note for note in map(str, core.bread.notes) if "training sequences" in note)
+    seen = int(note.split("come from ")[1].split()[0])
+    assert seen < 48
+    for name in ("ho", "hec3"):
+        wanted = exact.predict(test, outputs="predicted").variance(name)
+        torch.testing.assert_close(core.predict(test, outputs="predicted").variance(name), wanted, rtol=1e-6, atol=0)
+    ekfac = fit(data, whence.EKFAC(tolerance=0))
+    assert any("training sequences" in str(note) for note in ekfac.bread.notes)
+    total = sum(float(one.inside.sum()) for one in ekfac.bread.spectrum.curvature)  # type: ignore[attr-defined]
+    curved = sum(float(rows[:, :-1].square().sum()) for _, rows in exact.bread.rows.read("rows"))  # type: ignore[attr-defined]
+    assert total == pytest.approx(curved, rel=1e-6)
+
+
+def test_eigenvalues_from_some_of_the_sequences_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sequences that are all alike, one is as good as all."""
+    x, y = sequences(1)
+    alike = [(x.expand(8, -1), y.expand(8, -1))] * 6
+    shares = []
+    for many in (10**6, 1):
+        monkeypatch.setattr("whence.curvature.kronecker.MANY_EXAMPLES", many)
+        monkeypatch.setattr("whence.curvature.kronecker.EXAMPLES_PER_SIDE", 1)
+        monkeypatch.setattr("whence.curvature.core.RANKED", 1)
+        torch.manual_seed(0)
+        notes = fit(alike, whence.Core(size=5, tolerance=0), hessian_columns=40).bread.notes
+        shares.append(next(note for note in notes if "degrees of freedom" in note))
+        assert any("of 48 training sequences" in note for note in notes) == (many == 1)
+    first, second = (float(note.split(" coordinates, ")[1].split(" %")[0]) for note in shares)
+    assert first == pytest.approx(second, abs=3.0)  # signs of columns differ
+
+
+def column_check(tracer: whence.Tracer) -> Any:
+    return next(check for check in trust_of_fit(tracer) if check.name == "Hessian columns")
+
+
+@pytest.mark.parametrize(("n", "columns", "level"), [(240, 1, "do not trust"), (240, 3, "careful"), (240, 12, "fine")])
+def test_too_few_columns_are_said_so(n: int, columns: int, level: str) -> None:
+    """What the check says of Ho and HeC3 against a fit with all outputs."""
+    data, test = batches(n, n), sequences(20, 1)[0]
+    every = fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns="all").predict(test, outputs="predicted")
+    ratios = {"ho": 0.0, "hec3": 0.0}
+    for seed in range(4):
+        execution = whence.Execution(generator=torch.Generator().manual_seed(seed))
+        tracer = fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns=columns, execution=execution)
+        found = tracer.predict(test, outputs="predicted")
+        for name in ratios:
+            ratios[name] += float((found.variance(name) / every.variance(name)).mean()) / 4
+    check = column_check(tracer)
+    assert check.level == level
+    assert check.numbers["Ho times"] == pytest.approx(ratios["ho"], rel=0.2)
+    assert check.numbers["HeC3 times"] == pytest.approx(ratios["hec3"], rel=0.4)
+    assert ("Use hessian_columns=" in check.words) == (level != "fine")
+    assert ("Hessian columns" in str(tracer.diagnostics)) == (level != "fine")
+
+
+def test_enough_columns_as_the_check_says_are_fine() -> None:
+    data = batches(120, 120)
+    few = column_check(fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns=2))
+    wanted = int(few.words.split("hessian_columns=")[1].split()[0])
+    assert column_check(fit(data, whence.Exact("primal"), ridge=0.5, hessian_columns=wanted)).level == "fine"
+
+
+def test_structures_without_an_inverse_of_columns_are_not_checked() -> None:
+    names = [check.name for check in trust_of_fit(fit(batches(12, 12), whence.EKFAC(), hessian_columns=1))]
+    assert "Hessian columns" not in names
