@@ -404,7 +404,7 @@ def _model_words(model: dict[str, Any]) -> list[str]:
             f"weight decay {model['weight_decay']:g},"
         )
     listed = ", ".join(f"{kind} {figure(value)}" for kind, value in scores.items())
-    better = [f"the better one: {score} on {rows} they had not seen: {listed}"] if len(scores) > 1 else []
+    better = [f"taken for its smaller {score} on {rows}: {listed}"] if len(scores) > 1 else []
     return [f"{words} chosen by {rows}", *better]
 
 
