@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import sqrtm
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     GradientBoostingRegressor,
@@ -93,15 +94,16 @@ def dense_variances(leaves: Leaves, test: Array, squared_error: bool) -> dict[st
     n, k, _ = rows.shape
     inverse = np.linalg.inv(np.einsum("nkd,nkj,nje->de", rows, hessians, rows) + np.diag(penalty))
     noise = np.tile(residuals.T @ residuals / n, (n, 1, 1)) if squared_error else hessians
-    found = {name: np.zeros((len(test), k, k)) for name in ("ho", "hec0", "hec3")}
+    found = {name: np.zeros((len(test), k, k)) for name in ("ho", "hec0", "hec2", "hec3")}
     trace = 0.0
     for row, residual, hessian, covariance in zip(rows, residuals, hessians, noise, strict=True):
         aligned = test @ inverse @ row.T
         hat = hessian @ (row @ inverse @ row.T)
         trace += np.trace(hat)
         left_out = np.linalg.solve(np.eye(k) - hat, residual)
+        halfway = np.linalg.solve(sqrtm(np.eye(k) - hat).real, residual)
         found["ho"] += aligned @ covariance @ aligned.transpose(0, 2, 1)
-        for name, vector in (("hec0", residual), ("hec3", left_out)):
+        for name, vector in (("hec0", residual), ("hec2", halfway), ("hec3", left_out)):
             pull = aligned @ vector
             found[name] += pull[:, :, None] * pull[:, None]
     numbers = n * k if squared_error else n * max(1, k - 1)

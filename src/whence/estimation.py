@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -16,9 +16,11 @@ from whence.api import STRUCTURES
 from whence.curvature import EKFAC, KFAC, Core, Diagonal, Exact, Sketch, Structure
 from whence.curvature.accumulate import LayerGradients, working_precision
 from whence.curvature.cost import SAMPLE, Work, measure_sizes, step_seconds, total_seconds
+from whence.curvature.leaves import LeafCore
 from whence.data.batches import Batches, Inputs, batch_size, split, take
 from whence.display import count
 from whence.fitting import by_name, check_columns
+from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization, linearize
 from whence.jacobian.network import Choice, Network, select
 from whence.likelihoods import LIKELIHOODS, Likelihood
@@ -26,6 +28,7 @@ from whence.runtime.execution import Execution, checked_execution
 from whence.runtime.memory import Budget, readable
 from whence.runtime.model_state import check_model, preserved
 from whence.runtime.progress import Progress, clock
+from whence.trees.network import fitted_trees
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else clock(seconds)
 
 
-ALTERNATIVES = (Exact("primal"), Exact("dual"), Core(), EKFAC(), Sketch(), KFAC(), Diagonal())
+ALTERNATIVES: tuple[Structure, ...] = (Exact("primal"), Exact("dual"), Core(), EKFAC(), Sketch(), KFAC(), Diagonal())
 """Structures that are listed beside the chosen one."""
 
 
@@ -158,13 +161,17 @@ PRODUCT = 384
 """Size of the matrices whose products and eigenvectors are timed."""
 
 
-def measure_unit_seconds(problem: Linearization, stream: LayerGradients, inputs: Inputs, read: float) -> Work:
-    """Seconds for one unit of each kind of work: run a few examples, and a few products of matrices."""
+def measure_unit_seconds(problem: Linearization, stream: LayerGradients | None, inputs: Inputs, read: float) -> Work:
+    """Seconds for one unit of each kind of work: run a few examples, and a few products of matrices.
+
+    Without its layers where the network has none, as trees.
+    """
     few = take(inputs, slice(0, SAMPLE))
     size = batch_size(few, "this batch")
     k, jacobian = problem.k, problem.jacobian()
 
     def pull() -> None:
+        assert stream is not None
         for chunk in stream.of(few, stream.identity(), k):
             for tangent in chunk.tangents:
                 tangent.materialize() if tangent.block.kind == "dense" else None
@@ -180,7 +187,7 @@ def measure_unit_seconds(problem: Linearization, stream: LayerGradients, inputs:
     return Work(
         read=read,
         forward=clocked(lambda: problem.network(few), problem.device) / size,
-        layers=clocked(pull, problem.device) / size,
+        layers=0.0 if stream is None else clocked(pull, problem.device) / size,
         rows=clocked(rows, problem.device) / min(size, 8),
         algebra=algebra,
         working=working,
@@ -202,9 +209,9 @@ def clocked(work: Callable[[], object], device: torch.device) -> float:
 
 
 def estimate(
-    model: nn.Module,
-    train_loader: Iterable[Any],
-    likelihood: str | Likelihood = "gaussian",
+    model: Any,
+    train_loader: Any,
+    likelihood: str | Likelihood | None = None,
     structure: str | Structure = "auto",
     parameters: Choice = "all",
     *,
@@ -216,7 +223,7 @@ def estimate(
     A few examples of the first batch are run to measure; everything else is counted. Where the loader has a length,
     nothing else is read. Memory is that of the fit, beside the model and the data; structures that choose their size
     from the data (EKFAC with a tolerance, the core) are given at their largest. Times are good to a factor of two or
-    three, on a machine with nothing else to do.
+    three, on a machine with nothing else to do. Of trees, all training rows are sent to their leaves first.
 
     Args:
         model: as for `whence.fit`.
@@ -235,6 +242,12 @@ def estimate(
         >>> found.fits, found.examples, found.parameters
         (True, 20, 2)
     """
+    alternatives = ALTERNATIVES
+    if not isinstance(model, nn.Module):
+        trees = fitted_trees(model, train_loader, likelihood, structure, parameters, ridge=1.0)
+        model, train_loader, likelihood, structure = trees.model, trees.batches, trees.likelihood, trees.structure
+        alternatives = (Exact("primal"), Exact("dual"), LeafCore())
+    likelihood = "gaussian" if likelihood is None else likelihood
     loss: Likelihood = by_name(likelihood, LIKELIHOODS, Likelihood, "likelihood")
     chosen: Structure = by_name(structure, STRUCTURES, Structure, "structure")
     execution = checked_execution(execution)
@@ -261,12 +274,12 @@ def estimate(
             columns=columns,
         )
         n, batch = count_examples(batches)
-        stream = LayerGradients(small)
+        stream = None if isinstance(model, LeafSum) else LayerGradients(small)
         seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, where there are some
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
         sizes = replace(sizes, dual=execution.checkpoint is None, scratch=execution.scratch is not None)
         unit_seconds, cost = measure_unit_seconds(small, stream, seen, read), chosen.cost(sizes)
-        others = (other.cost(sizes) for other in ALTERNATIVES)
+        others = (other.cost(sizes) for other in alternatives)
         return Estimate(
             structure=cost.name,
             examples=n,

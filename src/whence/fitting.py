@@ -22,7 +22,7 @@ from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import default_ridge, fit_at_best
 from whence.data.batches import Batches, examples_differ, length
 from whence.data.targets import example_fingerprints
-from whence.errors import InputError, TooLargeError, did_you_mean, first_line
+from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
@@ -50,7 +50,7 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
         value = math.nan
     if not 0.0 <= value < math.inf:
         raise InputError(
-            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {ridge!r}. It is lambda in sum of '
+            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {shortly(ridge)}. It is lambda in sum of '
             "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
         )
     return value
@@ -88,8 +88,10 @@ def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
     if isinstance(given, str) and given in known:
         return known[given]()
     hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "") or did_you_mean(given, known)
+    if getattr(given, "shape", None):
+        hint = " Inputs and targets are passed together: whence.fit(model, [(x, y)]), or a DataLoader."
     raise InputError(
-        f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.{hint}"
+        f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {shortly(given)}.{hint}"
     )
 
 
@@ -309,7 +311,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     _check_positions(problem, options.loo)
     ridge, source = _resolve_ridge(options.ridge, problem)
     structure, why = options.structure.resolve(problem, ridge)
-    _announce(problem, structure)
+    _announce(problem, structure, by_loo=ridge is None and problem.hessian_roots is not None)
     loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
@@ -352,11 +354,10 @@ SHORT, LASTS = 5e7, 5.0
 """Numbers of all gradients, examples times outputs times weights, up to which no fit lasts; and seconds that do."""
 
 
-def _announce(problem: Linearization, structure: Structure) -> None:
+def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
     """Say what time and memory a fit on a CPU will take, before it starts, where it lasts."""
     small = problem.n * problem.k * problem.selection.size < SHORT
-    unknown = type(structure).cost is Structure.cost or isinstance(problem.network.model, LeafSum)
-    if small or unknown or not problem.progress.enabled or problem.device.type != "cpu":
+    if small or type(structure).cost is Structure.cost or not problem.progress.enabled or problem.device.type != "cpu":
         return
     start = time.perf_counter()
     first = problem.batches.first()
@@ -364,12 +365,15 @@ def _announce(problem: Linearization, structure: Structure) -> None:
     with torch.no_grad():
         problem.network(first.inputs)
     reading, forward = (read - start) / first.size, (time.perf_counter() - read) / first.size
-    stream = LayerGradients(problem) if isinstance(structure, AdditiveStructure) else None
+    layers = isinstance(structure, AdditiveStructure) and not isinstance(problem.network.model, LeafSum)
+    stream = LayerGradients(problem) if layers else None
     cost = structure.cost(measure_sizes(problem, stream, first.inputs, problem.n, first.size))
     seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
     if seconds >= LASTS:
         most = "up to" if cost.bounded else "about"
-        problem.progress.say(f"whence: {cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}")
+        more = '; ridge="loo" then tries up to 24 ridges, each of which takes several times as long' if by_loo else ""
+        words = f"{cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
+        problem.progress.say(f"whence: {words}")
 
 
 def _resolve_ridge(ridge: float | Literal["auto", "loo"], problem: Linearization) -> tuple[float | None, str]:

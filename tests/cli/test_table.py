@@ -330,6 +330,21 @@ def test_saved_trees_predict_the_same_and_hold_no_code(trees: Run, tmp_path: Pat
     assert "with 95 % confidence" in result.stdout
 
 
+@pytest.mark.parametrize("kind", ["regression", "trees"])
+def test_saved_tables_know_inputs_that_cannot_be(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    saved = request.getfixturevalue(kind).folder / "saved"
+    columns = {name: list(values[:3]) for name, values in houses().items()}
+    columns["area"][1] = "90000"
+    data, out, page = write(tmp_path / "new.csv", columns), tmp_path / "out.csv", tmp_path / "new.html"
+    assert call("predict", saved, data, "--csv", out, "-q").exit_code == 0
+    assert [row["verdict"] == "check the input" for row in read(out)] == [False, True, False]
+    (found,) = json.loads(call("explain", saved, data, "-r", "2", "--json", "-q").stdout)
+    assert found["verdict"] == "check the input"
+    assert "area is 90000, far from every training value" in found["because"]
+    assert call("report", saved, data, "-o", page, "-q").exit_code == 0
+    assert "area is 90000, far from every training value" in page.read_text(encoding="utf-8")
+
+
 def test_report_of_trees(trees: Run, tmp_path: Path) -> None:
     page = (trees.folder / "report.html").read_text(encoding="utf-8")
     coverage = trees.content["scores"]["coverage"]["value"]

@@ -47,7 +47,9 @@ def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0
     """Of which only the leverages and the moments of the squares matter."""
     empty: Any = None
     ordered = torch.tensor(leverages, dtype=torch.float64)
-    return Calibration(empty, empty, ordered, 1.0, mean, variance, len(ordered), ordered[:0], ordered[:0], 1.0, None)
+    return Calibration(
+        empty, empty, ordered, ordered, 1.0, mean, variance, len(ordered), ordered[:0], ordered[:0], 1.0, None
+    )
 
 
 def test_scarcity_is_a_rank_among_leave_one_out_leverages() -> None:
@@ -204,7 +206,7 @@ def test_regression_by_hand() -> None:
     np.testing.assert_allclose(found.noise, np.sqrt(wanted["square"]), rtol=1e-6)
     assert found.noise_limit == pytest.approx(wanted["limit"] ** 0.5)
     assert not found.classes
-    assert bool(found.probability.isnan().all())
+    assert bool(found.probability.isnan().all() & found.ambiguity.isnan().all())
 
 
 def nearest(values: torch.Tensor) -> torch.Tensor:
@@ -241,6 +243,8 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     assert found.noise_limit == pytest.approx(wanted["limit"])
     shares = p[21:] if loss == "categorical" else nearest(p[21:] / (1 - low))
     torch.testing.assert_close(found.probability, shares.amax(1))
+    differ = torch.stack([(row.outer(row) * (1 - torch.eye(3))).sum() for row in shares])  # two labels drawn from them
+    torch.testing.assert_close(found.ambiguity, differ)
 
 
 @pytest.mark.parametrize("outputs", [3, 6])
@@ -262,6 +266,7 @@ def test_several_labels_by_hand(outputs: int, generator: torch.Generator) -> Non
     assert found.noise_limit == pytest.approx(wanted["limit"])
     p = model(asked).sigmoid().detach()
     torch.testing.assert_close(found.probability, torch.maximum(p, 1 - p).mean(1))
+    torch.testing.assert_close(found.ambiguity, (2 * p * (1 - p)).mean(1))
     assert "two labels of examples like this one differ" in found.sentence(0)
     assert len(found.notes) == (outputs == 6)
 
@@ -326,6 +331,24 @@ def test_a_network_that_is_undecided_is_not_called_confident(generator: torch.Ge
     assert found.undecided.tolist() == [False, True, True]
     assert "the model itself is undecided" in found.sentence(1)
     assert not bool(tracer.explain(x).noisy.any())  # a clean table has no noisy verdicts
+
+
+@pytest.mark.parametrize(("share", "explained"), [(1.0, False), (0.7, True)])
+def test_doubt_is_the_labels_where_they_differ_as_often_as_the_network_says(
+    share: float, explained: bool, generator: torch.Generator
+) -> None:
+    """Two places, in which the network says .7, and a third: labels that all agree do not explain it, mixed ones do."""
+    place = torch.arange(1000).clamp_max(40) % 2 + 2 * (torch.arange(1000) >= 40)
+    agrees = (torch.rand(1000, generator=generator) < share) | (place == 2)
+    labels = torch.where(agrees, place % 2, 1 - place % 2)
+    x = torch.nn.functional.one_hot(place, 3).double()
+    half = 0.5 * float(torch.tensor(0.7 / 0.3).log())
+    model = networks.linear([[half, -half, 3.0], [-half, half, -3.0]])
+    tracer = fit(model, [(x, labels)], likelihood="categorical", ridge=RIDGE)
+    found = tracer.explain(x[:2])
+    assert found.probability.tolist() == pytest.approx([0.7, 0.7])
+    assert found.ambiguity.tolist() == pytest.approx([0.42, 0.42])
+    assert found.undecided.tolist() == [not explained] * 2
 
 
 def test_coin_labels_are_noisy_and_their_noise_is_one_half(generator: torch.Generator) -> None:

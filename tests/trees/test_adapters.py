@@ -33,6 +33,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTreeRegressor
 
+import whence
 from whence.errors import InputError
 from whence.trees import TreeEnsemble, read
 
@@ -100,6 +101,7 @@ def probabilities(ensemble: TreeEnsemble, raw: Any) -> Any:
 
 
 def same(found: Any, expected: Any) -> None:
+    """To 1e-6 of the larger of one and the number itself: XGBoost adds in single precision."""
     expected = np.asarray(expected, float).reshape(found.shape)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
@@ -365,6 +367,26 @@ def test_what_users_should_know_is_noted() -> None:
             assert sum("L1" in note for note in ensemble.notes) == 1
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (RandomForestRegressor(5, max_depth=3), "bootstrap sample"),
+        (ExtraTreesRegressor(5, max_depth=3, bootstrap=True), "bootstrap sample"),
+        (GradientBoostingRegressor(n_estimators=5, subsample=0.5), "random 50%"),
+        (xgboost.XGBRegressor(**XGB, subsample=0.5), "random 50%"),
+        (lightgbm.LGBMRegressor(**LGB, subsample=0.5, subsample_freq=1), "random 50%"),
+        (lightgbm.LGBMRegressor(**LGB, data_sample_strategy="goss"), "large gradients first"),
+        (catboost.CatBoostRegressor(**CAT, bootstrap_type="Bernoulli", subsample=0.5), "random 50%"),
+        (catboost.CatBoostRegressor(**CAT, bootstrap_type="Bayesian"), "Bayesian bootstrap"),
+    ],
+    ids=lambda found: found if isinstance(found, str) else type(found).__name__,
+)
+def test_diagnostics_say_that_trees_saw_some_of_the_rows(model: Any, words: str) -> None:
+    data = table("regression", "complete")
+    tracer = whence.fit(model.fit(data.x, data.y), (data.x, data.y), progress=False)
+    assert sum(words in str(finding.value) for finding in tracer.diagnostics if finding.name == "note") == 1
+
+
 def halved_squares(y: Any, prediction: Any) -> tuple[Any, Any]:
     """An objective of one's own: gradient and Hessian."""
     return prediction - y, np.ones_like(y)
@@ -476,6 +498,35 @@ def test_models_from_files(library: str, tmp_path: Path) -> None:
     empty.load_model(tmp_path / "model.json")
     ensemble = check(empty, data)
     same(ensemble.raw(data.fresh), own_raw(fitted, data.fresh))
+
+
+@pytest.mark.parametrize("task", ["regression", "bits", "codes"])
+@pytest.mark.parametrize(
+    "options", [{"subsample": 0.5}, {"num_parallel_tree": 3}, {"booster": "dart", "rate_drop": 0.5}]
+)
+def test_files_of_xgboost_lose_settings_that_the_trees_still_have(task: str, options: Any, tmp_path: Path) -> None:
+    data = table(task, "missing")
+    pair = (xgboost.XGBRegressor, xgboost.XGBClassifier)
+    model = kind(*pair, task, **XGB, learning_rate=0.07, reg_lambda=3.3, **options).fit(data.x, data.y)
+    model.save_model(tmp_path / "model.ubj")
+    booster = xgboost.Booster(model_file=tmp_path / "model.ubj")
+    assert '"eta":"0.300000012"' in booster.save_config()  # the library's default
+    here, there = read(model), read(booster)
+    assert here is not None
+    assert there is not None
+    assert (there.shrinkage, there.l2) == pytest.approx((here.shrinkage, here.l2), rel=1e-3)
+    assert sum("read off the trees" in note for note in there.notes) == 1
+    assert not any("read off the trees" in note for note in here.notes)
+
+
+def test_settings_that_a_file_of_xgboost_lost_for_good_are_noted(tmp_path: Path) -> None:
+    data = table("regression", "missing")
+    model = xgboost.XGBRegressor(**XGB, learning_rate=0.07, reg_alpha=5.0).fit(data.x, data.y)
+    model.save_model(tmp_path / "model.json")
+    booster = xgboost.Booster(model_file=tmp_path / "model.json")
+    tracer = whence.fit(booster, (data.x, data.y), progress=False)
+    assert any("pass ridge=" in str(finding.value) for finding in tracer.diagnostics)
+    assert whence.fit(booster, (data.x, data.y), ridge=3.0, progress=False).ridge == 3.0
 
 
 def test_trees_of_lightgbm_behind_the_best_iteration_are_not_read() -> None:

@@ -98,6 +98,28 @@ def test_a_fit_comes_back_from_a_file(tmp_path, structure):
         whence.load(tmp_path / "trees.whence", torch.nn.Linear(2, 1).eval(), progress=False)
 
 
+@pytest.mark.parametrize("structure", ["auto", "core", whence.Exact(road="dual")])
+def test_what_a_fit_takes_is_said_before(structure):
+    model, x, y = boosting()
+    found = whence.estimate(model, (x, y), structure=structure)
+    tracer = whence.fit(model, (x, y), structure=structure, progress=False)
+    assert found.structure.split()[0] == tracer.diagnostics["structure"]
+    assert (found.examples, found.outputs, found.parameters) == (200, 1, tracer.problem.selection.size)
+    assert found.fits
+    assert 0 < found.seconds < 10
+    assert 0 < found.prediction < 10
+    names = {"exact (primal road)", "exact (dual road)", "core"}
+    assert {one.structure for one in found.alternatives} == names - {found.structure}
+
+
+def test_a_core_of_many_leaves_is_said_to_take_more():
+    model, x, y = boosting()
+    larger = GradientBoostingRegressor(n_estimators=150, max_depth=5, random_state=0).fit(x, y)
+    small, large = (whence.estimate(one, (x, y), structure="core") for one in (model, larger))
+    assert small.memory < large.memory
+    assert not whence.estimate(larger, (x, y), structure="core", execution=whence.Execution(max_memory=2**18)).fits
+
+
 def test_trees_do_not_take_the_file_of_a_network(tmp_path):
     x = torch.linspace(-1, 1, 20, dtype=torch.float64).unsqueeze(1)
     net = torch.nn.Linear(1, 1, dtype=torch.float64).eval()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import catboost
+import lightgbm
 import numpy as np
 import pytest
 import sklearn.base
 import statsmodels.api
 import torch
+import xgboost
 from scipy.stats import spearmanr
-from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 import whence
@@ -91,6 +94,38 @@ def test_leave_one_out_residuals_are_those_of_real_refits_with_the_trees_kept(we
     np.testing.assert_allclose(found.numpy(), moved[7], rtol=1e-7, atol=1e-9)
 
 
+ETA, L2 = 0.3, 5.0
+ALONE = {
+    "DecisionTree": DecisionTreeRegressor(max_depth=3),
+    "GradientBoosting": GradientBoostingRegressor(n_estimators=1, learning_rate=ETA),
+    "HistGradientBoosting": HistGradientBoostingRegressor(max_iter=1, learning_rate=ETA, l2_regularization=L2),
+    "XGBoost": xgboost.XGBRegressor(n_estimators=1, learning_rate=ETA, reg_lambda=L2, max_depth=3, n_jobs=1),
+    "LightGBM": lightgbm.LGBMRegressor(n_estimators=1, learning_rate=ETA, reg_lambda=L2, verbose=-1, n_jobs=1),
+    "CatBoost": catboost.CatBoostRegressor(
+        iterations=1,
+        depth=3,
+        learning_rate=ETA,
+        l2_leaf_reg=L2,
+        bootstrap_type="No",
+        thread_count=1,
+        verbose=False,
+        allow_writing_files=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("library", ALONE)
+def test_one_tree_of_every_library_is_at_the_optimum_of_its_own_ridge(library, weighted):
+    """Shrinkage, L2 and sample weights are read as the library meant them: the optimum is the model itself."""
+    x, y = table(300)
+    weights = np.random.default_rng(2).uniform(0.3, 3.0, len(y)) if weighted else None
+    model = sklearn.base.clone(ALONE[library]).fit(x, y, sample_weight=weights)
+    data = (x, y, weights) if weighted else (x, y)
+    found = whence.fit(model, data, recenter=True, progress=False).predict(x).mean[:, 0].numpy()
+    np.testing.assert_allclose(found, model.predict(x), rtol=0, atol=1e-6)  # single precision inside the libraries
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_all_directions_of_the_leaves_are_the_exact_answer(name):
     _, _, _, tracer = fitted(name)
@@ -103,7 +138,7 @@ def test_all_directions_of_the_leaves_are_the_exact_answer(name):
     assert core.explain(fresh).verdicts == tracer.explain(fresh).verdicts
 
 
-def test_leading_directions_keep_the_order_of_variances_and_the_size_of_leverages():
+def test_leading_directions_keep_variances_and_leverages():
     x, y = table(600)
     fresh, _ = table(200, seed=1)
     model = GradientBoostingRegressor(n_estimators=60, max_depth=4, random_state=0).fit(x, y)
@@ -112,7 +147,23 @@ def test_leading_directions_keep_the_order_of_variances_and_the_size_of_leverage
     one, other = exact.predict(fresh), core.predict(fresh)
     for estimator in ("ho", "hec3", "laplace"):
         assert spearmanr(getattr(one, estimator)[:, 0], getattr(other, estimator)[:, 0])[0] > 0.98
-    assert 0.8 < float((other.ho / one.ho).median()) < 1.001
+        assert 0.95 < float((getattr(other, estimator) / getattr(one, estimator)).median()) < 1.1
     torch.testing.assert_close(core.leverage, exact.leverage, rtol=0.1, atol=0.0)
     together = [a == b for a, b in zip(exact.explain(fresh).verdicts, core.explain(fresh).verdicts, strict=True)]
     assert np.mean(together) > 0.9
+
+
+def test_variances_of_a_forest_go_with_the_infinitesimal_jackknife():
+    """Both ask how a prediction answers to the training rows; forestci also sees trees that change shape.
+
+    So the order is not the same (0.52 with 300 and with 2,000 trees), and the size is another one.
+    """
+    forestci = pytest.importorskip("forestci")
+    x, y = table(150)
+    fresh, _ = table(200, seed=1)
+    y = y + 0.8 * (x[:, 3] > 0.3) * np.random.default_rng(5).standard_normal(len(y))  # labels are noisier there
+    model = RandomForestRegressor(300, min_samples_leaf=8, random_state=0).fit(x, y)
+    jackknife = forestci.random_forest_error(model, x.shape, fresh, calibrate=False)
+    found = whence.fit(model, (x, y), progress=False).predict(fresh)
+    assert spearmanr(found.hec3[:, 0].numpy(), jackknife)[0] > 0.4
+    assert spearmanr(found.ho[:, 0].numpy(), jackknife)[0] < 0.2  # which knows nothing of the noise

@@ -23,7 +23,7 @@ from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.progress import Progress
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, load_table, read_description
-from whence.tabular.predictions import RowPredictions, Score, predict_rows
+from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predict_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -228,11 +228,14 @@ class SavedTable:
         inputs, tracer = self.inputs[torch.as_tensor(places, device="cpu")], self.fitted.tracer
         verdicts, shares = tracer.explain(inputs, top=top), tracer.attribute(inputs, top=top)
         predicted = predict_rows(self.fitted, self.table.take(places)).frame
+        impossible = self.fitted.impossible(self.table.take(places))
         return [
             {
                 "row": int(self.table.rows[place]),
                 "prediction": self._describe(predicted.iloc[at]),
-                **_verdict(verdicts, at, verdicts.reason(at)),
+                **_verdict(
+                    CHECK_INPUT if impossible[at] else verdicts.verdicts[at], impossible[at] or verdicts.reason(at)
+                ),
                 **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
                 "causes": _causes(shares, at, lambda example: int(self.fitted.rows[example]), self._left_out),
             }
@@ -307,7 +310,7 @@ class SavedNetwork:
             {
                 "row": place + 1,
                 "prediction": _describe_outputs(u, place),
-                **_verdict(verdicts, place, verdicts.reason(place)),
+                **_verdict(verdicts.verdicts[place], verdicts.reason(place)),
                 "causes": _causes(shares, place, int, sizes),
             }
             for place in choose_places(rows, range(1, len(u) + 1), str(len(u)), u.hec3.sum(1))
@@ -318,9 +321,8 @@ class SavedNetwork:
         write_report(self.tracer, out, self.inputs)
 
 
-def _verdict(verdicts: whence.Explanation, at: int, because: str) -> dict[str, str]:
+def _verdict(verdict: str, because: str) -> dict[str, str]:
     """A verdict, its reason and what to do; training rows are listed below it, and not in a column of a file."""
-    verdict = verdicts.verdicts[at]
     return {"verdict": verdict, "because": because, "advice": ADVICE[verdict].replace("in `check`", "below")}
 
 

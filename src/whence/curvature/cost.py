@@ -14,6 +14,7 @@ from torch import Tensor
 from whence.curvature.accumulate import CHUNK_WORKSPACE, LayerGradients, examples_bytes, working_precision
 from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.gradients import Block
+from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import Network
 
@@ -40,6 +41,7 @@ class ProblemSizes:
     limit: float  # bytes that may be taken
     device: torch.device  # where it is computed
     scratch: bool = False  # whether features that do not fit in memory are kept on a disk
+    entries: int = 0  # nonzero ones in the gradients of an example, where these are sparse: one for each tree
     dual: bool = True  # whether the kernel may be taken, which is no sum over examples that a checkpoint could hold
 
     @property
@@ -121,6 +123,7 @@ def measure_sizes(
         blocks=() if stream is None else stream.blocks,
         limit=problem.budget.limit,
         device=problem.device,
+        entries=first["leaves"].shape[1] if isinstance(problem.network.model, LeafSum) else 0,
     )
 
 

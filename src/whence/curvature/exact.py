@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
-
-import torch
 
 from whence.curvature.base import FittedCurvature, MeatRoots, Structure, singular
 from whence.curvature.core import Core
@@ -158,19 +156,21 @@ class Auto(Structure):
     """
 
     name: ClassVar[str] = "auto"
+    most: ClassVar[Mapping[str, float]] = OPERATIONS  # of an exact fit
     takes_groups: ClassVar[bool] = True  # both the exact structure and the core do
     additive: ClassVar[bool] = True  # both the primal road and the core are made of sums over examples
 
     def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
         """Exact by the road that takes fewer operations, if it fits; else the core."""
-        return choose(
+        chosen, why = choose(
             problem.n * problem.k,
             problem.selection.size,
             lambda road: memory_needed(problem, road),
             problem.budget.limit,
-            problem.device,
+            self.most["cuda" if problem.device.type == "cuda" else "cpu"],
             dual=not (problem.passes.checkpointed or ridge == 0),  # the kernel is no sum over examples
         )
+        return self.taken(chosen), why
 
     def fit(self, problem: Linearization, ridge: float | None, meat_roots: MeatRoots | None = None) -> FittedCurvature:
         """Fit the structure that was chosen."""
@@ -182,8 +182,12 @@ class Auto(Structure):
         def memory(road: Road) -> float:
             return Exact(road).cost(sizes).memory
 
-        chosen, _ = choose(sizes.numbers, sizes.d, memory, sizes.limit, sizes.device, sizes.dual)
-        return chosen.cost(sizes)
+        most = self.most["cuda" if sizes.device.type == "cuda" else "cpu"]
+        return self.taken(choose(sizes.numbers, sizes.d, memory, sizes.limit, most, sizes.dual)[0]).cost(sizes)
+
+    def taken(self, chosen: Structure) -> Structure:
+        """The structure that is chosen, or what stands in its place."""
+        return chosen
 
 
 def choose(
@@ -191,10 +195,10 @@ def choose(
     size: int,
     memory: Callable[[Road], float],
     limit: float,
-    device: torch.device,
+    most: float,
     dual: bool = True,
 ) -> tuple[Structure, str]:
-    """Exact by the road that takes fewer operations, if it fits, else the core; and why.
+    """Exact by the road that takes fewer operations, if it fits and takes so many at most, else the core; and why.
 
     For n k `numbers` and d `size`; `dual` says whether the dual road may be taken.
     """
@@ -202,7 +206,6 @@ def choose(
     if dual:
         operations["dual"] = float(numbers) ** 2 * (numbers + size)
     roads = sorted(operations, key=operations.__getitem__)
-    most = OPERATIONS["cuda" if device.type == "cuda" else "cpu"]
     for road in roads:
         if operations[road] <= most and memory(road) <= limit:
             return Exact(road), f"{road} road: {readable(memory(road))}, {operations[road]:.0e} operations"

@@ -2,12 +2,12 @@
 
 Gradients of a leaf sum are sparse: one number a tree. Products with them are sums over bags of rows of a table, forth
 (from leaves to examples) and back, so that leading directions come from a few passes and no dense gradient is formed.
-What lies outside of them is not dropped from leverages: there the curvature is the ridge, and the row's own.
+What lies outside of them is not dropped: there the curvature is the ridge and a mean of what the rows add to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -15,11 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import Cotangents, Features, TrainingRows
+from whence.curvature.accumulate import Cotangents, Features
 from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular, trace_of_hat
-from whence.curvature.cost import Cost, ProblemSizes
+from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.exact import Auto, Exact
-from whence.curvature.primal import FittedPrimal, PrimalSandwich, leaving, primal_bytes
+from whence.curvature.primal import (
+    FittedPrimal,
+    PrimalSandwich,
+    algebra_operations,
+    algebra_stages,
+    leaving,
+    primal_bytes,
+    rows_in_cache,
+)
 from whence.data.batches import Inputs
 from whence.errors import InputError
 from whence.jacobian.leaves import LeafSum
@@ -45,6 +53,7 @@ class LeafFeatures:
 
     model: LeafSum
     basis: Tensor  # (leaves, r / w)
+    beyond: float  # curvature that other rows give to what a row has outside of the directions, a mean by its square
     notes: list[str] = field(default_factory=list)
     orthonormal: ClassVar[bool] = True
 
@@ -55,7 +64,7 @@ class LeafFeatures:
 
     def leading(self, size: int) -> LeafFeatures:
         """So many of these features at most: those of the largest curvature."""
-        return replace(self, basis=self.basis[:, : max(1, size // self.model.leaf_values.shape[1])])
+        return replace(self, basis=self.basis[:, : max(1, size // self.model.leaf_values.shape[1])], beyond=0.0)
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r)) in single precision."""
@@ -131,36 +140,41 @@ class FittedLeaves(FittedPrimal):
     """The primal algebra on leading directions, with leverages that count what lies outside of them."""
 
     @classmethod
-    def fit(
-        cls, problem: Linearization, features: Features, ridge: float | None, rows: TrainingRows | None = None
-    ) -> FittedLeaves:
-        """As without the rest; then the rest adds o / (lambda + o) for a squared length o outside.
-
-        Outside the directions a row finds the ridge and itself; no leverage exceeds |z|^2 / (lambda + |z|^2), that of
-        a row which nobody shares.
-        """
-        found = super().fit(problem, features, ridge, rows)
+    def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedLeaves:
+        """As without the rest, which then adds to the leverages."""
+        found = super().fit(problem, features, ridge)
         assert isinstance(found, FittedLeaves)
+        return found.with_rest()
+
+    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedLeaves:
+        """At another ridge, with the rest."""
+        found = super().at(ridge, meat_roots)
+        assert isinstance(found, FittedLeaves)
+        return found.with_rest()
+
+    def with_rest(self) -> FittedLeaves:
+        """Add o / (lambda + o + f) to leverages, for a squared length o outside the directions.
+
+        There f is the curvature that other rows give. No leverage exceeds |z|^2 / (lambda + |z|^2), that of a row which
+        nobody shares.
+        """
+        problem, features = self.problem, self.features
         assert isinstance(features, LeafFeatures)
-        if found.ridge <= 0:
-            return found
+        if self.ridge <= 0:
+            return self
         ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
         parts = [features.squares(batch.inputs, ones.expand(-1, batch.size, -1)) for batch in problem.read("lengths")]
         whole = torch.cat(parts).to(problem.dtype)  # (n, k)
-        inside = torch.cat([some.square().sum(2) for _, some in found.rows.read("lengths")]).to(problem.dtype)
+        inside = torch.cat([some.square().sum(2) for _, some in self.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
         roots = problem.hessian_roots
         curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
-        share = outside / (found.ridge + curved * outside)
-        blocks = found.leverage_blocks.clone()
+        share = outside / (self.ridge + curved * outside + features.beyond)
+        blocks = self.leverage_blocks.clone()
         diagonal = blocks.diagonal(dim1=1, dim2=2)
-        most = whole / (found.ridge + curved * whole)
+        most = whole / (self.ridge + curved * whole)
         diagonal.copy_(torch.maximum(diagonal, torch.minimum(diagonal + share, most)))
-        return replace(found, leverage_blocks=blocks, degrees_of_freedom=trace_of_hat(blocks, roots))
-
-    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedLeaves:
-        """Factor anew; rows that are in memory are not computed again."""
-        return FittedLeaves.fit(self.problem, self.features, ridge, self.rows)
+        return replace(self, leverage_blocks=blocks, degrees_of_freedom=trace_of_hat(blocks, roots))
 
     def sandwich(self, meats: Meats) -> LeafSandwich:
         """Meats in whitened coordinates."""
@@ -170,20 +184,37 @@ class FittedLeaves(FittedPrimal):
 
 @dataclass(frozen=True)
 class LeafSandwich(PrimalSandwich):
-    """Quadratic forms in whitened coordinates; Laplace's variance counts what lies outside of them."""
+    """Quadratic forms in whitened coordinates, and what lies outside of them."""
 
     def predict(self, inputs: Inputs) -> Predicted:
-        """Beyond the directions the inverse curvature is 1 / lambda."""
+        """Add the squared length o outside: o / (lambda + f) to z A z^T and o f / (lambda + f)^2 to z A F A z^T.
+
+        There A is the inverse curvature and f the mean of F. Ho is the noise times the second form, so that it grows by
+        the same factor as that. HeC0 to HeC3 are given the factor of Ho: labels count as much outside as inside.
+        """
         found, fitted = super().predict(inputs), self.fitted
         features, problem = fitted.features, fitted.problem
         assert isinstance(features, LeafFeatures)
-        count = problem.output_count(inputs)
-        if fitted.ridge > 0:
-            ones = torch.eye(count, dtype=problem.dtype, device=problem.device).unsqueeze(1)
-            size = len(found.outputs)
-            inside = torch.cat([rows.square().sum(2) for _, rows in features.rows(inputs, count)])
-            outside = features.squares(inputs, ones.expand(-1, size, -1)) - inside.to(problem.dtype)
-            found.covariances["laplace"].diagonal(dim1=1, dim2=2).add_(outside.clamp_min(0.0) / fitted.ridge)
+        if fitted.ridge <= 0:
+            return found
+        count, size = problem.output_count(inputs), len(found.outputs)
+        ones = torch.eye(count, dtype=problem.dtype, device=problem.device).unsqueeze(1)
+        solver = fitted.whiten.inverse / fitted.whiten.scale
+        curvature = -fitted.ridge * solver @ solver.T  # F in whitened coordinates
+        curvature.diagonal().add_(1.0)
+        lengths, forms = [], []
+        for _, rows in features.rows(inputs, count):
+            white = fitted.whiten(rows)
+            lengths.append(rows.square().sum(2).to(problem.dtype))
+            forms.append(((white @ curvature.to(white.dtype)) * white).sum(2).to(problem.dtype))
+        outside = (features.squares(inputs, ones.expand(-1, size, -1)) - torch.cat(lengths)).clamp_min(0.0)
+        laplace = found.covariances["laplace"].diagonal(dim1=1, dim2=2)
+        spread = torch.cat(forms).clamp_min(torch.finfo(torch.float32).eps * laplace)  # z A F A z^T
+        root = (1.0 + outside * features.beyond / (fitted.ridge + features.beyond) ** 2 / spread).sqrt()
+        for name, covariance in found.covariances.items():
+            if name != "laplace":
+                covariance.mul_(root.unsqueeze(2) * root.unsqueeze(1))
+        laplace.add_(outside / (fitted.ridge + features.beyond))
         return found
 
 
@@ -213,11 +244,11 @@ class LeafCore(FeatureStructure):
         if ridge == 0:
             raise singular(0.0, 1, problem.selection.size)
         r = self._columns(problem, model)
-        features = LeafFeatures(model, leading_directions(problem, model, r, self.seed))
+        features = LeafFeatures(model, *leading_directions(problem, model, r, self.seed))
         problem.budget.require(primal_bytes(features.size), f"a core of {features.size} directions", "Lower `size`.")
         features.notes.append(
             f"{features.size} leading directions of {problem.selection.size} leaf values; what lies outside of them "
-            "counts in leverages and in Laplace's variance, not in Ho and HeC0 to HeC3"
+            "counts by its length and a mean curvature"
         )
         return FittedLeaves.fit(leaving(problem, features.size), features, ridge)
 
@@ -229,14 +260,44 @@ class LeafCore(FeatureStructure):
         return max(1, min(wanted // width, len(model.scale), problem.n * (problem.k if width == 1 else 1)))
 
     def cost(self, sizes: ProblemSizes) -> Cost:
-        """Trees have no estimate of their cost: a fit takes seconds."""
-        raise InputError("expected a network to estimate the cost of a fit, got trees, which take seconds: fit them.")
+        """Directions from a sample of the training rows, then the algebra along them."""
+        affordable = int((sizes.limit / primal_bytes(1)) ** 0.5)
+        r = max(1, min(self.size or min(self.largest, affordable), sizes.d, sizes.numbers))
+        sample, square = min(sizes.n, SAMPLE / sizes.k), float(r) ** 2
+        gather = GATHER * sizes.entries * r  # of a row
+        kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
+        rows, basis = (4.0 * sizes.numbers * r if kept else 0.0), 8.0 * sizes.d * r
+        algebra = algebra_stages(sizes, r, rows, 3.0 * min(ROW_BYTES, 4.0 * sizes.numbers * r))
+        return Cost(
+            self.name,
+            stages={
+                "directions": 50.0 * sample * sizes.entries + 4.5 * basis,
+                **{stage: basis + size for stage, size in algebra.items()},
+            },
+            steps={
+                "directions": Work(
+                    algebra=(2 * ITERATIONS + 2) * sample * gather + 12.0 * (ITERATIONS + 1) * sizes.d * square,
+                    cubes=float(r) ** 3,
+                ),
+                "rows": Work(read=sizes.n, algebra=sizes.n * gather * (1.0 if kept else 4.0)),
+                "algebra": Work(algebra=algebra_operations(sizes, r)),
+            },
+            prediction=Work(forward=1.0, algebra=2.0 * gather + 16.0 * sizes.k * square),
+        )
 
 
-def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> Tensor:
-    """(leaves, r) orthonormal directions that nearly span the leading ones of the curvature of leaf values.
+GATHER = 8.0
+"""Operations of a product of matrices that take as long as one number that is gathered and added."""
 
-    Subspace iteration on a sample of the training rows, and Rayleigh's quotients at the end. Outputs do not mix.
+PROBES = 32
+"""Random vectors that the curvature outside of the directions is measured with."""
+
+
+def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, float]:
+    """(leaves, r) orthonormal directions that nearly span the leading ones of the curvature F of leaf values.
+
+    Subspace iteration on a sample of the training rows, and Rayleigh's quotients at the end. Outputs do not mix. And
+    the curvature outside of them that a row finds, tr F^2 / tr F there without what it adds itself.
     """
     rows = SampledLeaves.of(problem, model)
     extra = min(len(model.scale), count + max(8, count // 16))
@@ -246,8 +307,16 @@ def leading_directions(problem: Linearization, model: LeafSum, count: int, seed:
         found = torch.linalg.qr(rows.back(rows.forth(found))).Q.contiguous()
     moved = rows.forth(found).double()
     order = torch.linalg.eigh(moved.T @ moved).eigenvectors.flip(1)[:, :count]
-    vectors: Tensor = torch.linalg.qr(found.double() @ order).Q
-    return vectors.contiguous()
+    vectors: Tensor = torch.linalg.qr(found.double() @ order).Q.contiguous()
+    some = vectors.float()
+    own = (rows.squares() - rows.forth(some).square().sum(1)).clamp_min(0.0).double()  # of each row outside
+    probes = torch.randn(len(some), PROBES, generator=generator, device="cpu").to(problem.device)
+    probes -= some @ (some.T @ probes)
+    moved = rows.back(rows.forth(probes))
+    moved -= some @ (some.T @ moved)
+    shared = float(moved.double().square().sum()) / PROBES - float(own.square().sum())  # of pairs of rows
+    whole = rows.step * max(shared, 0.0)  # the training set has more of them
+    return vectors, whole / max(float(own.sum()), torch.finfo(torch.float32).tiny)
 
 
 @dataclass(frozen=True)
@@ -263,6 +332,7 @@ class SampledLeaves:
     leaf_starts: Tensor  # (leaves,) where the entries of each leaf begin
     by_row: Tensor  # (entries,) values of the entries, row by row
     by_leaf: Tensor  # (entries,) leaf by leaf
+    step: int  # one training row in so many is here
 
     @classmethod
     def of(cls, problem: Linearization, model: LeafSum) -> SampledLeaves:
@@ -292,7 +362,12 @@ class SampledLeaves:
             _starts(leaf, len(model.scale)),
             values,
             values[by_leaf],
+            step,
         )
+
+    def squares(self) -> Tensor:
+        """(rows,) squared lengths of the rows."""
+        return self.by_leaf.new_zeros(len(self.row_starts)).index_add_(0, self.row, self.by_leaf.square())
 
     def forth(self, columns: Tensor) -> Tensor:
         """The matrix (rows, leaves) times columns (leaves, r)."""
@@ -311,9 +386,10 @@ def _starts(places: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LeafAuto(Auto):
-    """Exact where it fits in memory and takes about ten seconds at most, else the leading directions of the leaves."""
+    """Exact where it fits in memory and takes a few seconds, else the leading directions of the leaves."""
 
-    def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
-        """As for networks, with the core of leaves in the place of theirs."""
-        chosen, why = super().resolve(problem, ridge)
-        return (chosen, why) if isinstance(chosen, Exact) else (LeafCore(), why)
+    most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # sooner than networks: directions say the same
+
+    def taken(self, chosen: Structure) -> Structure:
+        """The core of leaves in the place of that of networks."""
+        return chosen if isinstance(chosen, Exact) else LeafCore()

@@ -268,7 +268,7 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any, Any]:
     got = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, (tuple, list)) else type(raw).__name__
     raise InputError(
         f"expected (inputs, targets), (inputs, targets, weights) or a dict with labels in {where}, got {got}. "
-        "Several inputs go into a tuple: ((a, b), targets)."
+        "Several inputs go into a tuple: ((a, b), targets). All data in one batch are a list of one pair: [(x, y)]."
     )
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
+from whence.errors import InputError
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
-from whence.influence.neighbours import Neighbours, has_several_labels
+from whence.influence.neighbours import Neighbours, has_several_labels, predicted_probability
 from whence.linalg import largest
 from whence.results import frame
 
@@ -42,6 +43,11 @@ all pairs they are not called noisy, and where they differ more often than not t
 
 UNDECIDED = 0.55
 """A network that gives its own answer less than this probability is not confident."""
+
+UNSURE, UNEXPLAINED = 0.8, 2.0
+"""Nor is one that gives it less than the one, and less than nearly all ordinary training examples get, where two labels
+drawn from its own probabilities would differ more than the other times as often as labels nearby do: they do not
+explain its doubt."""
 
 LEAST_EXCESS = 1.2
 """A leverage below this many times the ordinary one is not called scarce."""
@@ -71,6 +77,8 @@ class Explanation(Shown):
             everywhere.
         scarcity_p: (m,) share of ordinary training examples whose leverage, each left out, is at least as large.
         probability: (m,) that the network gives its own answer, the predicted class; `nan` for regression.
+        ambiguity: (m,) how often two labels drawn from the network's own probabilities would differ, beside `noise`,
+            which is about labels; `nan` for regression.
         leverage: (m,) the leverage itself.
         ratio: (m,) HeC3 / Ho.
         ho: (m,) trace of Ho.
@@ -82,6 +90,8 @@ class Explanation(Shown):
             noise over its limit, less that of the scarcity over its own.
         noise_limit: noise above which labels are called noisy.
         scarcity_limit: scarcity above which data are called scarce.
+        probability_limit: probability of its own answer below which the network is not sure of it: .8, or less where
+            it is less sure of more than 1 - level of the ordinary training examples.
         classes: whether `noise` is about classes.
         notes: what is approximated.
 
@@ -100,6 +110,7 @@ class Explanation(Shown):
     noise_p: Tensor
     scarcity_p: Tensor
     probability: Tensor
+    ambiguity: Tensor
     leverage: Tensor
     ratio: Tensor
     ho: Tensor
@@ -110,6 +121,7 @@ class Explanation(Shown):
     source: Tensor
     noise_limit: float
     scarcity_limit: float
+    probability_limit: float
     classes: bool
     notes: tuple[str, ...] = ()
 
@@ -128,7 +140,8 @@ class Explanation(Shown):
     @property
     def undecided(self) -> Tensor:
         """(m,) whether the model itself is undecided, and labels nearby do not explain why."""
-        return (self.probability < UNDECIDED) & ~self.noisy
+        unexplained = (self.probability < self.probability_limit) & (self.ambiguity > UNEXPLAINED * self.noise)
+        return ((self.probability < UNDECIDED) | unexplained) & ~self.noisy
 
     @property
     def scarce(self) -> Tensor:
@@ -177,6 +190,8 @@ class Explanation(Shown):
 
     def sentence(self, number: int) -> str:
         """What to make of one prediction."""
+        if not -len(self) <= number < len(self):
+            raise InputError(f"expected the number of a prediction, 0 to {len(self) - 1}, got {number}.")
         noisy, scarce = bool(self.noisy[number]), bool(self.scarce[number])
         advice = []
         if noisy:
@@ -187,9 +202,9 @@ class Explanation(Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a prediction."""
-        names = ("noise", "scarcity", "noise_p", "scarcity_p", "probability", "leverage", "ratio", "ho", "hec3")
+        names = ("noise", "scarcity", "noise_p", "scarcity_p", "probability", "ambiguity", "leverage", "ratio")
         columns: dict[str, Sequence[Tensor | list[str]]] = {"verdict": [list(self.verdicts)]}
-        columns.update({name: [getattr(self, name)] for name in (*names, "effective", "source")})
+        columns.update({name: [getattr(self, name)] for name in (*names, "ho", "hec3", "effective", "source")})
         columns["check"] = [[_listing(row) for row in self.check]]
         columns["near"] = [[_listing(row) for row in self.near]]
         return frame(columns)
@@ -240,7 +255,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
     ho, hec3 = _traces(fitted, inputs)
     whitened, outputs = calibration.neighbours.whitened(fitted, inputs)
     leverage = whitened.square().sum((1, 2)) / whitened.shape[1]
-    probability = predicted_probability(fitted, outputs, calibration.codes)
+    probability, ambiguity = predicted_probability(fitted, outputs, calibration.codes)
     scarcity_limit = max(calibration.scarcity_limit(level), LEAST_EXCESS)
     few = min(top, fitted.problem.n)
     found = []
@@ -258,6 +273,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
                 noise_p=calibration.noise_p(local, effective),
                 scarcity_p=calibration.scarcity_p(leverage[which]),
                 probability=probability[which],
+                ambiguity=ambiguity[which],
                 leverage=leverage[which],
                 ratio=divide(hec3[which], ho[which], 1.0),
                 ho=ho[which],
@@ -268,6 +284,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
                 source=_log(square, calibration.limit) - _log(scarcity, scarcity_limit),
                 noise_limit=calibration.limit if calibration.classes else calibration.unit * calibration.limit**0.5,
                 scarcity_limit=scarcity_limit,
+                probability_limit=calibration.probability_limit(level),
                 classes=calibration.classes,
                 notes=calibration.neighbours.notes,
             )
@@ -292,42 +309,6 @@ def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return found["ho"].squeeze(1), found["hec3"].squeeze(1)
 
 
-def predicted_probability(fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None) -> Tensor:
-    """(m,) probability of the predicted class, by the network whose outputs are (m, ..., k); `nan` without classes.
-
-    The mean over positions, and over outputs that have labels of their own.
-    """
-    if codes is None:
-        return torch.full((len(outputs),), float("nan"), dtype=fitted.problem.dtype, device=outputs.device)
-    likelihood = fitted.problem.likelihood
-    flat = outputs.reshape(-1, outputs.shape[-1]).double()
-    if not likelihood.has_classes:  # squared error on a code of classes
-        p = (flat - codes[0]) / (codes[1] - codes[0])
-        best = nearest_probabilities(torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p).amax(1)
-    elif likelihood.couples_outputs:
-        best = likelihood.probabilities(flat).amax(1)
-    else:
-        p = likelihood.probabilities(flat)
-        best = torch.maximum(p, 1 - p).mean(1)
-    return best.reshape(len(outputs), -1).mean(1).to(fitted.problem.dtype)
-
-
-def nearest_probabilities(values: Tensor) -> Tensor:
-    """(m, k) probabilities nearest to values (m, k): not below zero, with sum one.
-
-    Examples:
-        >>> nearest_probabilities(torch.tensor([[1.2, 0.1, -0.1], [0.6, 0.5, 0.2]]))
-        tensor([[1.0000, 0.0000, 0.0000],
-                [0.5000, 0.4000, 0.1000]])
-    """
-    ordered = values.sort(dim=1, descending=True).values
-    places = torch.arange(1, values.shape[1] + 1, device=values.device)
-    excess = (ordered.cumsum(1) - 1.0) / places
-    last = (ordered > excess).sum(1, keepdim=True) - 1
-    found: Tensor = (values - excess.gather(1, last)).clamp_min(0.0)
-    return found
-
-
 @dataclass(frozen=True)
 class Calibration(Shown):
     """What predictions are compared with: leave-one-out quantities of the training examples.
@@ -349,7 +330,9 @@ class Calibration(Shown):
         neighbours: gradients of the training examples' predictions.
         squares: (n,) squared leave-one-out residuals; zero for examples that do not count.
         leverages: leave-one-out leverages of some training examples around which labels agree, ascending.
-        ordinary: the median of these.
+        probabilities: that the network gives its own answers to the same examples, each left out where all outputs were
+            looked at, ascending; `nan` for regression.
+        ordinary: the median of the leverages.
         mean: of the squares.
         variance: of the squares.
         examples: number of squares that count.
@@ -365,6 +348,7 @@ class Calibration(Shown):
     neighbours: Neighbours
     squares: Tensor
     leverages: Tensor
+    probabilities: Tensor
     ordinary: float
     mean: float
     variance: float
@@ -390,7 +374,7 @@ class Calibration(Shown):
         """
         codes = class_codes(fitted)
         classes = codes is not None
-        neighbours = Neighbours.of(fitted, classes)
+        neighbours, sure = Neighbours.of(fitted, codes)
         counted = fitted.counted
         largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
         unit = 1.0 if classes or largest_residual == 0 else largest_residual
@@ -415,6 +399,7 @@ class Calibration(Shown):
             neighbours=neighbours,
             squares=squares,
             leverages=leverages,
+            probabilities=sure[compared].sort().values,
             ordinary=max(float(leverages.median()), torch.finfo(leverages.dtype).tiny) if len(leverages) else 1.0,
             mean=mean,
             variance=float(some.var()) if len(some) > 1 else 0.0,
@@ -447,6 +432,11 @@ class Calibration(Shown):
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that so large a share of the training examples is below."""
         return float(self.leverages.quantile(level)) / self.ordinary if len(self.leverages) else float("inf")
+
+    def probability_limit(self, level: float) -> float:
+        """The probability that so large a share of the ordinary training examples is above; at most `UNSURE`."""
+        known = self.probabilities
+        return min(UNSURE, float(known.quantile(1.0 - level))) if self.classes and len(known) else UNSURE
 
     def scarcity_p(self, leverage: Tensor) -> Tensor:
         """(m,) share of ordinary training examples, the input counted among them, with at least this leverage."""

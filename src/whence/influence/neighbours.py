@@ -64,14 +64,14 @@ class Neighbours:
     notes: tuple[str, ...]  # what is approximated
 
     @classmethod
-    def of(cls, fitted: Fitted, classes: bool) -> Neighbours:
-        """From one pass over the training data; within `using_model`.
+    def of(cls, fitted: Fitted, codes: tuple[float, float] | None) -> tuple[Neighbours, Tensor]:
+        """From one pass over the training data; within `using_model`. And the probabilities (n,) of its own answers.
 
         Args:
             fitted: the fit.
-            classes: whether outputs are those of classes.
+            codes: what targets are for other classes and for the class itself; `None` where there are no classes.
         """
-        problem = fitted.problem
+        problem, classes = fitted.problem, codes is not None
         one_class = classes and not has_several_labels(fitted)
         directions = None if one_class else output_directions(problem.width).to(problem.device)
         item = torch.finfo(problem.dtype).bits // 8
@@ -84,10 +84,12 @@ class Neighbours:
         else:
             features = sketch_features(LayerGradients(problem), min(FEATURES, affordable), seed=0)
         batches = problem.batches.plain if isinstance(problem.batches, SketchedBatches) else problem.batches
-        found = [
-            prediction_gradients(fitted, batch.inputs, features, directions, classes)
-            for batch in batches.read("gradients of predictions")
-        ]
+        found, seen = [], 0
+        for batch in batches.read("gradients of predictions"):
+            rows, outputs, left = prediction_gradients(fitted, batch.inputs, features, directions, classes)
+            these = slice(seen, seen + len(rows))
+            seen = these.stop
+            found.append((rows, predicted_probability(fitted, outputs, codes, these)[0], left))
         gradients = torch.cat([rows for rows, _, _ in found]) if found else torch.empty(0)
         if len(gradients) != problem.n:
             raise partial_data_error()
@@ -118,7 +120,8 @@ class Neighbours:
                 fitted.counted.unsqueeze(1), torch.cat([rest for _, _, rest in found if rest is not None]), 0.0
             )
             white = _with_rest(white, _own_leverage(white, left_out, gradients, ridge))
-        return cls(features, directions, classes, whitening, white, ridge, tuple(notes))
+        sure = torch.cat([probability for _, probability, _ in found]) if found else torch.empty(0)
+        return cls(features, directions, classes, whitening, white, ridge, tuple(notes)), sure
 
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
@@ -194,7 +197,7 @@ def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:
     known = getattr(fitted.bread, "features", None)
     if not isinstance(known, LeafFeatures):
         columns = max(1, min(most // model.leaf_values.shape[1], len(model.scale)))
-        known = LeafFeatures(model, leading_directions(fitted.problem, model, columns, seed=0))
+        known = LeafFeatures(model, *leading_directions(fitted.problem, model, columns, seed=0))
     return known if known.size <= most else known.leading(most)
 
 
@@ -246,3 +249,52 @@ def predicted_class(fitted: Fitted, outputs: Tensor) -> Tensor:
     best = outputs.reshape(len(outputs), -1, k).argmax(2)
     places: Tensor = best + k * torch.arange(best.shape[1], device=best.device)
     return places
+
+
+def predicted_probability(
+    fitted: Fitted, outputs: Tensor, codes: tuple[float, float] | None, examples: slice | None = None
+) -> tuple[Tensor, Tensor]:
+    """(m,) probability of the predicted class, and how often two labels drawn from the network's probabilities differ.
+
+    Of a network whose outputs are (m, ..., k); `nan` without classes. The mean over positions, and over outputs that
+    have labels of their own.
+
+    Args:
+        fitted: the fit.
+        outputs: of the network.
+        codes: what targets are for other classes and for the class itself; `None` where there are no classes.
+        examples: training examples that these are, each to be predicted by the fit without it, where that is known.
+    """
+    if codes is None:
+        none = torch.full((len(outputs),), float("nan"), dtype=fitted.problem.dtype, device=outputs.device)
+        return none, none
+    likelihood = fitted.problem.likelihood
+    flat = outputs.reshape(-1, outputs.shape[-1]).double()
+    p = likelihood.probabilities(flat) if likelihood.has_classes else (flat - codes[0]) / (codes[1] - codes[0])
+    if examples is not None and fitted.problem.sketch is None:
+        change = (fitted.residuals[examples] - fitted.loo_residuals[examples]) / (codes[1] - codes[0])
+        p = p + change.reshape(p.shape)
+    if likelihood.has_classes and not likelihood.couples_outputs:
+        p = p.clamp(0.0, 1.0)
+        best, differ = torch.maximum(p, 1 - p).mean(1), (2 * p * (1 - p)).mean(1)
+    else:
+        p = nearest_probabilities(torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p)
+        best, differ = p.amax(1), 1 - p.square().sum(1)
+    both = torch.stack([best, differ]).reshape(2, len(outputs), -1).mean(2).to(fitted.problem.dtype)
+    return both[0], both[1]
+
+
+def nearest_probabilities(values: Tensor) -> Tensor:
+    """(m, k) probabilities nearest to values (m, k): not below zero, with sum one.
+
+    Examples:
+        >>> nearest_probabilities(torch.tensor([[1.2, 0.1, -0.1], [0.6, 0.5, 0.2]]))
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.4000, 0.1000]])
+    """
+    ordered = values.sort(dim=1, descending=True).values
+    places = torch.arange(1, values.shape[1] + 1, device=values.device)
+    excess = (ordered.cumsum(1) - 1.0) / places
+    last = (ordered > excess).sum(1, keepdim=True) - 1
+    found: Tensor = (values - excess.gather(1, last)).clamp_min(0.0)
+    return found

@@ -235,7 +235,7 @@ def _read_on(
 def write_leaves(draft: Draft, bread: FittedLeaves, sandwich: LeafSandwich) -> None:
     """Directions of the leaves, and meats in whitened coordinates."""
     assert isinstance(bread.features, LeafFeatures)
-    draft.put(basis=bread.features.basis)
+    draft.put(basis=bread.features.basis, beyond=bread.features.beyond)
     _write_meats(draft, sandwich)
 
 
@@ -246,7 +246,8 @@ def read_leaves(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fit
         raise saved.wrong("basis", "a fit of trees")
     saved.sizes["leaves"] = (len(model.scale),)
     notes = saved.texts("notes")
-    features = LeafFeatures(model, saved.tensor("basis", "algebra", "leaves", "directions"), notes)
+    basis = saved.tensor("basis", "algebra", "leaves", "directions")
+    features = LeafFeatures(model, basis, saved.number("beyond", 0.0), notes)
     return _read_on(saved, problem, meats, features, FittedLeaves, LeafSandwich)
 
 

@@ -149,16 +149,17 @@ class InputView:
         self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: list[int], examples: list[int]
     ) -> ShownInputs:
         rows = self._table(self.test, test, sizes[0], "test")
-        train_rows = self._table(self.train, train, sizes[1], "train")
+        known = isinstance(self.train, UsualValues)  # what is usual is known, and the training rows are not
+        train_rows = None if known else self._table(self.train, train, sizes[1], "train")
         assert rows is not None
         most = CELLS // max(len(rows.columns), 1)
         chosen = list(range(sizes[0])) if sizes[0] <= most else traced[:most]
         tests = {i: ShownInput(cells=cells) for i, cells in zip(chosen, rows_as_text(rows, chosen), strict=True)}
         trains = {}
-        if train_rows is not None:
-            usual, shown = UsualValues.of(train_rows), examples[:most]
+        if known or train_rows is not None:
+            usual = self.train if known else UsualValues.of(train_rows)
             tests = _standing_out(usual, rows, chosen)
-            trains = _standing_out(usual, train_rows, shown)
+            trains = {} if known else _standing_out(usual, train_rows, examples[:most])
             impossible = usual.impossible(rows.iloc[chosen])
             tests = {i: replace(tests[i], impossible=why) for i, why in zip(chosen, impossible, strict=True)}
         return ShownInputs("row", tuple(rows.columns), tests, trains)

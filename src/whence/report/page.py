@@ -14,7 +14,6 @@ from torch import Tensor
 from whence._version import __version__
 from whence.display import number, percent
 from whence.errors import InputError
-from whence.influence.explanation import UNDECIDED
 from whence.influence.fitted import Fitted
 from whence.report.charts import ticks
 from whence.report.content import TONES, Report, value_text
@@ -98,7 +97,7 @@ def script_data(report: Report) -> dict[str, Any]:
         "classes": traced.explanation.classes,
         "logits": predictions.task.likelihood.has_classes,
         "noiseLimit": traced.explanation.noise_limit,
-        "undecided": UNDECIDED,
+        "scarcityLimit": traced.explanation.scarcity_limit,
         "arrays": _arrays(report),
         "traced": traced.chosen.tolist(),
         "check": _pairs(traced.check),
@@ -128,6 +127,7 @@ def _arrays(report: Report) -> dict[str, str]:
         "noise": _pack(explanation.noise),
         "scarcity": _pack(explanation.scarcity),
         "probability": _pack(explanation.probability),
+        "undecided": _pack(explanation.undecided, "u1"),
         "scarcityP": _pack(explanation.scarcity_p),
         "verdict": _pack(report.verdicts, "u1"),
     }

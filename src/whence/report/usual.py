@@ -63,6 +63,10 @@ class UsualValues:
             float(np.mean(_constant_rows(values, dates, len(train)))) if len(train) else 0.0,
         )
 
+    def measured(self) -> dict[str, NDArray[np.float64]]:
+        """The sorted values of the columns of numbers, without those of dates."""
+        return {name: values for name, values in self.numbers.items() if name not in self.dates}
+
     def shares(self, frame: pandas.DataFrame) -> NDArray[np.float64]:
         """(rows, columns) share of training values at least as far out, on the side where they are fewer."""
         found = np.ones((len(frame), len(frame.columns)))
@@ -99,10 +103,10 @@ class UsualValues:
         """For each row why its input cannot be, or nothing: far from all training values, or one number throughout."""
         values = {str(name): ordered_values(column) for name, column in frame.items()}
         reasons = [""] * len(frame)
-        for name, known in self.numbers.items():
+        for name, known in self.measured().items():
             found = values.get(name)
             edge = max(1, math.ceil(CENTRE * len(known)))
-            if name in self.dates or found is None or len(known) <= 2 * edge + 1:
+            if found is None or len(known) <= 2 * edge + 1:
                 continue
             low, high = known[edge], known[-1 - edge]
             for row in np.flatnonzero((found < low) | (found > high)):

@@ -48,8 +48,7 @@ def free_memory(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - used  # torch's own, to be used again
         share = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # of torch 2.8 and later
-        number = torch.cuda.current_device() if device.index is None else device.index
-        return int(free if share is None else min(free, share(number) * total - used))
+        return int(free if share is None else min(free, share(torch.empty(0, device=device).device) * total - used))
     return min(_available(), *(_left(*files) for files in CONTAINER_FILES))
 
 

@@ -22,6 +22,7 @@ from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
 from whence.display import listing
 from whence.errors import CorruptArtifactError, InputError, did_you_mean
 from whence.influence.intervals import Intervals
+from whence.report.usual import UsualValues, frame_of
 from whence.runtime.model_state import one_thread
 from whence.runtime.progress import Progress
 from whence.tabular.boosting import ONE_THREAD, Trees, grow
@@ -50,7 +51,7 @@ from whence.tabular.target import (
 )
 
 FORMAT = "whence table"
-VERSION = 4
+VERSION = 5
 DESCRIPTION, TRAINING, FIT = "table.json", "training.safetensors", "fit.whence"
 WEIGHTS = {"network": "network.safetensors", "trees": "trees.safetensors"}
 Learner = Literal["network", "trees"]
@@ -128,6 +129,10 @@ class TableModel:
                 )
         return notes
 
+    def shown(self, table: TextTable) -> dict[str, Any]:
+        """The columns of a table as people see them."""
+        return {column.name: column.display(table.columns[column.name]) for column in self.columns}
+
     def targets(self, table: TextTable) -> Any:
         """(m,) as numbers, NaN where there is none; all NaN where the table has no such column."""
         if self.target.name not in table.columns:
@@ -198,8 +203,13 @@ class FittedTable:
     values: Any  # (n,) their targets
     rows: Any  # number of each training row in its file
     intervals: Intervals | None  # of new observations; `None` for classes
+    usual: UsualValues  # in the columns of the training rows
     settings: dict[str, Any] | None = None  # of the training; `None` if the fit was loaded
     validation: dict[Learner, float] | None = None  # errors of all models that were tried: RMSE or log loss
+
+    def impossible(self, table: TextTable) -> list[str]:
+        """For each row why its input cannot be right, by what is usual in the training rows; or nothing."""
+        return self.usual.impossible(frame_of(self.model.shown(table)))
 
     def batches(self, inputs: Tensor) -> Any:
         """Encoded rows as the tracer takes them."""
@@ -302,6 +312,7 @@ def fit_table(
         values=values,
         rows=prepared.table.rows[prepared.split.train],
         intervals=intervals,
+        usual=UsualValues.of(frame_of(best.model.shown(prepared.table.take(prepared.split.train)))),
         settings=best.settings,
         validation={one.model.learner: loss for one, loss in zip(candidates, losses, strict=True)},
     )
@@ -361,7 +372,8 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
 
     `table.json` holds columns, target and `about`, how the model was trained; `network.safetensors` the weights of a
     network, `trees.safetensors` the nodes of trees;
-    `training.safetensors` the encoded training rows, which verdicts need, and the calibration of intervals;
+    `training.safetensors` the encoded training rows, which verdicts need, the sorted values of each column of numbers,
+    which say what is usual, and the calibration of intervals;
     `fit.whence` the fit itself.
     """
     with replacing_folder(folder, DESCRIPTION) as new:
@@ -377,6 +389,8 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
         training = {"inputs": fitted.inputs, "values": torch.as_tensor(fitted.values, device="cpu"), "rows": rows}
         if fitted.intervals is not None:
             training |= {f"intervals.{name}": values for name, values in vars(fitted.intervals).items()}
+        training |= {f"usual.{name}": torch.from_numpy(one) for name, one in fitted.usual.measured().items()}
+        training["constant"] = torch.tensor(fitted.usual.constant, dtype=torch.float64, device="cpu")
         save_file(training, new / TRAINING)
         fitted.tracer.save(new / FIT)
 
@@ -395,8 +409,14 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             predictor.load_state_dict(weights)
         training = load_file(folder / TRAINING)
         inputs, values, rows = training["inputs"], training["values"].numpy(), training["rows"].numpy()
-        calibration = {name.removeprefix("intervals."): one for name, one in training.items() if "." in name}
-        intervals = Intervals(**calibration) if model.target.task == "regression" else None
+        parts: dict[str, dict[str, Tensor]] = {"intervals": {}, "usual": {}}
+        for name, one in training.items():
+            part, _, rest = name.partition(".")
+            if rest:
+                parts[part][rest] = one
+        intervals = Intervals(**parts["intervals"]) if model.target.task == "regression" else None
+        numbers = {name: one.numpy() for name, one in parts["usual"].items()}
+        usual = UsualValues(numbers, {}, frozenset(), float(training["constant"]))
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(
@@ -406,7 +426,7 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
         tracer = load(folder / FIT, predictor.ensemble(model.target), model.batch(inputs, values), progress=progress)
     else:
         tracer = load(folder / FIT, predictor, [model.batch(inputs, values)], progress=progress)
-    return FittedTable(model, predictor, tracer, inputs, values, rows, intervals)
+    return FittedTable(model, predictor, tracer, inputs, values, rows, intervals, usual)
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import torch
 from whence import Explanation, Uncertainty
 from whence.display import number
 from whence.influence.intervals import LEVEL
-from whence.report.usual import UsualValues, frame_of
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
 from whence.tabular.target import Target
@@ -107,23 +106,13 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
         for name, cells in verdicts.items():
             frame[name] = "" if isinstance(cells[0], str) else numpy.nan
             frame.iloc[explained, frame.columns.get_loc(name)] = cells
+        reasons = numpy.array(fitted.impossible(table), dtype=object)
+        frame.loc[(reasons != "") & (frame["verdict"] != "").to_numpy(), "verdict"] = CHECK_INPUT
     return RowPredictions(table, fitted, model.targets(table), frame, probabilities)
 
 
 CHECK_INPUT = "check the input"
 """The verdict on rows that cannot be, which their columns show and no network."""
-
-
-def check_inputs(predictions: RowPredictions, train: TextTable) -> None:
-    """Change the verdict on rows that cannot be, by what is usual in the rows that were trained on."""
-    columns = predictions.fitted.model.columns
-    shown, trained = (
-        frame_of({column.name: column.display(table.columns[column.name]) for column in columns})
-        for table in (predictions.table, train)
-    )
-    reasons = numpy.array(UsualValues.of(trained).impossible(shown), dtype=object)
-    frame = predictions.frame
-    frame.loc[(reasons != "") & (frame["verdict"] != "").to_numpy(), "verdict"] = CHECK_INPUT
 
 
 def _class_probabilities(target: Target, uncertainty: Uncertainty) -> tuple[Any, Any]:

@@ -41,6 +41,7 @@ def read(model: Any) -> TreeEnsemble | None:
         likelihood=likelihood,
         shrinkage=float(settings["learning_rate"]),
         l2=float(settings["l2_leaf_reg"]),
+        l2_by_weight=True,
         classes=None if likelihood == "gaussian" else tuple(numpy.asarray(model.classes_).tolist()),
         sample_share=float(settings.get("subsample", 1.0)),
         notes=_notes(model, settings),

@@ -29,6 +29,7 @@ class TreeEnsemble:
         shrinkage: what a leaf's own optimum is multiplied by: the learning rate of boosting, one over the number of
             trees for a forest.
         l2: the library's own penalty of squared leaf values, before shrinkage.
+        l2_by_weight: whether the library multiplies that penalty by the mean weight of the training rows.
         classes: labels in the order of the classes; `None` for regression.
         sample_share: of the training rows that each tree saw; one where all saw all of them.
         notes: what users should know, such as a bootstrap.
@@ -41,6 +42,7 @@ class TreeEnsemble:
     likelihood: Loss
     shrinkage: float = 1.0
     l2: float = 0.0
+    l2_by_weight: bool = False
     classes: tuple[Any, ...] | None = None
     sample_share: float = 1.0
     notes: tuple[str, ...] = ()

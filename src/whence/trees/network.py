@@ -82,7 +82,7 @@ def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[
     return masses
 
 
-def own_penalty(ensemble: TreeEnsemble, masses: Tensor, several: bool) -> tuple[Tensor, str]:
+def own_penalty(ensemble: TreeEnsemble, masses: Tensor, l2: float, several: bool) -> tuple[Tensor, str]:
     """(leaves,) the penalty of each squared leaf value that the trees' own shrinkage and L2 amount to, and in words.
 
     One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - shrinkage) / shrinkage + l2 /
@@ -91,8 +91,8 @@ def own_penalty(ensemble: TreeEnsemble, masses: Tensor, several: bool) -> tuple[
     eta = ensemble.shrinkage
     if several:
         eta = min(eta, LARGEST_SHRINKAGE)
-    penalty = masses * ((1 - eta) / eta) + ensemble.l2 / eta
-    words = f"the trees' own, shrinkage {eta:.4g} and L2 {ensemble.l2:g}, on each leaf value by the mass of its leaf"
+    penalty = masses * ((1 - eta) / eta) + l2 / eta
+    words = f"the trees' own, shrinkage {eta:.4g} and L2 {l2:g}, on each leaf value by the mass of its leaf"
     return penalty, words
 
 
@@ -119,7 +119,10 @@ def fitted_trees(
     batches = training_batches(network, data)
     if ridge == "auto":
         several = batches[0][0]["leaves"].shape[1] > 1
-        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches), several)
+        l2 = ensemble.l2
+        if ensemble.l2_by_weight and len(batches[0]) == 3:
+            l2 *= float(torch.cat([weights for _, _, weights in batches]).mean())
+        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches), l2, several)
         exists = bool((penalty > 0).all())
         if exists:
             network.rescale(penalty.sqrt())

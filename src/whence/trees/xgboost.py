@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -17,6 +18,15 @@ LIKELIHOODS: dict[str, Loss] = {
     "multi:softprob": "categorical",
     "multi:softmax": "categorical",
 }
+
+READ_OFF = (
+    "The model came without the settings of its training, as one from a file does. Its learning rate, {:.3g}, and L2 "
+    "penalty, {:.3g}, were read off the trees. Subsampling, class weights and constraints are not known."
+)
+MAYBE_LOST = (
+    "Learning rate 0.3 and L2 penalty 1 are the library's defaults. A model from a file has lost its own, and these "
+    "trees do not say them. If it is one, pass ridge=."
+)
 
 
 def read(model: Any) -> TreeEnsemble | None:
@@ -60,6 +70,7 @@ def read(model: Any) -> TreeEnsemble | None:
         return numbers(model.predict(matrix, pred_leaf=True))
 
     config = json.loads(booster.save_config())["learner"]
+    own = None if vectors else own_settings(trees)
     return TreeEnsemble(
         leaves=leaves,
         values=numpy.concatenate(nodes)[numbers.is_leaf],
@@ -67,7 +78,7 @@ def read(model: Any) -> TreeEnsemble | None:
         base=base,
         likelihood=likelihood,
         classes=_classes(model, likelihood, len(base)),
-        **_settings(config),
+        **_settings(config, own),
     )
 
 
@@ -111,8 +122,42 @@ def _classes(model: Any, likelihood: Loss, outputs: int) -> tuple[Any, ...] | No
     return tuple(range(max(outputs, 2))) if known is None else tuple(numpy.asarray(known).tolist())
 
 
-def _settings(config: Any) -> dict[str, Any]:
-    """Shrinkage, penalty, share of rows and notes, out of the configuration of a booster."""
+def own_settings(trees: Sequence[Any]) -> tuple[float, float] | None:
+    """Shrinkage and L2 penalty that trees were grown with, read off their values; `None` where these do not say it.
+
+    A file keeps trees without the settings of the training. But a node with sum of gradients g and of Hessians h has
+    the weight w = -g / (h + l2), and a leaf the value shrinkage * w. Sums of gradients of two children add up to their
+    parent's, which is linear in l2, 1 / shrinkage and their product. An L1 penalty or a bound breaks it.
+    """
+    left_sides, right_sides = [], []
+    for tree in trees:
+        left, right = (numpy.array(tree[f"{side}_children"]) for side in ("left", "right"))
+        inner = numpy.flatnonzero(left >= 0)
+        hessian, weight = numpy.array(tree["sum_hessian"]), numpy.array(tree["base_weights"])
+        weight[left < 0] = 0.0
+        value = numpy.where(left < 0, tree["split_conditions"], 0.0)
+        parts = [weight, weight * hessian, value * hessian, value]
+        of_node = [part[inner] / hessian[inner] for part in parts]
+        of_children = [(part[left[inner]] + part[right[inner]]) / hessian[inner] for part in parts]
+        left_sides.append(numpy.stack([of_children[0] - of_node[0], of_children[2], of_children[3]], 1))
+        right_sides.append(of_node[1] - of_children[1])
+    design, sums = numpy.concatenate(left_sides), numpy.concatenate(right_sides)
+    if len(sums) < 3:
+        return None
+    found = numpy.linalg.lstsq(design, sums, rcond=None)[0]
+    l2, inverse, product = found
+    gap = numpy.abs(design @ found - sums).max() / numpy.abs(sums).max()
+    if not (gap < SINGLE and inverse > 0 and abs(product / inverse - l2) < 1e-3 * (1 + abs(l2))):
+        return None
+    return float(1 / inverse), max(float(l2), 0.0)
+
+
+SINGLE = 1e-5
+"""Relative gap between sums of gradients that rounding to single precision may leave."""
+
+
+def _settings(config: Any, own: tuple[float, float] | None) -> dict[str, Any]:
+    """Shrinkage, penalty, share of rows and notes, out of the configuration of a booster and what its trees say."""
     booster = config["gradient_booster"]
     dart = booster["name"] == "dart"
     booster = booster["gbtree"] if dart else booster
@@ -120,12 +165,18 @@ def _settings(config: Any) -> dict[str, Any]:
     parallel = int(booster["gbtree_model_param"]["num_parallel_tree"])
     share = float(train["subsample"])
     weight = float(config["objective"].get("reg_loss_param", {}).get("scale_pos_weight", 1))
+    known = float(train["eta"]) / parallel, float(train["lambda"])
+    lost = own is not None and not numpy.allclose(own, known, rtol=1e-3, atol=1e-3)
+    usual = own is None and numpy.allclose(known, (0.3 / parallel, 1.0))
+    shrinkage, l2 = own if own is not None and lost else known
     return {
-        "shrinkage": float(train["eta"]) / parallel,
-        "l2": float(train["lambda"]),
+        "shrinkage": shrinkage,
+        "l2": l2,
         "sample_share": share,
         "notes": noted(
             (
+                (lost, READ_OFF.format(shrinkage, l2)),
+                (usual, MAYBE_LOST),
                 (share < 1, f"Each tree saw a random {share:.0%} of the training rows."),
                 (parallel > 1, f"Each iteration averages {parallel} trees."),
                 (dart, "Trees were dropped while others grew (dart), so shrinkage differs between trees."),

@@ -5,7 +5,7 @@ const reasons = (i) => {
   const limit = data.classes ? percent(data.noiseLimit) : short(data.noiseLimit, 2);
   const noise = `${around}; noisy from ${limit} on.`;
   const scarcity = `Its leverage is ${short(points.scarcity[i], 2)} times the ordinary one; ${percent(points.scarcityP[i])} of ordinary training examples reach that.`;
-  const undecided = points.probability[i] < data.undecided && !(points.verdict[i] & 1) ? [`The model itself is undecided: it gives its answer a probability of ${percent(points.probability[i])}.`] : [];
+  const undecided = points.undecided[i] ? [`The model itself is undecided: it gives its answer a probability of ${percent(points.probability[i])}.`] : [];
   return [noise, scarcity, ...undecided];
 };
 
