@@ -152,7 +152,7 @@ class FitOptions:
 
     def to_json(self, selection: Selection) -> dict[str, Any]:
         """Everything that a result depends on, beside model and data."""
-        execution = {name: getattr(self.execution, name) for name in ("chunk_size", "max_memory", "dtype", "tf32")}
+        execution = {name: getattr(self.execution, name) for name in ("chunk_size", "max_memory", "dtype", "precision")}
         own = {name: value for name, value in vars(self).items() if name != "execution"}
         groups = None if self.groups is None else hashlib.sha256(repr(self.groups).encode()).hexdigest()
         everything = {**own, **execution, "parameters": ", ".join(selection.parameters), "groups": groups}
@@ -321,14 +321,12 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         None if options.groups is None else Groups.of(options.groups, problem),
         problem.units if options.loo == "position" else None,
     )
-    problem = replace(problem, folds=loo.folds)
-    tf32 = options.execution.tf32 and structure.tf32
-    with rounded_products(True if tf32 else None):
+    problem = replace(problem, folds=loo.folds, precision=options.execution.precision if structure.tf32 else "float32")
+    with rounded_products(True if problem.precision != "float32" else None):
         if ridge is None and problem.hessian_roots is not None:
             bread = fit_at_best(structure, problem, loo.meat_roots)
         else:
             bread = structure.fit(problem, ridge, loo.meat_roots)
-        bread = replace(bread, tf32=tf32)
         found = assemble(problem, bread, loo, unbiased=options.noise == "unbiased")
         groups = None if loo.groups is None else found.meats.deletions
         chosen = Finding("structure", structure.name, why)
@@ -470,4 +468,17 @@ def _diagnose(
             ),
         ),
     ]
-    return findings + [Finding("note", note, "") for note in [*problem.batches.notes, *bread.notes]]
+    notes = [*_weights_left_out(problem), *problem.batches.notes, *bread.notes]
+    return findings + [Finding("note", note, "") for note in notes]
+
+
+def _weights_left_out(problem: Linearization) -> list[str]:
+    """That verdicts should not rest on a part of the weights, where others were trained too."""
+    fitted = problem.selection.size
+    trained = sum(one.numel() for one in problem.network.model.parameters() if one.requires_grad)
+    if fitted >= trained:
+        return []
+    return [
+        f"Verdicts compare predictions by the fitted weights alone, {fitted:,} of {trained:,} that can be trained. "
+        "Up to a tenth of the verdicts differed from those of all weights: for verdicts fit all of them."
+    ]

@@ -14,7 +14,7 @@ from whence.curvature.accumulate import LayerGradients
 from whence.curvature.base import FeatureStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import factor_cost
-from whence.curvature.kronecker import KroneckerFactors, SpectrumSums, enough_sequences
+from whence.curvature.kronecker import KroneckerFactors, enough_sequences, spectrum_sums
 from whence.curvature.primal import (
     FittedPrimal,
     Projected,
@@ -77,7 +77,7 @@ class Core(FeatureStructure):
             ridge or 0.0, self.tolerance, notes
         )
         every = enough_sequences(problem, stream.blocks, RANKED)
-        sums = stream.accumulate(SpectrumSums(stream, bases, every=every))
+        sums = stream.accumulate(spectrum_sums(stream, bases, None, notes, every))
         spectrum = [s.inside for s in sums.spectrum().curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]

@@ -13,6 +13,7 @@ from whence.curvature.kronecker import (
     KroneckerFactors,
     SpectrumSums,
     noise_covariance,
+    spectrum_sums,
 )
 from whence.curvature.rotation import Basis
 from whence.curvature.spectral import FittedSpectral, Leverage
@@ -77,7 +78,7 @@ class EKFAC(LayerStructure):
                 spectrum, rotations = sums.spectrum(), sums.rotations(notes)
                 notes.append(describe_rotations(bases, rotations, spectrum, lam))
             else:
-                spectrum = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
+                spectrum = gradients.accumulate(spectrum_sums(gradients, bases, noise, notes)).spectrum()
                 rotations = None
             leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots, rotations), last=True)
             return FittedSpectral.of(leverage, noise, notes)

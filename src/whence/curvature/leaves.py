@@ -390,6 +390,16 @@ class LeafAuto(Auto):
 
     most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # sooner than networks: directions say the same
 
+    def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
+        """The primal road wherever it is quick: a fit by it predicts without the training data, once it is loaded."""
+        primal, why = super().resolve(problem, ridge=0.0)  # without a ridge there is no other road
+        return (primal, why) if isinstance(primal, Exact) else super().resolve(problem, ridge)
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Of the structure that is chosen."""
+        primal = super().cost(replace(sizes, dual=False))
+        return super().cost(sizes) if primal.name == LeafCore.name else primal
+
     def taken(self, chosen: Structure) -> Structure:
         """The core of leaves in the place of that of networks."""
         return chosen if isinstance(chosen, Exact) else LeafCore()

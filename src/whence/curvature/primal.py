@@ -80,7 +80,8 @@ class Projected:
             low = 0
             for tangent, basis, index in zip(chunk.tangents, self.bases, self.indices, strict=True):
                 if len(index):
-                    rows[:, :, low : low + len(index)] = BasisView(tangent, basis).coordinates(index)
+                    view = BasisView(tangent, basis, measured=False)
+                    rows[:, :, low : low + len(index)] = view.coordinates(index)
                 low += len(index)
             yield chunk.where, rows
             del rows, chunk  # the next chunk needs the memory

@@ -195,7 +195,7 @@ def using_model(fitted: Fitted) -> Iterator[None]:
     model = fitted.problem.network.model
     with locked(model):
         _check_unchanged(fitted)
-        with preserved(model), rounded_products(True if fitted.bread.tf32 else None):
+        with preserved(model), rounded_products(True if fitted.bread.problem.precision != "float32" else None):
             yield
 
 

@@ -116,6 +116,7 @@ class Capture:
         more: Other batches of a few examples, that use parameters which the first one does not.
         blocks: Those of an earlier capture of the same model, for parameters that these examples do not use.
         later_notes: A list for notes on batches that come later.
+        lowered: A call of the same model in lower precision, and which, that is used once the capture is verified.
 
     Attributes:
         blocks: The selected parameters, in blocks, in their order.
@@ -146,6 +147,7 @@ class Capture:
         more: Sequence[Inputs] = (),
         blocks: Sequence[Block] | None = None,
         later_notes: list[str] | None = None,
+        lowered: tuple[Call, torch.dtype] | None = None,
     ) -> None:
         frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
         if frozen or not parameters:
@@ -184,6 +186,8 @@ class Capture:
         self.notes = tuple(dict.fromkeys(self._notes))
         self._notes = [] if later_notes is None else later_notes
         self._settled = True
+        if lowered is not None:
+            self._call, self._precision = lowered
         on_gpu = next(iter(parameters.values())).is_cuda
         self._vectorized = on_gpu and self.vectorizes(take(example_inputs, slice(0, 2)))
 
