@@ -112,8 +112,8 @@ def test_gradients_that_overflow_are_refused(structure: str) -> None:
     net = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor([[1e5], [1e5], [-1e5], [1.0]]))
+    execution = whence.Execution(precision="fp16")
     with pytest.raises(SingularCurvatureError, match='another precision than "fp16"'):
-        execution = whence.Execution(precision="fp16")
         whence.fit(net, [(x, x)], structure=structure, ridge=1.0, execution=execution, progress=False)
 
 
