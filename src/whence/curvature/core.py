@@ -117,7 +117,7 @@ class Core(FeatureStructure):
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
         r = self.size or min(self.largest, quick_size(sizes.numbers, sizes.device, sizes.limit))
-        return core_cost(sizes, self.name, min(r, sizes.d))
+        return core_cost(sizes, self.name, min(r, sizes.d), self.size is not None)
 
 
 def quick_size(numbers: int, device: torch.device, limit: float = math.inf, share: float = 1.0) -> int:
@@ -212,8 +212,8 @@ class Sketch(FeatureStructure):
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def core_cost(sizes: ProblemSizes, name: str, r: int) -> Cost:
-    """Of the exact algebra on r coordinates of the Kronecker eigenbasis, at most."""
+def core_cost(sizes: ProblemSizes, name: str, r: int, fixed: bool) -> Cost:
+    """Of the exact algebra on r coordinates of the Kronecker eigenbasis; at most, unless that number is fixed."""
     stages, steps, bases = factor_cost(sizes)
     stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
     steps["eigenvalues"] = _feature_rows(sizes, sizes.n, sizes.n)
@@ -221,7 +221,8 @@ def core_cost(sizes: ProblemSizes, name: str, r: int) -> Cost:
     sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
     if sample is not None:
         stages["outside the core"] = found.stages["leverages and meats"] + sample_bytes(sizes.d, sizes.k, *sample)
-    return Cost(name, {**stages, **found.stages}, {**steps, **found.steps}, found.prediction, bounded=True)
+    every, certain = {**stages, **found.stages}, ("factors", "eigenvectors", *(["factor"] if fixed else []))
+    return Cost(name, every, {**steps, **found.steps}, found.prediction, bounded=True, certain=certain)
 
 
 def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = None) -> Cost:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
@@ -171,8 +172,15 @@ class Capture:
         self.unused = tuple(name for name in parameters if name not in reached)
         if self.unused:
             self._notes.append(f"the outputs do not depend on {', '.join(self.unused)}: its gradient is zero")
-        while not self._verify_first(references, blocks):
-            pass
+        try:
+            while not self._verify_first(references, blocks):
+                pass
+        except CheckpointError as error:
+            raise UncapturedParameterError(
+                "expected a model that keeps what its backward pass needs, got torch.utils.checkpoint in its forward, "
+                "which computes it again unlike it was recorded. Switch it off for the fit, for example by "
+                "model.gradient_checkpointing_disable(); Hugging Face models do so in eval mode by themselves."
+            ) from error
         for reference in references:
             self._run_fallback(reference.inputs, reference)
         self.notes = tuple(dict.fromkeys(self._notes))

@@ -313,7 +313,7 @@ def linearize(
     `columns` are those of a sketch of the Hessians: `None` for no sketch, 0 to decide by the number of outputs.
     """
     if columns == 0:
-        columns = _default_columns(network, batches)
+        columns = default_columns(network, batches)
     units, sketch, gram = None, None, None
     data: Batches | SketchedBatches = batches
     if columns is None:
@@ -389,7 +389,7 @@ def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], devic
     ]
 
 
-def _default_columns(network: Network, batches: Batches) -> int | None:
+def default_columns(network: Network, batches: Batches) -> int | None:
     """No sketch where outputs are few; where they are many, the fewer columns, the more examples there are."""
     first = batches.first()
     with torch.no_grad():
