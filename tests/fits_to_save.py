@@ -102,7 +102,8 @@ class Counts(whence.Likelihood):
         return (outputs / 2).exp().diag_embed()
 
 
-IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "summed_meats", "_capture", "fingerprints"}
+IGNORED = {"network", "loader", "progress", "budget", "kept", "_full", "summed_meats", "white_curvature", "_capture"}
+IGNORED |= {"fingerprints"}
 """What a loaded fit may have otherwise: handles to the world, and what is computed when it is needed."""
 IGNORED |= {
     "_batched_backward",

@@ -437,7 +437,7 @@ class FittedPrimal(FittedCurvature):
     whiten: Whitening  # the factored inverse of F_lam
     step: Tensor  # (r,) the Newton step along the features
     change: Tensor  # (n, k) how it moves the outputs
-    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, until the sandwich takes it
+    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, where it is at hand; not saved
 
     @classmethod
     def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedPrimal:
