@@ -54,7 +54,7 @@ class LeafFeatures:
 
     model: LeafSum
     basis: Tensor  # (leaves, r / w)
-    sums: Tensor  # (leaves, 2 s) random sums of training rows outside of the directions, which measure F and F^2 there
+    sums: Tensor  # (leaves, 2 s) random sums of training rows outside of the directions, and F times them
     notes: list[str] = field(default_factory=list)
     orthonormal: ClassVar[bool] = True
 
@@ -111,7 +111,7 @@ class LeafFeatures:
         return torch.einsum("cnk,nk->nc", cotangents.square().to(each.dtype), by_output)
 
     def outer(self, inputs: Inputs, outputs: int) -> Tensor:
-        """(2, n, k) z F z^T and z F^2 z^T outside of the directions, measured by random sums."""
+        """(2, n, k) z F z^T and z F^3 z^T outside of the directions, measured by random sums."""
         parts = [
             rows.square().unflatten(2, (-1, 2, SUMS)).sum((2, 4))
             for _, rows in replace(self, basis=self.sums).rows(inputs, outputs)
@@ -201,9 +201,9 @@ class LeafSandwich(PrimalSandwich):
     def predict(self, inputs: Inputs) -> Predicted:
         """Add what lies outside: to z A z^T and to z A F A z^T, with A the inverse curvature.
 
-        There z has a part along which F is f = z F^2 z^T / z F z^T, and a part along which it is zero. Ho is the noise
-        times the second form, and grows by the factor of that. HeC0 to HeC3 are given the same factor: labels count as
-        much outside as inside.
+        There z has a part along which F is f, f^2 = z F^3 z^T / z F z^T, and a part along which it is zero. Ho is the
+        noise times the second form, and grows by the factor of that. HeC0 to HeC3 are given the same factor: labels
+        count as much outside as inside.
         """
         found, fitted = super().predict(inputs), self.fitted
         features, problem = fitted.features, fitted.problem
@@ -223,8 +223,8 @@ class LeafSandwich(PrimalSandwich):
         outside = (features.squares(inputs, ones.expand(-1, size, -1)) - torch.cat(lengths)).clamp_min(0.0)
         laplace = found.covariances["laplace"].diagonal(dim1=1, dim2=2)
         spread = torch.cat(forms).clamp_min(torch.finfo(torch.float32).eps * laplace)  # z A F A z^T
-        first, second = features.outer(inputs, count)
-        damped = fitted.ridge + second / first.clamp_min(torch.finfo(first.dtype).tiny)
+        first, third = features.outer(inputs, count)
+        damped = fitted.ridge + (third / first.clamp_min(torch.finfo(first.dtype).tiny)).sqrt()
         root = (1.0 + first / damped.square() / spread).sqrt()
         for name, covariance in found.covariances.items():
             if name != "laplace":
@@ -315,15 +315,15 @@ GATHER = 8.0
 """Operations of a product of matrices that take as long as one number that is gathered and added."""
 
 SUMS = 64
-"""Random sums of training rows that measure the curvature outside of the directions, and as many for its square."""
+"""Random sums of training rows, which measure the curvature outside of the directions."""
 
 
 def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """(leaves, r) orthonormal directions that nearly span the leading ones of the curvature F of leaf values.
 
     Subspace iteration on a sample of the training rows, and Rayleigh's quotients at the end. Outputs do not mix. And
-    (leaves, 2 s) random sums of what the rows have outside: products of the first with themselves have the mean F, of
-    the others F^2.
+    (leaves, 2 s) random sums of what the rows have outside, whose products with themselves have the mean F, and F times
+    these sums.
     """
     rows = SampledLeaves.of(problem, model)
     extra = min(len(model.scale), count + max(8, count // 16))
@@ -335,10 +335,10 @@ def leading_directions(problem: Linearization, model: LeafSum, count: int, seed:
     order = torch.linalg.eigh(moved.T @ moved).eigenvectors.flip(1)[:, :count]
     vectors: Tensor = torch.linalg.qr(found.double() @ order).Q.contiguous()
     signs = torch.randint(0, 2, (len(rows.row_starts), SUMS), generator=generator, device="cpu").to(found) * 2.0 - 1.0
-    normal = torch.randn(len(found), SUMS, generator=generator, device="cpu").to(found)
-    normal -= (vectors @ (vectors.T @ normal.double())).to(found)
-    sums = torch.cat([rows.back(signs) * rows.step**0.5, rows.back(rows.forth(normal)) * rows.step], 1).double()
-    return vectors, (sums - vectors @ (vectors.T @ sums)) / SUMS**0.5
+    sums = rows.back(signs).double() * (rows.step / SUMS) ** 0.5
+    sums -= vectors @ (vectors.T @ sums)
+    moved = rows.step * rows.back(rows.forth(sums.float())).double()
+    return vectors, torch.cat([sums, moved - vectors @ (vectors.T @ moved)], 1)
 
 
 @dataclass(frozen=True)
