@@ -84,6 +84,38 @@ def self_influences(
         return {name: _scores(analyzer, data, damping) for name, damping in dampings.items()}
 
 
+def pairwise_influences(
+    network: nn.Module, known: TensorDataset, asked: TensorDataset, damping: float | None, seed: int
+) -> Tensor:
+    """(m, n) how far each training example lowers the loss of each test example, to first order.
+
+    Args:
+        network: a classifier in evaluation mode.
+        known: the training set.
+        asked: the test points.
+        damping: as for `self_influences`.
+        seed: of the labels it samples.
+    """
+    from kronfluence.arguments import ScoreArguments  # a peer, present or not
+
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # it draws from the global generator
+        analyzer = analyzer_of(network, folder, classes=True)
+        fit_factors(analyzer, known, batch=500)
+        analyzer.compute_pairwise_scores(
+            scores_name="pairs",
+            factors_name=FACTORS,
+            query_dataset=asked,
+            train_dataset=known,
+            per_device_query_batch_size=50,
+            per_device_train_batch_size=500,
+            score_args=ScoreArguments(damping_factor=damping),
+            overwrite_output_dir=True,
+        )
+        found: Tensor = analyzer.load_pairwise_scores("pairs")["all_modules"]
+    return found.double()
+
+
 def _scores(analyzer: Any, data: TensorDataset, damping: float | None) -> Tensor:
     from kronfluence.arguments import ScoreArguments  # a peer, present or not
 

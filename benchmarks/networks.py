@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from whence_paper.networks import ViT, cnn, mlp, resnet18, size, tabular
+from whence_paper.networks import ViT, cnn, mlp, resnet9, resnet18, size, tabular
 
-__all__ = ["ViT", "cnn", "mlp", "resnet18", "size", "tabular"]
+__all__ = ["ViT", "cnn", "mlp", "resnet9", "resnet18", "size", "tabular"]

@@ -113,6 +113,8 @@ def trained(case: Case, task: Task, seed: int, device: str) -> nn.Module:
     network = case.make(task.targets.shape[1]).to(device).train()
     draw = torch.Generator().manual_seed(seed)
     natural = case.data == "cifar-10"
+    if natural:
+        network = network.to(memory_format=torch.channels_last)  # quicker in half precision
     size = 256 if natural else 128 if len(task.inputs) > 2000 else 32
     decay = WEIGHT_DECAY.get(case.data, 1e-4)
     optimiser = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=decay)
@@ -133,7 +135,7 @@ def trained(case: Case, task: Task, seed: int, device: str) -> nn.Module:
             loss.backward()
             optimiser.step()
             schedule.step()
-    return network.eval()
+    return network.to(memory_format=torch.contiguous_format).eval()
 
 
 @torch.no_grad()

@@ -344,7 +344,7 @@ class Tracer(Fitted):
             >>> tracer.suggest(1, pool=torch.tensor([[0.0], [9.0], [1.0]], dtype=torch.float64)).index
             tensor([1])
         """
-        check_count(budget, "budget")
+        check_count(budget, "budget", " Inputs to choose from are named: suggest(100, pool=x).")
         if pool is None:
             check_ungrouped(self)
             found = label_suspicion(self)

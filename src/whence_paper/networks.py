@@ -123,6 +123,26 @@ def resnet18(outputs: int = 10, width: int = 64, colours: int = 3) -> nn.Sequent
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(below, outputs))
 
 
+def resnet9(outputs: int = 10, width: int = 64, colours: int = 3) -> nn.Sequential:
+    """ResNet-9 for 32 x 32 images: two residual blocks between pooled convolutions; 6.6 M parameters."""
+
+    def block(below: int, above: int, pool: bool) -> list[nn.Module]:
+        layers = [nn.Conv2d(below, above, 3, padding=1, bias=False), nn.BatchNorm2d(above), nn.ReLU()]
+        return [*layers, nn.MaxPool2d(2)] if pool else layers
+
+    return nn.Sequential(
+        *block(colours, width, False),
+        *block(width, 2 * width, True),
+        Residual(2 * width, 2 * width, 1),
+        *block(2 * width, 4 * width, True),
+        *block(4 * width, 8 * width, True),
+        Residual(8 * width, 8 * width, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8 * width, outputs),
+    )
+
+
 def size(network: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)

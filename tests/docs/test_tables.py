@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import quality_tables, sources_tables, tables, tracing_tables, tree_tables, worth_tables
+from benchmarks import quality_tables, sources_tables, study_tables, tables, tracing_tables, tree_tables, worth_tables
 from pages import DOCS, ROOT
 
 PAGES = {
-    "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES},
+    "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES, **study_tables.TABLES},
     "choosing.md": tables.TABLES,
     "classification.md": worth_tables.TABLES,
     "services.md": tables.TABLES,
-    "tracing.md": tracing_tables.TABLES,
+    "sources.md": study_tables.TABLES,
+    "tracing.md": {**tracing_tables.TABLES, **study_tables.TABLES},
     "trees.md": tree_tables.TABLES,
 }
 

@@ -119,3 +119,12 @@ def test_diagnostics_name_what_was_selected() -> None:
     tracer = fit(mlp(), batches(), parameters="last_layer")
     assert tracer.diagnostics["parameters"] == 10
     assert "parameters: 10 (selected weights: 2.weight, 2.bias)" in str(tracer.diagnostics)
+
+
+@pytest.mark.parametrize(("parameters", "partly"), [("last_layer", True), ("all", False)])
+def test_diagnostics_warn_of_verdicts_by_a_part_of_the_weights(parameters: str, partly: bool) -> None:
+    model = mlp()
+    every = sum(one.numel() for one in model.parameters())
+    told = str(fit(model, batches(), parameters=parameters).diagnostics)
+    assert (f"10 of {every:,} that can be trained" in told) == partly
+    assert ("for verdicts fit all of them" in told) == partly

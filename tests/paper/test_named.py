@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-NAMES = {"sinc", "spirals", "figure4", "table1", "table2", "table3", "beyond", "lambda-sweep", "label-noise", "grids"}
+NAMES = {
+    "sinc",
+    "spirals",
+    "figure4",
+    "table1",
+    "table2",
+    "table3",
+    "beyond",
+    "lambda-sweep",
+    "label-noise",
+    "grids",
+    "disentanglement",
+}
 
 
 def test_each_name_leads_to_a_function_with_a_description():

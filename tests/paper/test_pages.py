@@ -9,6 +9,7 @@ import pytest
 
 from whence_paper import summary
 from whence_paper.cifar import beyond, table3
+from whence_paper.disentanglement import experiment as disentanglement
 from whence_paper.images import label_noise, lambda_sweep, table1, table2
 from whence_paper.pages import filled, main
 from whence_paper.tabular import bank, figure1
@@ -43,7 +44,7 @@ def test_pages_show_what_the_records_say(page):
 @pytest.mark.skipif(not RECORDS.exists(), reason="records are not part of this distribution")
 @pytest.mark.parametrize(
     "module",
-    [figure1, bank, table1, table2, table3, beyond, lambda_sweep, label_noise],
+    [figure1, bank, table1, table2, table3, beyond, lambda_sweep, label_noise, disentanglement],
     ids=lambda module: module.EXPERIMENT.name,
 )
 def test_tables_are_drawn_from_the_records(module, tmp_path):

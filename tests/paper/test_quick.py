@@ -1,4 +1,4 @@
-"""Quick versions of the experiments on images: they run end to end, and fail where a finding of the paper is lost."""
+"""Quick versions of the experiments: they run end to end, and fail where a finding of the paper is lost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from whence_paper.cifar import beyond, table3
+from whence_paper.disentanglement import experiment as disentanglement
 from whence_paper.images import figure4, grids, label_noise, lambda_sweep, table1, table2
 from whence_paper.records import Record
 
@@ -29,6 +30,7 @@ def folder(tmp_path_factory) -> Path:
         (grids, "grids", ["grids-quick-mnist.png"]),
         (table3, "table3", ["table3-quick.md"]),
         (beyond, "beyond", ["beyond-quick.md"]),
+        (disentanglement, "disentanglement", ["disentanglement-quick.md"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

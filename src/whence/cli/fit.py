@@ -33,7 +33,9 @@ def fit(
     likelihood: Annotated[
         str | None, typer.Option(help="The loss it was trained with: gaussian, categorical or bernoulli.")
     ] = None,
-    structure: Annotated[console.Structure | None, typer.Option(help="Of the curvature; exact by default.")] = None,
+    structure: Annotated[
+        console.Structure | None, console.one_of(console.Structure, "Of the curvature; exact by default.")
+    ] = None,
     parameters: Annotated[
         list[str] | None, typer.Option(help="all, last_layer, or patterns of names; may be given several times.")
     ] = None,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
 T = TypeVar("T")
 
+Precision = Literal["float32", "tf32", "fp16"]
+"""Of the products of approximate structures."""
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -27,8 +30,11 @@ class Execution:
         chunk_size: examples whose gradients are held at once; as many as memory allows when not given.
         max_memory: bytes that may be taken; 80 % of what is free when not given.
         dtype: of the algebra; the model computes in its own.
-        tf32: let approximate structures round single-precision products to TF32 on a GPU; their answers stay the same
-            to three digits.
+        precision: of the products of approximate structures, for models in single precision: "float32"; "tf32", which a
+            GPU computes several times as fast, with the same answers to three digits; or "fp16", in which the network
+            runs in half precision for its gradients, too. Outputs and residuals stay in the model's precision, sums in
+            single or double precision. "fp16" may cost a thousandth of the rank correlation with the answers in single
+            precision (see `docs/benchmarks.md`), and fails for networks whose activations exceed 65,504.
         generator: gives the seed of the random columns where `hessian_columns` asks for some; the same ones every time
             by default.
         checkpoint: a folder in which the sums of the fit are saved, so that the same call resumes there after a crash,
@@ -46,7 +52,7 @@ class Execution:
     chunk_size: int | None = None
     max_memory: float | None = None
     dtype: torch.dtype = torch.float64
-    tf32: bool = True
+    precision: Precision = "tf32"
     generator: torch.Generator | None = None
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_seconds: float = 60.0
@@ -60,6 +66,9 @@ class Execution:
         check_memory(self.max_memory)
         if self.dtype not in (torch.float32, torch.float64):
             raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {self.dtype!r}.")
+        if self.precision not in get_args(Precision):
+            wanted = ", ".join(map(repr, get_args(Precision)))
+            raise InputError(f"expected precision to be one of {wanted}, got {self.precision!r}.")
         seconds: Any = self.checkpoint_seconds
         if not isinstance(seconds, Real) or not 0 <= float(seconds) < math.inf:
             raise InputError(f"expected checkpoint_seconds as a number of seconds, not below zero, got {seconds!r}.")

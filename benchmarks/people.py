@@ -1,0 +1,251 @@
+"""Labels and doubts of people: CIFAR-10N for wrong labels, CIFAR-10H for what people themselves disagree about.
+
+    python -m benchmarks.people --data DIR --device cuda --labels aggregate worst --folds 5 --out results/people.json
+
+A ResNet-18 is trained by cross-entropy, with augmentation, on labels that people gave (`aggregate`, of which 9 % are
+wrong, or `worst`, 40 %). Which labels are wrong: AUROC of the suspicion of one fit, of the plain loss of the same
+network, of that loss over flipped and shifted copies of each image, of the labels of 50 neighbours in its last
+features, and of cleanlab's self-confidence and margin with probabilities from cross-validation of the same network and
+epochs. Which test images do people disagree about: rank correlation of each score with the entropy of some 51 answers,
+and the mean of that entropy for every verdict. `--tiny` is a small network on a few hundred images, to try it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import whence
+from whence.influence.explanation import VERDICTS
+from whence_paper.feature_scores import answers_and_features, neighbour_scores, probability_scores
+
+from . import networks
+from .data import Split, Task, batches, one_hot, read_cifar
+from .record import save, say
+from .scores import auroc, ranks, spearman
+from .studied import open_record, options, put
+from .training import augment
+from .verdicts import CASES, Case, trained
+
+CLASSES = 10
+MEMORY = 32 * 2**30
+"""Bytes that a fit may take, so that several studies share a GPU."""
+VIEWS = 8
+"""Flipped and shifted copies of an image, over which a loss is averaged."""
+
+
+def people(folder: Path, images: int, test: int) -> tuple[dict[str, Tensor], Tensor]:
+    """(n,) labels by people, under "aggregate" and "worst", and (m, 10) shares of people's answers for test images."""
+    home = folder / "cifar-10"
+    said = {name: torch.from_numpy(values.astype(np.int64)) for name, values in np.load(home / "cifar-10n.npz").items()}
+    counts = torch.from_numpy(np.load(home / "cifar-10h.npz")["counts"].astype(np.float64))
+    return {name: labels[:images] for name, labels in said.items()}, F.normalize(counts[:test], p=1.0, dim=1)
+
+
+def label_quality(p: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """(n,) cleanlab's two label quality scores, from probabilities (n, k); turned round: larger is more doubtful.
+
+    Examples:
+        >>> found = label_quality(torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([1]))
+        >>> [round(float(one), 2) for one in found.values()]
+        [0.8, 0.75]
+    """
+    own = p.gather(1, labels.unsqueeze(1)).squeeze(1)
+    others = p.scatter(1, labels.unsqueeze(1), -1.0).amax(1)
+    return {"self-confidence": 1 - own, "margin": (1 + others - own) / 2}
+
+
+def entropy(p: Tensor) -> Tensor:
+    """Of each row."""
+    return probability_scores(p)["entropy"]
+
+
+@torch.no_grad()
+def averaged(network: nn.Module, inputs: Tensor, seed: int) -> Tensor:
+    """(n, k) probabilities, the mean over flipped and shifted copies of each image."""
+    draw = torch.Generator().manual_seed(seed)
+    total: Tensor = torch.zeros(())
+    for _ in range(VIEWS):
+        parts = [network(augment(some, draw)).softmax(1) for some in inputs.split(1000)]
+        total = total + torch.cat(parts).cpu()
+    return total / VIEWS
+
+
+def cross_validated(case: Case, inputs: Tensor, labels: Tensor, folds: int, seed: int, device: str) -> Tensor:
+    """(n, k) probabilities for each example by a network that did not see it."""
+    held = torch.randint(folds, (len(inputs),), generator=torch.Generator().manual_seed(seed))
+    p = torch.zeros(len(inputs), CLASSES)
+    for fold in range(folds):
+        inside, outside = (held != fold).nonzero().squeeze(1), (held == fold).nonzero().squeeze(1)
+        network = trained(case, training_task(inputs[inside], labels[inside]), seed + fold, device)
+        p[outside] = answers_and_features(network, inputs[outside])[0].softmax(1).cpu()
+    return p
+
+
+def training_task(inputs: Tensor, labels: Tensor) -> Task:
+    """What `trained` takes."""
+    nobody = labels[:0]
+    return Task(inputs, one_hot(labels, CLASSES).to(inputs.device), inputs[:0], nobody, nobody, -1, None)
+
+
+def label_scores(network: nn.Module, tracer: whence.Tracer, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """How doubtful each training label is, from one network; the larger, the more."""
+    outputs, features = answers_and_features(network, inputs)
+    coded = one_hot(labels, CLASSES).to(inputs.device)
+    loss = F.cross_entropy(outputs, labels.to(outputs.device), reduction="none").cpu()
+    suspected = tracer.suggest(len(inputs))
+    place = torch.empty(len(inputs), dtype=torch.float64)
+    place[suspected.index.cpu()] = -torch.arange(len(suspected.index), dtype=torch.float64)
+    views = averaged(network, inputs, 0)
+    voted = voting(features, coded)
+    found = {
+        "whence suspicion": place,
+        "loss": loss,
+        "loss of augmented copies": label_quality(views, labels)["self-confidence"],
+        "labels of 50 neighbours": label_quality(voted, labels)["self-confidence"],
+    }
+    found["ranks of suspicion and neighbours"] = ranks(place) + ranks(found["labels of 50 neighbours"])
+    found["ranks of suspicion and copies"] = ranks(place) + ranks(found["loss of augmented copies"])
+    return found
+
+
+def voting(features: Tensor, coded: Tensor, count: int = 50) -> Tensor:
+    """(n, k) shares of the labels of each example's nearest neighbours, without itself."""
+    unit = F.normalize(features, dim=1)
+    found = []
+    for low in range(0, len(unit), 1000):
+        alike = unit[low : low + 1000] @ unit.T
+        own = torch.arange(len(alike), device=alike.device)
+        alike[own, low + own] = -2.0
+        found.append(coded[alike.topk(min(count, len(unit) - 1), dim=1).indices].mean(1))
+    return torch.cat(found).cpu()
+
+
+def doubt_scores(
+    network: nn.Module, found: whence.Explanation, known: tuple[Tensor, Tensor], tests: Tensor
+) -> dict[str, Tensor]:
+    """How doubtful each test image is."""
+    inputs, labels = known
+    outputs, features = answers_and_features(network, tests)
+    answers, learned = answers_and_features(network, inputs)
+    coded = one_hot(labels, CLASSES).to(outputs.device)
+    squares = (coded - answers.softmax(1)).square().sum(1)
+    scores = {name: getattr(found, name) for name in ("noise", "scarcity", "source", "ratio", "ho", "hec3")}
+    scores.update(probability_scores(outputs.softmax(1)))
+    scores.update(neighbour_scores(learned, coded, squares, features))
+    scores = {name: values.cpu().double() for name, values in scores.items()}
+    scores["entropy of augmented copies"] = entropy(averaged(network, tests, 1)).double()
+    scores["ranks of noise and entropy"] = ranks(scores["noise"]) + ranks(scores["entropy"])
+    scores["ranks of noise and copies"] = ranks(scores["noise"]) + ranks(scores["entropy of augmented copies"])
+    return scores
+
+
+def run(case: Case, split: Split, said: Tensor, answers: Tensor, seed: int, folds: int, device: str) -> dict[str, Any]:
+    """One network on one set of labels."""
+    clock = Clock()
+    inputs, tests = split.inputs.to(device), split.test_inputs.to(device)
+    network = clock.timed("train", lambda: trained(case, training_task(inputs, said), seed, device))
+    given = options(case.structure)["structure"]
+    tracer = clock.timed(
+        "fit",
+        lambda: whence.fit(
+            network,
+            batches(inputs, said.to(device), 500),
+            likelihood="categorical",
+            structure=given,
+            progress=False,
+            execution=whence.Execution(max_memory=MEMORY),
+        ),
+    )
+    wrong = said != split.labels[: len(said)]
+    scores = label_scores(network, tracer, inputs, said)
+    if folds:
+        p = clock.timed("cross-validation", lambda: cross_validated(case, inputs, said, folds, seed, device))
+        for name, values in label_quality(p, said).items():
+            scores[f"cleanlab {name}, cross-validated"] = values
+    found = clock.timed("explain", lambda: tracer.explain(list(tests.split(500))))
+    doubts = entropy(answers)
+    verdicts = {verdict: torch.tensor([one == verdict for one in found.verdicts]) for verdict in VERDICTS}
+    outputs, _ = answers_and_features(network, tests)
+    doubtful = doubt_scores(network, found, (inputs, said), tests)
+    return {
+        "n": len(inputs),
+        "test": len(tests),
+        "wrong_labels": float(wrong.double().mean()),
+        "accuracy": float((outputs.argmax(1).cpu() == split.test_labels).double().mean()),
+        "auroc_wrong": {name: auroc(values.double(), wrong) for name, values in scores.items()},
+        "spearman_people": {name: spearman(values, doubts) for name, values in doubtful.items()},
+        "verdicts": {
+            verdict: {"points": int(which.sum()), "people": float(doubts[which].mean()) if bool(which.any()) else None}
+            for verdict, which in verdicts.items()
+        },
+        "seconds": clock.seconds,
+    }
+
+
+class Clock:
+    """Seconds of what is done, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def timed(self, name: str, work: Callable[[], Any]) -> Any:
+        """Do it."""
+        start = time.perf_counter()
+        found = work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds[name] = round(time.perf_counter() - start, 2)
+        return found
+
+
+def main() -> None:
+    """Every set of labels and seed that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with cifar-10/")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--labels", nargs="+", choices=("aggregate", "worst"), default=["aggregate", "worst"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[300])
+    parser.add_argument("--folds", type=int, default=0, help="of the cross-validation for cleanlab; 0 for none")
+    parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--batches", type=int, default=5, help="of 10,000 training images each")
+    parser.add_argument("--structure", default="sketch:size=1024")
+    parser.add_argument("--tiny", action="store_true", help="a few hundred images, a small network")
+    parser.add_argument("--out", type=Path, default=Path("out/people.json"))
+    parser.add_argument("--append", action="store_true")
+    given = parser.parse_args()
+    case = replace(CASES["cifar-10"], epochs=given.epochs, structure=given.structure)
+    split = read_cifar(given.data, 1 if given.tiny else given.batches)
+    if given.tiny:
+        case = replace(case, make=lambda k: networks.resnet18(k, width=4), describe="ResNet-18 of width 4")
+        split = Split(split.inputs[:400], split.labels[:400], split.test_inputs[:200], split.test_labels[:200])
+    said, answers = people(given.data, len(split.inputs), len(split.test_inputs))
+    record = open_record(given.out, given.append)
+    for seed in given.seeds:
+        for labels in given.labels:
+            row = run(case, split, said[labels], answers, seed, given.folds, given.device)
+            about = {
+                "case": labels,
+                "seed": seed,
+                "network": case.describe,
+                "epochs": case.epochs,
+                "folds": given.folds,
+            }
+            put(record, {**about, "structure": case.structure, **row}, ("case", "seed", "structure"))
+            save(given.out, record)
+            say(labels, seed, {name: round(value, 3) for name, value in row["auroc_wrong"].items()})
+            say({name: round(value, 3) for name, value in row["spearman_people"].items()})
+            say(row["verdicts"], f"accuracy {row['accuracy']:.3f}", row["seconds"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Measures of noise and of scarcity: of one network by `whence`, of one with dropout, and of an ensemble."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import whence
+from whence_paper.baselines.base import Data, Sampled
+
+AT_ONCE, MEMORY = 500, 8 * 2**30
+"""Examples in one batch of a fit; bytes that it may take, so that several runs share a device."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Predictions for the test points, and the mean over them of each measure.
+
+    Attributes:
+        predicted: (m,) classes.
+        measures: by name.
+    """
+
+    predicted: Tensor
+    measures: dict[str, float]
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Of each row.
+
+    Examples:
+        >>> entropy(torch.tensor([[0.5, 0.5], [0.25, 0.75]]))
+        tensor([0.6931, 0.5623])
+    """
+    found: Tensor = -torch.special.xlogy(probabilities, probabilities).sum(-1)
+    return found
+
+
+def sampled(fitted: Sampled, inputs: Tensor) -> Found:
+    """Information theory: the mean entropy of several functions, and their mutual information with the answer."""
+    with torch.no_grad():
+        each = fitted.sample(inputs).softmax(-1)
+    mean, within = each.mean(0), entropy(each).mean(0)
+    measures = {"expected entropy": within, "mutual information": entropy(mean) - within}
+    return Found(mean.argmax(1).cpu(), {name: float(values.mean()) for name, values in measures.items()})
+
+
+def traced(network: nn.Module, data: Data, inputs: Tensor, structure: str) -> Found:
+    """Of one network by `whence`.
+
+    "supported noise" is noise times one minus the leverage. With c training examples like an input, its leverage is
+    1 / (1 + c); of the variance of a new label, a Dirichlet distribution with c counts leaves 1 / (1 + c) to
+    ignorance and c / (1 + c) to noise.
+
+    Args:
+        network: trained, in evaluation mode.
+        data: what it was trained on.
+        inputs: test points.
+        structure: of the fit.
+    """
+    tracer = whence.fit(network, data.batches(AT_ONCE), likelihood="categorical", structure=structure, progress=False)
+    batches = list(inputs.split(AT_ONCE))
+    outputs, found = tracer.predict(batches).mean, tracer.explain(batches, top=1)
+    measures = {
+        "entropy": entropy(outputs.softmax(1)),
+        "noise": found.noise,
+        "supported noise": found.noise * (1 - found.leverage),
+        "leverage": found.leverage,
+        "scarcity": found.scarcity,
+        "Ho": found.ho,
+        "HeC3": found.hec3,
+    }
+    return Found(outputs.argmax(1).cpu(), {name: float(values.mean()) for name, values in measures.items()})
