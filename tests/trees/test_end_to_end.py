@@ -85,6 +85,18 @@ def test_a_report_shows_the_rows_and_the_names_of_the_classes(tmp_path):
     assert all(word in text for word in ("dose", "height", "top", "some"))
 
 
+@pytest.mark.parametrize("kind", ["numbers", "two classes", "three classes", "forest of classes"])
+def test_a_report_takes_rows_without_a_label(kind, tmp_path):
+    x, y = task(kind, 120)
+    family = GradientBoostingRegressor if kind == "numbers" else GradientBoostingClassifier
+    trees = RandomForestClassifier if kind.startswith("forest") else family
+    tracer = whence.fit(trees(n_estimators=5, random_state=0).fit(x, y), (x, y), progress=False)
+    labels = np.array(y[:30], dtype=float if kind == "numbers" else object)
+    labels[:4] = np.nan
+    text = tracer.report(tmp_path / "report.html", (x[:30], labels)).read_text(encoding="utf-8")
+    assert "26 predictions with a label, 4 without" in text
+
+
 def test_the_diagnostics_say_where_the_ridge_came_from(tracer):
     words = {finding.name: finding.words for finding in tracer.diagnostics}
     assert "shrinkage 0.1 and L2 0" in words["ridge"]
