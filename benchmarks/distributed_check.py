@@ -72,7 +72,7 @@ def compare(device: torch.device, backend: str) -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.get_world_size()
     here = slice(96 * rank // world, 96 * (rank + 1) // world)
     api.open_process_group = forced if world == 1 else open_process_group
-    execution = whence.Execution(tf32=False)
+    execution = whence.Execution(precision="float32")
     found: dict[str, Any] = {}
     for name, structure in STRUCTURES.items():
         wanted = answers(alone(model, x, y, structure), asked)
@@ -94,7 +94,7 @@ def alone(model: nn.Module, x: Tensor, y: Tensor, structure: whence.Structure) -
     """The fit of a process that knows that it is alone."""
     before, api.open_process_group = api.open_process_group, open_process_group
     try:
-        execution = whence.Execution(tf32=False, distributed=False)
+        execution = whence.Execution(precision="float32", distributed=False)
         return whence.fit(model, batches(x, y), "categorical", structure, **OPTIONS, execution=execution)
     finally:
         api.open_process_group = before

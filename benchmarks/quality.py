@@ -62,7 +62,7 @@ ALL = (
     "diagonal",
     "core:loo=output",
     "ekfac:loo=output",
-    "core:rounded=0",
+    "core:precision=float32",
 )
 FEW = ("core:size=8192", "ekfac", "core:size=2048", "sketch:size=8192")
 

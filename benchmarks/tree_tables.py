@@ -52,9 +52,10 @@ def trees(record: dict[str, Any]) -> str:
     costs = [
         [
             f"{row['rows']:,}",
+            f"{row['trees']:,}",
             f"{row['leaves']:,}",
             row["structure"],
-            *(f"{row[what]['cpu']:.0f}" for what in ("fit", "predict", "explain")),
+            *(f"{row[what]['cpu']:.1f} ({row[what]['clock']:.0f})" for what in ("fit", "predict", "explain")),
             f"{row['memory'] / 2**30:.1f} GiB",
         ]
         for row in record.get("cost", [])
@@ -72,13 +73,13 @@ def trees(record: dict[str, Any]) -> str:
         for row in record.get("core", [])
     ]
     near = "learning rate | directions | Ho: share, rank | HeC3 | Laplace | leverages of training rows | same verdict"
-    head = "rows | leaves | structure | fit | predict 10,000 | first explain, 1,000 | memory of the process"
+    head = "rows | trees | leaves | structure | fit | predict 10,000 | first explain, 1,000 | memory of the process"
     return "\n\n".join(
         [
             table("model | estimate | share | rank | over trees kept", beside),
             "Leading directions of the leaves beside the exact answer (see below):",
             table(near, directions),
-            "CPU seconds of all threads, and memory with the model and its data:",
+            "CPU seconds of all threads (by the clock, on a shared machine), and memory with the model and its data:",
             table(head, costs),
             made(record),
         ]

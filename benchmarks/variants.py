@@ -1,4 +1,4 @@
-"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `ekfac:rounded=0` (no TF32)."""
+"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `ekfac:precision=bf16`."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def parse(text: str) -> Variant:
     values = {key: _literal(value) for key, value in given.items()}
     tf32, half = bool(values.pop("tf32", False)), bool(values.pop("bfloat16", False))
     options = {key: values.pop(key) for key in OPTIONS if key in values}
-    execution = {"chunk_size": values.pop("chunk_size")} if "chunk_size" in values else {}
-    if "rounded" in values:
-        execution["tf32"] = bool(values.pop("rounded"))
+    execution = {key: values.pop(key) for key in ("chunk_size", "max_memory", "precision") if key in values}
     if execution:
         options["execution"] = whence.Execution(**execution)
     return Variant(text, KINDS[kind](**values), options, tf32, half)

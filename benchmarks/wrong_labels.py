@@ -27,7 +27,7 @@ class Planted(NamedTuple):
     """One draw of wrong labels."""
 
     truth: float  # share of labels that are wrong
-    estimate: WrongLabels | None
+    estimate: WrongLabels
     confident_learning: float
     contradicted: float
 
@@ -114,7 +114,7 @@ def confident_learning(p: np.ndarray, labels: np.ndarray) -> float:
 
 def line(draws: list[Planted]) -> list[Any]:
     """Silent draws, mean errors of the three estimates, intervals that hold the truth, and their width."""
-    said = [(one, one.estimate) for one in draws if one.estimate is not None]
+    said = [(one, one.estimate) for one in draws if not one.estimate.unknown]
     error = np.mean([found.share - one.truth for one, found in said]) if said else np.nan
     width = np.mean([found.upper - found.lower for _, found in said]) if said else np.nan
     others = (

@@ -73,7 +73,7 @@ def left_out(folder: Path) -> None:
     figure = Figure((7.2, 2.6), layout="constrained")
     cases = {
         "one of many: nothing moves": np.abs(x[:, 0]).argmin(),
-        "the only one out there: the curve lets go": x[:, 0].argmax(),
+        "the only one out there: the curve moves": x[:, 0].argmax(),
     }
     for ax, (title, at) in zip(figure.subplots(1, 2, sharey=True), cases.items(), strict=True):
         rest = np.arange(len(x)) != at

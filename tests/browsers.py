@@ -21,7 +21,7 @@ SETTLED = """() => {
   window.placeOfThePlot = [x, y, width, height].join();
   return height > 0 && window.placeOfThePlot === before;
 }"""  # asked at every frame: no layout or scrolling is under way
-MARGIN = {"left": 58, "right": 12, "top": 12, "bottom": 40}  # of the picture, as in scatter.js
+MARGIN = {"left": 66, "right": 12, "top": 12, "bottom": 40}  # of the picture, as in scatter.js
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 
 
@@ -64,7 +64,7 @@ class Visit:
         self.page.wait_for_function(condition, arg=given)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Where two ranks between 0 and 1 are drawn, when all is shown."""
+        """Where two numbers between 0 and 1 are drawn, when all is shown."""
         self.until(SETTLED)
         box = self.page.locator("#plot canvas").bounding_box()
         w, h = (box[size] - sum(MARGIN[side] for side in sides) for size, sides in SIDES.items())

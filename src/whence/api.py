@@ -12,7 +12,7 @@ from torch import nn
 
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
 from whence.data.batches import combine
-from whence.errors import InputError
+from whence.errors import InputError, did_you_mean
 from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
@@ -24,6 +24,9 @@ from whence.tracer import Tracer
 from whence.trees.network import fitted_trees, leaf_sum, training_batches
 
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
+
+
+LOSSES = ("mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy")
 
 
 def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, loss: Loss = "mse") -> float:
@@ -66,7 +69,7 @@ def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, 
                 'k logits: loss="binary_cross_entropy" with outputs=k.'
             )
         return n * weight_decay
-    raise InputError(f'expected loss "mse", "sum_of_squares", "cross_entropy" or "binary_cross_entropy", got {loss!r}.')
+    raise InputError(f"expected loss to be one of {str(LOSSES)[1:-1]}, got {loss!r}.{did_you_mean(loss, LOSSES)}")
 
 
 STRUCTURES: dict[str, type[Structure]] = {

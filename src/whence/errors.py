@@ -86,6 +86,21 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0][:160].rstrip(".") if text else type(error).__name__
 
 
+def shortly(value: object) -> str:
+    """A value for a message: the shape of an array, and the beginning of what is long.
+
+    Examples:
+        >>> import torch
+        >>> shortly(torch.zeros(3, 2)), shortly("mse")
+        ('a Tensor of shape (3, 2)', "'mse'")
+    """
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def did_you_mean(given: object, known: Iterable[str], most: int = 1) -> str:
     """A question with the nearest of some names, upper and lower case alike; nothing where none is near.
 

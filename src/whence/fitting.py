@@ -18,14 +18,15 @@ from whence.curvature import FittedCurvature, Groups, NewtonStep, Structure
 from whence.curvature.accumulate import LayerGradients
 from whence.curvature.base import NO_GROUPS, AdditiveStructure
 from whence.curvature.cost import measure_sizes, step_seconds, usual_seconds
+from whence.curvature.plan import require_plan
 from whence.curvature.ridge_search import default_ridge, fit_at_best
-from whence.data.batches import Batches, examples_differ
+from whence.data.batches import Batches, examples_differ, length
 from whence.data.targets import example_fingerprints
-from whence.errors import InputError, TooLargeError, did_you_mean, first_line
+from whence.errors import InputError, TooLargeError, did_you_mean, first_line, shortly
 from whence.estimators import AdjustedResiduals, LeaveOneOut, Policy, assemble, hc1_factor
 from whence.io.checkpoint import json_of, open_checkpoint
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.linearization import LEAST_MEMORY, Linearization, linearize, with_less_memory
+from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_columns, linearize, with_less_memory
 from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
@@ -49,7 +50,7 @@ def check_ridge(ridge: Any) -> float | Literal["auto", "loo"]:
         value = math.nan
     if not 0.0 <= value < math.inf:
         raise InputError(
-            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {ridge!r}. It is lambda in sum of '
+            f'expected ridge to be a finite number >= 0, "auto" or "loo", got {shortly(ridge)}. It is lambda in sum of '
             "squared errors + lambda ||w||^2; see whence.ridge_from_weight_decay."
         )
     return value
@@ -87,8 +88,10 @@ def by_name(given: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
     if isinstance(given, str) and given in known:
         return known[given]()
     hint = HINTS.get(str(given).lower().removesuffix("()").replace("_", ""), "") or did_you_mean(given, known)
+    if getattr(given, "shape", None):
+        hint = " Inputs and targets are passed together: whence.fit(model, [(x, y)]), or a DataLoader."
     raise InputError(
-        f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {given!r}.{hint}"
+        f"expected {what} to be one of {', '.join(map(repr, known))} or a {kind.__name__}, got {shortly(given)}.{hint}"
     )
 
 
@@ -149,7 +152,7 @@ class FitOptions:
 
     def to_json(self, selection: Selection) -> dict[str, Any]:
         """Everything that a result depends on, beside model and data."""
-        execution = {name: getattr(self.execution, name) for name in ("chunk_size", "max_memory", "dtype", "tf32")}
+        execution = {name: getattr(self.execution, name) for name in ("chunk_size", "max_memory", "dtype", "precision")}
         own = {name: value for name, value in vars(self).items() if name != "execution"}
         groups = None if self.groups is None else hashlib.sha256(repr(self.groups).encode()).hexdigest()
         everything = {**own, **execution, "parameters": ", ".join(selection.parameters), "groups": groups}
@@ -171,16 +174,22 @@ def run_fit(
         bar = Progress(progress and processes.rank == 0)
         batches = Batches(loader, network.device, bar, passes=Passes(processes), fitting=True)
         selection = _inspect_first_batch(network, batches, options)
+        budget = _prepare_passes(batches, model, options, selection)
+        columns = default_columns(network, batches) if options.columns == 0 else options.columns
+        if columns is not None:
+            first = batches.first()
+            sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
+            require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
         problem = linearize(
             network,
             selection,
             batches,
             options.likelihood,
             dtype=options.execution.dtype,
-            budget=_prepare_passes(batches, model, options, selection),
+            budget=budget,
             progress=bar,
             chunk_size=options.execution.chunk_size,
-            columns=options.columns,
+            columns=columns,
             seed=options.seed,
         )
         tracer = _fit_within_memory(options, problem, fingerprints)
@@ -226,7 +235,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     passes, execution = batches.passes, options.execution
     processes = passes.process_group
     limit = Budget(batches.device, execution.max_memory).limit
-    passes.memory_limited = execution.max_memory is not None
+    passes.memory_limited, passes.scratch = execution.max_memory is not None, execution.scratch
     if not passes.shared and execution.checkpoint is None:
         return Budget(batches.device, limit)
     described = options.to_json(selection)
@@ -302,7 +311,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     _check_positions(problem, options.loo)
     ridge, source = _resolve_ridge(options.ridge, problem)
     structure, why = options.structure.resolve(problem, ridge)
-    _announce(problem, structure)
+    _announce(problem, structure, by_loo=ridge is None and problem.hessian_roots is not None)
     loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
@@ -312,14 +321,12 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
         None if options.groups is None else Groups.of(options.groups, problem),
         problem.units if options.loo == "position" else None,
     )
-    problem = replace(problem, folds=loo.folds)
-    tf32 = options.execution.tf32 and structure.tf32
-    with rounded_products(True if tf32 else None):
+    problem = replace(problem, folds=loo.folds, precision=options.execution.precision if structure.tf32 else "float32")
+    with rounded_products(True if problem.precision != "float32" else None):
         if ridge is None and problem.hessian_roots is not None:
             bread = fit_at_best(structure, problem, loo.meat_roots)
         else:
             bread = structure.fit(problem, ridge, loo.meat_roots)
-        bread = replace(bread, tf32=tf32)
         found = assemble(problem, bread, loo, unbiased=options.noise == "unbiased")
         groups = None if loo.groups is None else found.meats.deletions
         chosen = Finding("structure", structure.name, why)
@@ -345,7 +352,7 @@ SHORT, LASTS = 5e7, 5.0
 """Numbers of all gradients, examples times outputs times weights, up to which no fit lasts; and seconds that do."""
 
 
-def _announce(problem: Linearization, structure: Structure) -> None:
+def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> None:
     """Say what time and memory a fit on a CPU will take, before it starts, where it lasts."""
     small = problem.n * problem.k * problem.selection.size < SHORT
     if small or type(structure).cost is Structure.cost or not problem.progress.enabled or problem.device.type != "cpu":
@@ -362,7 +369,9 @@ def _announce(problem: Linearization, structure: Structure) -> None:
     seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
     if seconds >= LASTS:
         most = "up to" if cost.bounded else "about"
-        problem.progress.say(f"whence: {cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}")
+        more = '; ridge="loo" then tries up to 24 ridges, each of which takes several times as long' if by_loo else ""
+        words = f"{cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
+        problem.progress.say(f"whence: {words}")
 
 
 def _resolve_ridge(ridge: float | Literal["auto", "loo"], problem: Linearization) -> tuple[float | None, str]:

@@ -28,6 +28,31 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
+HALVES = (torch.float16, torch.bfloat16)
+"""Dtypes of half precision."""
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """A product of matrices; of half precision it comes in single precision, in which a GPU's tensor units sum.
+
+    Examples:
+        >>> product(torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3, 1, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    if left.dtype not in HALVES:
+        return left @ right
+    if left.is_cuda and left.dim() == right.dim():
+        shape = (*left.shape[:-1], right.shape[-1])
+        rows, columns = (one.reshape(-1, *one.shape[-2:]) for one in (left, right))
+        try:
+            found: Tensor = torch.bmm(rows, columns, out_dtype=torch.float32)
+            return found.reshape(shape)
+        except (TypeError, RuntimeError) as error:  # torch before 2.8
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+    return left.float() @ right.float()
+
+
 PANELS = 4
 """Of at least so many, of about equal width, 5/8 of the products of the whole or less, a symmetric product is made."""
 
@@ -187,5 +212,6 @@ def gradients_not_finite(where: str) -> SingularCurvatureError:
     """The error for gradients that are NaN or infinite somewhere."""
     return SingularCurvatureError(
         f"expected finite gradients of the outputs in the weights, got NaN or infinity {where}. Look for a square "
-        "root, a logarithm or a norm at zero in the model; gradients of a float16 model may overflow: use float32."
+        "root, a logarithm or a norm at zero in the model; gradients in float16 may overflow: use a float32 model, and "
+        'another precision than "fp16".'
     )

@@ -344,7 +344,7 @@ class Tracer(Fitted):
             >>> tracer.suggest(1, pool=torch.tensor([[0.0], [9.0], [1.0]], dtype=torch.float64)).index
             tensor([1])
         """
-        check_count(budget, "budget")
+        check_count(budget, "budget", " Inputs to choose from are named: suggest(100, pool=x).")
         if pool is None:
             check_ungrouped(self)
             found = label_suspicion(self)
@@ -393,8 +393,9 @@ class Tracer(Fitted):
 
         `label` is the label itself, and `suggested` what the fit without the example predicts in its place: the most
         probable class with its `suggested_probability`, or a number with the standard deviation `suggested_std` of an
-        observation around it. Classes are numbers from 0. With several numbers or several yes-or-no outputs there are
-        columns `label_0`, `label_1`, ...; for a loss of one's own, or at several positions, there are none.
+        observation around it. Classes are numbers from 0, and those of trees have their names. With several numbers or
+        several yes-or-no outputs there are columns `label_0`, `label_1`, ...; for a loss of one's own, or at several
+        positions, there are none.
 
         With `test` also `test_influence`, the root mean square over its predictions of |f(x) - f_(-i)(x)|, and
         `test_share`, the example's share of their HeC3.

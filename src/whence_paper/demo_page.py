@@ -29,10 +29,10 @@ def about(trials: list[Trial]) -> tuple[str, ...]:
     """What the report is about."""
     task = trials[0].task
     return (
-        f"A small network learned to sort handwritten digits into two groups. Its training data had two faults: each "
-        f"{task.noisy} got its label from a coin, and no {task.missing} was shown at all. whence is not told. From the "
-        f"network and its training data it says how uncertain each answer is and why, here for {len(task.test_digits)} "
-        f"digits the network had not seen.",
+        "A small network learned to sort handwritten digits into two groups. Its training data had two faults: each "
+        f"{task.noisy} got its label from a coin, and no {task.missing} was shown at all. whence knows neither. From "
+        "the network and its training data it says how uncertain each answer is and why, here for "
+        f"{len(task.test_digits)} digits the network had not seen.",
     )
 
 

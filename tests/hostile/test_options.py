@@ -48,7 +48,9 @@ def test_unknown_words_of_the_execution(option: str) -> None:
         whence.Execution(**{option: "nonsense"})
 
 
-@pytest.mark.parametrize("option", ["chunk_size", "max_memory", "dtype", "tf32", "generator", "checkpoint", "outputs"])
+@pytest.mark.parametrize(
+    "option", ["chunk_size", "max_memory", "dtype", "precision", "generator", "checkpoint", "outputs"]
+)
 def test_options_of_the_execution_are_no_options_of_fit(option: str) -> None:
     for call in (fit, whence.estimate):
         with pytest.raises(TypeError, match=option):

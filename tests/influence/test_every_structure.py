@@ -291,7 +291,7 @@ def test_devices_agree(loss: str, structure: str) -> None:
             STRUCTURES[structure],
             ridge=RIDGE,
             progress=False,
-            execution=whence.Execution(tf32=False),
+            execution=whence.Execution(precision="float32"),
         )
         found, trust = asked(on_gpu, label), numbers_of(on_gpu)
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,3 +119,106 @@ def test_enough_columns_as_the_check_says_are_fine() -> None:
 def test_structures_without_an_inverse_of_columns_are_not_checked() -> None:
     names = [check.name for check in trust_of_fit(fit(batches(12, 12), whence.EKFAC(), hessian_columns=1))]
     assert "Hessian columns" not in names
+
+
+class Tower(nn.Module):
+    """A decoder of several equal layers."""
+
+    def __init__(self, layers: int = 24, width: int = 32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.head = nn.Linear(width, WORDS)
+        self.runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += len(x)
+        hidden = self.words(x)
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden))
+        return self.head(hidden)
+
+
+def refused(structure: Any, limit: float) -> tuple[str, int]:
+    """The error, and how many examples were run before it."""
+    model, execution = Tower().eval(), whence.Execution(max_memory=limit)
+    given: dict[str, Any] = {"parameters": "layers.*", "ridge": 1.0, "hessian_columns": 2, "progress": False}
+    with pytest.raises(whence.errors.TooLargeError) as error:
+        whence.fit(model, batches(512, 8), "categorical", structure, execution=execution, **given)
+    return str(error.value), model.runs
+
+
+@pytest.mark.parametrize(
+    ("structure", "limit"), [(whence.Core(size=16), 6e5), (whence.EKFAC(), 6e5), (whence.Sketch(size=1024), 1e7)]
+)
+def test_what_would_fit_is_said_before_the_first_pass(structure: Any, limit: float) -> None:
+    message, runs = refused(structure, limit)
+    assert f"a fit by {structure.name} of 25,344 weights" in message
+    assert runs < 64  # a few examples of the first batch, of 512
+    ways = message.split("What would fit: ")[1].split(", or ")
+    assert ways
+    for way in ways:  # what is named does fit
+        options: dict[str, Any] = {"structure": structure, "parameters": "layers.*"}
+        if way.startswith("structure="):
+            options["structure"] = eval(way.removeprefix("structure=").split(")")[0] + ")", {"whence": whence})
+        elif "parameters=" in way:
+            options["parameters"] = eval(way.split("parameters=")[1].split("]")[0] + "]")
+        else:
+            continue
+        options |= {"ridge": 1.0, "hessian_columns": 2, "progress": False}
+        execution = whence.Execution(max_memory=limit)
+        whence.fit(Tower().eval(), batches(64, 8), "categorical", execution=execution, **options)
+
+
+def test_fewer_layers_and_low_rank_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where all directions are kept."""
+    monkeypatch.setattr("whence.curvature.plan.keeps_all_directions", lambda *_: True)
+    message, _ = refused(whence.EKFAC(), 4e6)
+    assert "of 24 layers (" in message
+    assert "LoRA of rank 8 (12,288 weights" in message
+
+
+def test_a_single_example_that_is_too_large() -> None:
+    message, _ = refused(whence.Sketch(size=16), 1e4)
+    assert "Use shorter sequences" in message
+
+
+def test_features_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as from memory, without another pass through the network, and nothing is left behind."""
+    data, test = batches(40, 8), sequences(3, 1)[0]
+    wanted = fit(data, whence.Sketch(size=30))
+    monkeypatch.setattr("whence.curvature.accumulate.CACHE_SHARE", 0.0)
+    execution = whence.Execution(scratch=tmp_path / "scratch")
+    found = fit(data, whence.Sketch(size=30), execution=execution)
+    rows = found.bread.rows  # type: ignore[attr-defined]
+    assert not rows.in_memory
+    assert rows._mapped.shape == (40, 4, rows.features.size)
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert any("on disk" in note for note in found.bread.notes)
+    ones = torch.ones(1, rows.features.size, dtype=torch.float64)
+    monkeypatch.setattr(Decoder, "forward", None)
+    torch.testing.assert_close(rows.times(ones), wanted.bread.rows.times(ones))  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    for name in ("ho", "hec3"):
+        one, other = (tracer.predict(test, outputs="predicted").variance(name) for tracer in (found, wanted))
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=0)
+    torch.testing.assert_close(found.attribute(test, top=3).hec3.share, wanted.attribute(test, top=3).hec3.share)
+
+
+def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whence.curvature.accumulate.CACHE_SHARE", 0.0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(whence.errors.TooLargeError, match=r"expected .* free in .*scratch"):
+        fit(batches(8, 8), whence.Sketch(size=30), execution=whence.Execution(scratch=tmp_path / "scratch"))
+
+
+def test_the_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whence.curvature.core.rows_in_cache", lambda *_: False)
+    options: dict[str, Any] = {"parameters": ["layer.linear*", "head.*"], "hessian_columns": 3}
+    execution = whence.Execution(scratch=tmp_path)
+    found = whence.estimate(
+        Decoder().double().eval(), batches(40, 8), "categorical", whence.Sketch(size=30), execution=execution, **options
+    )
+    assert found.disk == 40 * 4 * 30 * 8
+    assert "disk" in str(found)

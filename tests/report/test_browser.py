@@ -9,17 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from browsers import visit
 from report_examples import Example, pictures
-
-
-def ranks(values: torch.Tensor) -> np.ndarray:
-    order = np.argsort(values.float().numpy(), kind="stable")
-    found = np.empty(len(order))
-    found[order] = np.arange(len(order)) / (len(order) - 1)
-    return found
 
 
 @dataclass(frozen=True)
@@ -29,23 +21,29 @@ class Written:
     example: Example
     path: Path
     verdicts: np.ndarray
-    x: np.ndarray
-    y: np.ndarray
+    x: np.ndarray  # scarcity, on a logarithmic scale, from 0 to 1 in the picture
+    y: np.ndarray  # noise, the same
+    hec3: np.ndarray
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     example = pictures()
     path = example.write(tmp_path_factory.mktemp("report") / "report.html")
-    u = example.tracer.predict(example.x)
-    told = np.array(example.tracer.explain(example.x).verdicts)
-    return Written(example, path, told, ranks(u.ho.sum(1)), ranks(u.hec3.sum(1)))
+    found = example.tracer.explain(example.x)
+    scarcity, limit = found.scarcity.log(), np.log(found.scarcity_limit)
+    low, high = min(0.0, float(scarcity.min())), max(float(scarcity.max()), limit) + np.log(1.1)
+    x = (scarcity.numpy() - low) / (high - low)
+    y = found.noise.numpy() / (1.1 * max(float(found.noise.max()), found.noise_limit))
+    hec3 = example.tracer.predict(example.x).hec3.sum(1).numpy()
+    return Written(example, path, np.array(found.verdicts), x, y, hec3)
 
 
 def test_a_click_shows_the_prediction_and_what_is_behind_it(browser: Any, written: Written) -> None:
     seen = visit(browser, written.path)
     seen.page.locator("#plot").scroll_into_view_if_needed()
-    chosen = int(np.argmax((written.verdicts == "noisy labels nearby") * (written.y - written.x)))
+    apart = np.hypot(np.subtract.outer(written.x, written.x), np.subtract.outer(written.y, written.y)) + np.eye(150)
+    chosen = int(np.argmax((written.verdicts == "noisy labels nearby") * apart.min(1)))
     seen.page.mouse.click(*seen.at(written.x[chosen], written.y[chosen]))
     told = seen.says("#inspector", re.compile(rf"prediction {chosen}\b"))
     assert "noisy labels nearby" in told
@@ -87,12 +85,12 @@ DRAWN = "() => document.querySelector('#plot canvas').toDataURL()"
 def test_dragging_selects_and_zooms(browser: Any, written: Written) -> None:
     seen = visit(browser, written.path)
     seen.page.locator("#plot").scroll_into_view_if_needed()
-    seen.page.mouse.move(*seen.at(0.703, 1.0))
+    seen.page.mouse.move(*seen.at(0.253, 1.0))
     seen.page.mouse.down()
     seen.page.mouse.move(*seen.at(0.9, 0.8))
     seen.page.mouse.move(*seen.at(1.01, 0.503))
     seen.page.mouse.up()
-    inside = int(((written.x > 0.703) & (written.y > 0.503) & (written.y <= 1.0)).sum())
+    inside = int(((written.x > 0.253) & (written.y > 0.503) & (written.y <= 1.0)).sum())
     count = int(seen.says("#count", re.compile(r"^\d+ selected of 150 shown$")).split()[0])
     assert abs(count - inside) <= 2, "a pixel at the border of the box"
     seen.page.locator("#table-box summary").click()
@@ -114,15 +112,14 @@ def test_all_of_it_by_keyboard(browser: Any, written: Written) -> None:
     plot, heading = seen.page.locator("#plot"), "#inspector h3"
     plot.focus()
     first = int(re.sub(r"\D", "", seen.says(heading, re.compile(r"^prediction \d+$"))))
-    by_ho = np.argsort(written.x).tolist()
+    by_x = np.argsort(written.x, kind="stable").tolist()
     plot.press("ArrowLeft")
-    seen.says(heading, f"prediction {by_ho[by_ho.index(first) - 1]}")
+    seen.says(heading, f"prediction {by_x[by_x.index(first) - 1]}")
     plot.press("ArrowRight")
     seen.says(heading, f"prediction {first}")
-    by_hec3 = np.argsort(written.y).tolist()
     plot.press("ArrowDown")
-    below = by_hec3[by_hec3.index(first) - 1]
-    seen.says(heading, f"prediction {below}")
+    below = int(re.sub(r"\D", "", seen.says(heading, re.compile(rf"^prediction (?!{first}$)\d+$"))))
+    assert written.y[below] <= written.y[first] + 1e-6
     plot.press("+")
     plot.press("0")
     plot.press("Enter")
@@ -137,11 +134,11 @@ def test_all_of_it_by_keyboard(browser: Any, written: Written) -> None:
 def test_the_table_sorts_and_turns_pages(browser: Any, written: Written) -> None:
     seen = visit(browser, written.path)
     seen.page.locator("#table-box summary").click()
-    first, by_ho = "#points tbody tr th", seen.page.locator("#points thead button", has_text=re.compile("^Ho$"))
-    seen.says(first, f"prediction {int(np.argmax(written.y))}")
-    by_ho.click()
+    first, by = "#points tbody tr th", seen.page.locator("#points thead button", has_text="Scarcity")
+    seen.says(first, f"prediction {int(np.argmax(written.hec3))}")
+    by.click()
     seen.says(first, f"prediction {int(np.argmax(written.x))}")
-    by_ho.click()
+    by.click()
     seen.says(first, f"prediction {int(np.argmin(written.x))}")
     seen.page.locator("#page-next").click()
     seen.says("#page-count", "26 to 50 of 150")

@@ -73,13 +73,14 @@ def test_what_a_column_explains_alone_is_what_a_regression_on_its_values_does(cl
     assert explained_alone(x, y, classes) == pytest.approx(expected)
 
 
-def test_an_id_that_repeats_is_noted_and_its_groups_can_be_kept_together() -> None:
-    given = columns() | {"patient_id": np.repeat(np.arange(40), 5) + 1000}
-    assert [note for note in prepared(given).notes if "--groups 'patient_id'" in note]
-    grouped = prepared(given, groups="patient_id")
+@pytest.mark.parametrize("name", ["patient_id", "Patient"])
+def test_an_id_that_repeats_is_noted_and_its_groups_can_be_kept_together(name: str) -> None:
+    given = columns() | {name: np.repeat(np.arange(40), 5) + 1000}
+    assert [note for note in prepared(given).notes if f"--groups {name!r}" in note]
+    grouped = prepared(given, groups=name)
     assert not [note for note in grouped.notes if "looks like an id" in note]
-    assert "patient_id" in [one.name for one in grouped.model.excluded]
-    ids, split = np.asarray(given["patient_id"]), grouped.split
+    assert name in [one.name for one in grouped.model.excluded]
+    ids, split = np.asarray(given[name]), grouped.split
     parts = [ids[split.test], *(ids[rows] for rows in split.validation)]
     for number, part in enumerate(parts):
         for other in parts[number + 1 :]:

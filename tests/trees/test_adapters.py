@@ -498,6 +498,9 @@ def test_models_from_files(library: str, tmp_path: Path) -> None:
     empty.load_model(tmp_path / "model.json")
     ensemble = check(empty, data)
     same(ensemble.raw(data.fresh), own_raw(fitted, data.fresh))
+    first = read(fitted)
+    assert first is not None
+    assert (ensemble.shrinkage, ensemble.l2) == pytest.approx((first.shrinkage, first.l2), rel=1e-3)
 
 
 @pytest.mark.parametrize("task", ["regression", "bits", "codes"])

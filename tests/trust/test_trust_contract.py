@@ -168,7 +168,7 @@ def test_on_a_gpu() -> None:
     for structure in ("exact", "ekfac", "core"):
         wanted = look(fit(mlp(CPU), batches(CPU), structure=structure), None, tolerance=1e-10)
         found = look(
-            fit(mlp(cuda), batches(cuda), structure=structure, execution=whence.Execution(tf32=False)),
+            fit(mlp(cuda), batches(cuda), structure=structure, execution=whence.Execution(precision="float32")),
             None,
             tolerance=1e-10,
         )

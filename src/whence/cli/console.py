@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
 import typer
 from rich.console import Console
@@ -27,12 +27,26 @@ from rich.text import Text
 
 from whence import TooLargeError, WhenceError
 from whence.display import number
+from whence.errors import did_you_mean
 
 FAILED, UNUSABLE, LACKING, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def one_of(choices: Any, about: str) -> Any:
+    """An option with one of the values of a `Literal`, which asks back where another value is near one of them."""
+    known = get_args(choices)
+
+    def parse(given: str) -> str:
+        if given not in known:
+            listed = ", ".join(map(repr, known))
+            raise typer.BadParameter(f"expected one of {listed}, got {given!r}.{did_you_mean(given, known)}")
+        return given
+
+    return typer.Option(parser=parse, metavar=f"[{'|'.join(known)}]", help=about)
 
 
 Structure = Literal["exact", "core", "sketch", "ekfac"]

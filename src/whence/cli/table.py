@@ -48,6 +48,8 @@ TRACED, ALL_TRACED = 500, 2000
 
 Verdicts = Literal["auto", "all", "held-out", "none"]
 """Which rows get a verdict."""
+Model = Literal["auto", "network", "trees"]
+"""What is trained."""
 
 
 @console.handle_errors
@@ -56,7 +58,7 @@ def table(
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="The column to predict; lists the columns when not given.")
     ] = None,
-    task: Annotated[Task | None, typer.Option(help="Predict an amount or a class; guessed when not given.")] = None,
+    task: Annotated[Task | None, console.one_of(Task, "Predict an amount or a class; guessed when not given.")] = None,
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", "-x", help="A column to leave out; may be given several times.")
     ] = None,
@@ -83,15 +85,15 @@ def table(
     rows: console.Rows = 50_000,
     held_out: Annotated[float, typer.Option(min=0.05, max=0.5, help="Share of the rows kept apart for testing.")] = 0.2,
     verdicts: Annotated[
-        Verdicts, typer.Option(help="Which rows get a verdict; auto takes all where that takes a minute or so.")
+        Verdicts, console.one_of(Verdicts, "Which rows get a verdict; auto takes all where that takes a minute or so.")
     ] = "auto",
     structure: Annotated[
         console.Structure | None,
-        typer.Option(help="Of the curvature; exact where it fits when not given, else core."),
+        console.one_of(console.Structure, "Of the curvature; exact where it fits when not given, else core."),
     ] = None,
     model: Annotated[
-        Literal["auto", "network", "trees"],
-        typer.Option(help="A network, gradient boosting, or both and the better one by validation rows."),
+        Model,
+        console.one_of(Model, "A network, gradient boosting, or both and the better one by validation rows."),
     ] = "auto",
     width: Annotated[int | None, typer.Option(min=1, help="Of the network's two hidden layers.")] = None,
     delimiter: console.Delimiter = None,
@@ -360,8 +362,9 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
             ["row", f"{target['name']} in the file", "the other rows say", DOUBT[target["task"]]],
             right=(0, 3),
         )
-        if content["wrong_labels"]:
-            output.say(f"  In all, {content['wrong_labels']['words']}")
+    if content["wrong_labels"]:
+        words = content["wrong_labels"]["words"]
+        output.say(("" if content["suspects"] else "\n") + f"  In all, {words}.")
     if "import" in content:
         print_answers(output, content["import"], rows["test"])
     output.say()

@@ -21,11 +21,12 @@ from whence.curvature.rotation import Basis, BasisView, formed_bytes, products_a
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import UncapturedParameterError
 from whence.jacobian.capture import Capture, examples_using
-from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent
+from whence.jacobian.gradients import Block, Dense, Factor, Kronecker, Tangent
 from whence.jacobian.linearization import Linearization
+from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
 from whence.runtime.execution import Chunks, State, partial_data_error
-from whence.runtime.memory import Budget
+from whence.runtime.memory import Budget, on_disk, readable
 from whence.runtime.model_state import one_thread, rounded_products
 
 Cotangents = Callable[[slice, int], Tensor]
@@ -170,7 +171,7 @@ class LayerChunk:
     cached: bool = False
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
-    def views(self, bases: Sequence[Basis] | None, device: torch.device) -> list[BasisView]:
+    def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
         """Every block in its basis; a chunk that is not cached no longer holds its gradients itself."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
@@ -178,9 +179,10 @@ class LayerChunk:
                 self.tangents.clear()
             return found
         if self.in_bases is None:
-            rounded = products_are_rounded(device)
+            rounded = products_are_rounded(problem.device)
+            coarse = rounded and problem.half
             pairs = zip(self.tangents, bases, strict=True)
-            self.in_bases = bases, [BasisView(tangent, basis, rounded) for tangent, basis in pairs]
+            self.in_bases = bases, [BasisView(tangent, basis, rounded, coarse=coarse) for tangent, basis in pairs]
             self.tangents.clear()
         of, found = self.in_bases
         assert of is bases, "gradients that are cached in other bases"
@@ -244,7 +246,7 @@ class LayerGradients:
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
         for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given(), sums.every):
-            gradients = ChunkGradients(chunk.views(sums.bases, self.problem.device), sums.reads)
+            gradients = ChunkGradients(chunk.views(sums.bases, self.problem), sums.reads)
             sums.add(chunk.where, gradients)
             del gradients  # the next chunk needs the memory
             if last:
@@ -386,6 +388,7 @@ class LayerGradients:
                 more=more,
                 blocks=blocks,
                 later_notes=problem.batches.notes,
+                lowered=(in_half(problem.network), torch.float16) if problem.half else None,
             )
 
     def _measure(self, few: Inputs) -> tuple[float, float, float]:
@@ -397,8 +400,8 @@ class LayerGradients:
         for tangent in captured.tangents(ones, last=True):
             if isinstance(tangent, Kronecker):
                 workspace = max(workspace, formed_bytes(tangent, WORKSPACE_SHARE * self.problem.budget.limit))
-                activations += 4.0 * math.prod(tangent.a.shape) / n
-                gradients += 4.0 * math.prod(tangent.g.shape) / n
+                activations += held_bytes(tangent.a, self.problem.device) / n
+                gradients += held_bytes(tangent.g, self.problem.device) / n
             else:
                 parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
                 gradients += 4.0 * sum(part.numel() for part in parts) / n
@@ -429,6 +432,11 @@ class LayerGradients:
             f"Use {layers}structure=whence.EKFAC(tolerance=0.1) or a core of fewer coordinates, whence.Core(size=...), "
             "fit(..., hessian_columns=16) where outputs are many, or a larger max_memory."
         )
+
+
+def held_bytes(factor: Factor, device: torch.device) -> float:
+    """Bytes of a factor in single precision; on a CPU unfolded, as chunks are to fit into its cache."""
+    return 4.0 * (factor.numel if device.type == "cuda" else math.prod(factor.shape))
 
 
 def working_precision(problem: Linearization) -> torch.dtype:
@@ -469,20 +477,30 @@ class Features(Protocol):
 
 
 class TrainingRows:
-    """The features of all training examples, as often as they are needed; cached where they fit, else recomputed."""
+    """The features of all training examples, as often as they are needed.
+
+    Kept in memory where they fit, else on a disk where a folder was given, else computed again.
+    """
 
     def __init__(self, problem: Linearization, features: Features) -> None:
         self.problem = problem
         self.features = features
-        need = problem.max_local_rows * problem.k * features.size * problem.outputs.element_size()
-        self._cached: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
+        numbers = problem.max_local_rows * problem.k * features.size
+        fits = numbers * problem.outputs.element_size() <= CACHE_SHARE * problem.budget.limit
+        self._mapped: Tensor | None = None  # (n, k, r) those of this process, on a disk
+        if not fits and problem.passes.scratch is not None:
+            mine = problem.local_rows
+            shape = (mine.stop - mine.start, problem.k, features.size)
+            self._mapped = on_disk(problem.passes.scratch, shape, working_precision(problem))
+            features.notes.append(f"features of the training examples are on disk, {readable(self._mapped.nbytes)}")
+        self._cached: list[tuple[slice, Tensor]] | None = [] if fits or self._mapped is not None else None
         self._full = False
         self._everywhere = problem.passes.process_group.alone
 
     @property
     def in_memory(self) -> bool:
         """Whether all rows of this process are held at once."""
-        return self._cached is not None
+        return self._cached is not None and self._mapped is None
 
     def accumulate(self, sums: RowSums) -> RowSums:
         """One pass over the training data."""
@@ -496,7 +514,8 @@ class TrainingRows:
         """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
         problem = self.problem
         if self._cached is not None and self._full:
-            pieces = problem.progress.track(self._cached, f"{label}, part", len(self._cached))
+            kept = ((where, rows.to(problem.device)) for where, rows in self._cached)
+            pieces = problem.progress.track(kept, f"{label}, part", len(self._cached))
             if state is not None:
                 known = problem.dependencies(given)
                 yield from problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
@@ -507,7 +526,11 @@ class TrainingRows:
             return
         found: list[tuple[slice, Tensor]] = []
         for piece in self._computed(label, state, given):
-            if self._cached is not None:
+            if self._mapped is not None:
+                where, rows = piece
+                into = self._mapped[where.start - problem.local_rows.start :][: len(rows)]
+                found.append((where, into.copy_(rows)))
+            elif self._cached is not None:
                 found.append(piece)
             yield piece
         mine = problem.local_rows

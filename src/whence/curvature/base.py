@@ -201,8 +201,6 @@ class FittedCurvature(ABC):
     degrees_of_freedom: float  # trace of the hat matrix, sum s / (s + lambda)
     notes: list[str]  # what was approximated or repaired, in words
     path: RidgePath | None = None  # the leave-one-out curve when the ridge was chosen by it
-    # whether single-precision products on a GPU may be rounded to TF32, as far as this curvature goes
-    tf32: bool = False
 
     @abstractmethod
     def newton_step(self, with_direction: bool) -> NewtonStep:

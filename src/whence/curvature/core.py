@@ -14,7 +14,7 @@ from whence.curvature.accumulate import LayerGradients
 from whence.curvature.base import FeatureStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import factor_cost
-from whence.curvature.kronecker import KroneckerFactors, SpectrumSums, enough_sequences
+from whence.curvature.kronecker import KroneckerFactors, enough_sequences, spectrum_sums
 from whence.curvature.primal import (
     FittedPrimal,
     Projected,
@@ -77,7 +77,7 @@ class Core(FeatureStructure):
             ridge or 0.0, self.tolerance, notes
         )
         every = enough_sequences(problem, stream.blocks, RANKED)
-        sums = stream.accumulate(SpectrumSums(stream, bases, every=every))
+        sums = stream.accumulate(spectrum_sums(stream, bases, None, notes, every))
         spectrum = [s.inside for s in sums.spectrum().curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)
         trimmed = [trim(basis, index) for basis, index in zip(bases, chosen, strict=True)]
@@ -117,7 +117,7 @@ class Core(FeatureStructure):
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Memory and work of a fit."""
         r = self.size or min(self.largest, quick_size(sizes.numbers, sizes.device, sizes.limit))
-        return core_cost(sizes, self.name, min(r, sizes.d))
+        return core_cost(sizes, self.name, min(r, sizes.d), self.size is not None)
 
 
 def quick_size(numbers: int, device: torch.device, limit: float = math.inf, share: float = 1.0) -> int:
@@ -212,8 +212,8 @@ class Sketch(FeatureStructure):
 # --- Cost ------------------------------------------------------------------------------------------------------------
 
 
-def core_cost(sizes: ProblemSizes, name: str, r: int) -> Cost:
-    """Of the exact algebra on r coordinates of the Kronecker eigenbasis, at most."""
+def core_cost(sizes: ProblemSizes, name: str, r: int, fixed: bool) -> Cost:
+    """Of the exact algebra on r coordinates of the Kronecker eigenbasis; at most, unless that number is fixed."""
     stages, steps, bases = factor_cost(sizes)
     stages["eigenvalues"] = bases + 10.0 * 8 * sizes.d + sizes.layer_bytes
     steps["eigenvalues"] = _feature_rows(sizes, sizes.n, sizes.n)
@@ -221,7 +221,8 @@ def core_cost(sizes: ProblemSizes, name: str, r: int) -> Cost:
     sample = affordable_sample(sizes.d, sizes.k, sizes.limit) if r < sizes.d else None
     if sample is not None:
         stages["outside the core"] = found.stages["leverages and meats"] + sample_bytes(sizes.d, sizes.k, *sample)
-    return Cost(name, {**stages, **found.stages}, {**steps, **found.steps}, found.prediction, bounded=True)
+    every, certain = {**stages, **found.stages}, ("factors", "eigenvectors", *(["factor"] if fixed else []))
+    return Cost(name, every, {**steps, **found.steps}, found.prediction, True, found.disk, certain)
 
 
 def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = None) -> Cost:
@@ -229,14 +230,16 @@ def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = No
     if bases is None:
         bases = sum(math.sqrt(block.numel) for block in sizes.blocks) * math.sqrt(r) * sizes.working
     kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
-    rows = float(sizes.numbers) * r * sizes.working if kept else 0.0
+    size = float(sizes.numbers) * r * sizes.working
+    rows, disk = size if kept else 0.0, size if sizes.scratch and not kept else 0.0
     chunk = sizes.layer_bytes + 3.0 * sizes.layer_chunk * sizes.k * r * sizes.working
-    read = sizes.n * (1.0 if kept else 4.0)
+    read = sizes.n * (1.0 if kept or disk else 4.0)
     return Cost(
         name,
         stages={stage: bases + size for stage, size in algebra_stages(sizes, r, rows, chunk).items()},
         steps={"rows": _feature_rows(sizes, read, read), "algebra": Work(working=algebra_operations(sizes, r))},
         prediction=_feature_rows(sizes, 0.0, 1.0, more=12.0 * sizes.k * float(r) ** 2),
+        disk=disk,
     )
 
 

@@ -16,6 +16,7 @@ from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.gradients import Block
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
+from whence.jacobian.network import Network
 
 SAMPLE = 32
 """Examples that are run to measure."""
@@ -39,6 +40,7 @@ class ProblemSizes:
     blocks: tuple[Block, ...]  # of parameters
     limit: float  # bytes that may be taken
     device: torch.device  # where it is computed
+    scratch: bool = False  # whether features that do not fit in memory are kept on a disk
     entries: int = 0  # nonzero ones in the gradients of an example, where these are sparse: one for each tree
     dual: bool = True  # whether the kernel may be taken, which is no sum over examples that a checkpoint could hold
 
@@ -76,6 +78,13 @@ class Cost:
     steps: Mapping[str, Work]  # work of each step of the fit, after the outputs of the training examples are there
     prediction: Work  # work of one prediction
     bounded: bool = False  # whether the memory is an upper bound, since the structure chooses its size from the data
+    disk: float = 0.0  # bytes of features on a disk, where a folder is given for them
+    certain: tuple[str, ...] = ()  # of a bounded one, the stages that take what they say, whatever is chosen
+
+    @property
+    def least(self) -> float:
+        """Bytes that are taken at least, at the peak."""
+        return max(self.stages[stage] for stage in (self.certain if self.bounded else self.stages))
 
     @property
     def memory(self) -> float:
@@ -94,7 +103,7 @@ def measure_sizes(
     k, d, item = problem.k, problem.selection.size, problem.outputs.element_size()
     q = 0 if roots is None else roots.shape[2]
     working = torch.finfo(working_precision(problem)).bits // 8
-    graph = graph_bytes(problem, first)
+    graph = saved_bytes(problem.network, first)
     row_chunk, layer_chunk, layer_bytes = min(problem.jacobian().chunk(k), batch), 0, 0.0
     if stream is not None:
         layer_chunk = min(stream.chunk_size(k, batch), batch)
@@ -118,8 +127,8 @@ def measure_sizes(
     )
 
 
-def graph_bytes(problem: Linearization, inputs: Inputs) -> float:
-    """Bytes that a forward pass keeps for an example, to be differentiated."""
+def saved_bytes(network: Network, inputs: Inputs) -> float:
+    """Bytes that a forward pass keeps for an example, to be differentiated, and of its outputs."""
     held: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -127,9 +136,9 @@ def graph_bytes(problem: Linearization, inputs: Inputs) -> float:
         return tensor
 
     few = take(inputs, slice(0, SAMPLE))
-    own = {p.untyped_storage().data_ptr() for p in problem.network.model.parameters()}
+    own = {p.untyped_storage().data_ptr() for p in network.model.parameters()}
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        problem.network(few)
+        keep(network(few))
     return sum(size for place, size in held.items() if place not in own) / batch_size(few, "this batch")
 
 

@@ -13,6 +13,7 @@ from whence.curvature.kronecker import (
     KroneckerFactors,
     SpectrumSums,
     noise_covariance,
+    spectrum_sums,
 )
 from whence.curvature.rotation import Basis
 from whence.curvature.spectral import FittedSpectral, Leverage
@@ -77,7 +78,7 @@ class EKFAC(LayerStructure):
                 spectrum, rotations = sums.spectrum(), sums.rotations(notes)
                 notes.append(describe_rotations(bases, rotations, spectrum, lam))
             else:
-                spectrum = gradients.accumulate(SpectrumSums(gradients, bases, noise)).spectrum()
+                spectrum = gradients.accumulate(spectrum_sums(gradients, bases, noise, notes)).spectrum()
                 rotations = None
             leverage = gradients.accumulate(Leverage(gradients, bases, spectrum, lam, meat_roots, rotations), last=True)
             return FittedSpectral.of(leverage, noise, notes)
@@ -181,7 +182,8 @@ def spectral_cost(
     stages["sums and weights"] = bases + sums + sizes.layer_bytes + sizes.example_bytes
     for step, sets in (("eigenvalues", 2.0), ("leverages and meats", 1.0 + 3.0 / sizes.k)):
         steps[step] = Work(read=sizes.n, layers=sizes.n, working=sizes.n * (rotations + sets * squares))
-    return Cost(name, stages, steps, Work(layers=1.0, working=rotations + 7.0 * squares), bounded)
+    certain = ("factors", "eigenvectors") if bounded else ()
+    return Cost(name, stages, steps, Work(layers=1.0, working=rotations + 7.0 * squares), bounded, certain=certain)
 
 
 def factor_cost(sizes: ProblemSizes) -> tuple[dict[str, float], dict[str, Work], float]:

@@ -31,6 +31,7 @@ from whence.curvature.rotation import (
     Basis,
     BasisView,
     combine,
+    halved,
     outer,
     products_are_rounded,
     raised,
@@ -39,12 +40,13 @@ from whence.curvature.rotation import (
 )
 from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
 from whence.jacobian.linearization import Linearization
-from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
+from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror, product
 from whence.runtime.processes import assign_by_cost
 
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
 LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
 MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
+MANY_MIXTURES = 100_000  # of outputs, over all of many examples, from which eigenvalues are summed
 EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
 
 # --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ def summed(values: Tensor, groups: int) -> Tensor:
         values = values.transpose(0, 1)
     if values.is_cuda and is_transposed_in_memory(values) and values.shape[-1] <= values.shape[-2]:
         flipped = values.transpose(-1, -2)  # a copy of many positions would cost more than a matrix an example
-        return (flipped @ values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
+        return product(flipped, values).sum([at for at in range(values.dim() - 2) if at != groups], dtype=torch.float64)
     return second_moment(values.movedim(groups, 0).flatten(1, -2))
 
 
@@ -97,7 +99,7 @@ def _crossed(rows: Tensor) -> Tensor:
     """Rows (..., m, i) to (..., i, i); of one matrix on a CPU without the products that are known by symmetry."""
     size = rows.shape[-1]
     if rows.is_cuda or size <= NARROWEST or rows.numel() != rows.shape[-2] * size:
-        return rows.transpose(-1, -2) @ rows
+        return product(rows.transpose(-1, -2), rows)
     found = rows.new_zeros(size, size)
     add_gram(found, rows.reshape(-1, size))
     return mirror(found).reshape(*rows.shape[:-2], size, size)
@@ -174,11 +176,11 @@ class Factors:
             self.counts[1] += 1.0
             return
         if self.inputs is not None:
-            a = raised(tangent.inputs())
+            a = halved(tangent.inputs())
             weighted = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
             self.inputs += summed(weighted, 1)
         if self.outputs is not None:
-            self.outputs += summed(raised(tangent.grads()), 2)
+            self.outputs += summed(halved(tangent.grads()), 2)
 
     def basis(self, notes: list[str]) -> tuple[Basis, Tensor | None]:
         """The Kronecker eigenbasis, and KFAC's eigenvalues in it (kronecker blocks only)."""
@@ -276,7 +278,7 @@ class KroneckerFactors(Accumulator):
         if self.every > 1:
             notes.append(f"bases of layers come from {int(self.seen)} of {problem.n} training sequences")
         if self.sampled:
-            notes.append("bases of layers come from one output of each example, in turn; eigenvalues from all of them")
+            notes.append("bases of layers come from one output of each example, in turn")
         kept, size = sum(math.prod(basis.shape) for basis, _ in found), sum(block.numel for block in self.blocks)
         if kept < size:
             notes.append(
@@ -496,8 +498,9 @@ class MomentSums:
 
         The c cotangents are those of the view, or mixtures (n, k, c) of the k cotangents in it.
         """
-        if summed is not None and mixing is not None and mixing.shape[1] == 1:
-            self._add_multiples(view, mixing[:, 0].double().square() @ squared.T, (mixing[:, 0] * summed).sum(1, True))
+        if mixing is not None and mixing.shape[1] == 1:
+            scaled = None if summed is None else (mixing[:, 0] * summed).sum(1, True)
+            self._add_multiples(view, mixing[:, 0].double().square() @ squared.T, scaled)
             return
         for part, rotated in view.chunks() if mixing is None else view.mixed(mixing):
             self.inside += rotated.squares(squared.to(rotated.dtype))
@@ -515,15 +518,16 @@ class MomentSums:
         if given is not None:
             self._total += view.total(given)
 
-    def _add_multiples(self, view: BasisView, squared: Tensor, summed: Tensor) -> None:
+    def _add_multiples(self, view: BasisView, squared: Tensor, summed: Tensor | None) -> None:
         """The same for multiples of a single cotangent: weights (n, count) of its squares, and (n, 1) in the total."""
         for part, rotated in view.chunks():
             self.inside += rotated.weighted_squares(squared[part].to(rotated.dtype))
-            if view.complete:
+            if view.complete and summed is not None:
                 self._total += rotated.total(summed[part].to(rotated.dtype))
         if not view.complete:
             self.length += squared.T @ view.lengths().double().squeeze(1)
-            self._total += view.total(summed)
+            if summed is not None:
+                self._total += view.total(summed)
 
     def finish(self) -> list[DiagonalMoments]:
         """The sums, one for each set of weights."""
@@ -543,8 +547,8 @@ class SpectrumSums(Accumulator):
     """Pass 2: EKFAC's eigenvalues, those of the homoscedastic meat, and the score.
 
     With squared error the outputs are pulled back along the eigenvectors of the noise covariance (k, k), so that one
-    set of gradients serves both sums; without it the homoscedastic meat is left out, and the score of a sketched fit.
-    With other losses the two are the same, up to a dispersion. One of `every` so many examples may be enough.
+    set of gradients serves both sums; without it the homoscedastic meat and the score are left out. With other losses
+    the two are the same, up to a dispersion. One of `every` so many examples may be enough.
     """
 
     label = "eigenvalues"
@@ -594,7 +598,7 @@ class SpectrumSums(Accumulator):
             if self.sketched and self.count > columns:
                 self.sums[at].add_total(view, columns, len(residuals))
                 curved = view.of(slice(0, columns))
-            self.sums[at].add(curved, self.weights, summed, mixing)
+            self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
             self.add_view(at, view, residuals)
 
     def add_view(self, at: int, view: BasisView, residuals: Tensor) -> None:
@@ -611,6 +615,91 @@ class SpectrumSums(Accumulator):
         if self.noise is not None and self.problem.hessian_roots is None and self.problem.k == 1:
             noise = [one.times(float(self.noise)) for one in curvature]
         return Spectrum(curvature, noise, [one.total for one in self.sums])
+
+
+class SampledSpectrumSums(SpectrumSums):
+    """The same from a few random mixtures of each example's outputs, which take a backward pass each.
+
+    On average over signs z the square of J^T R z is that of all columns of J^T R together: over many examples the sums
+    come out the same, within some per cent along each direction. The score is exact: residuals are one more mixture.
+    """
+
+    def __init__(self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int) -> None:
+        problem = gradients.problem
+        self.problem, self.bases, self.noise, self.mixtures = problem, bases, noise, mixtures
+        self.seen = torch.zeros((), dtype=torch.float64, device="cpu")
+        roots = problem.hessian_roots
+        self.signs = balanced_signs(problem.k if roots is None else roots.shape[2]).to(problem.residuals)
+        draw = torch.Generator("cpu").manual_seed(0)
+        self.order = torch.randint(len(self.signs), (problem.n,), generator=draw, device="cpu").to(problem.device)
+        self.frame, sets = self.signs.new_zeros(0), self.signs.new_ones(1)
+        if roots is None and noise is not None:  # in units of its size, as half precision has no room for small numbers
+            size = noise.diagonal().max().clamp_min(torch.finfo(noise.dtype).tiny)
+            values, vectors = eigh(noise / size)
+            self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
+            sets = torch.stack([torch.ones_like(size), size])
+        each = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
+        self.weights = torch.cat([each, each.new_zeros(len(sets), noise is not None)], 1)  # none for the residuals
+        self.count, self.cotangents = self.weights.shape[1], self._mixed
+        self.sums = [MomentSums(basis, len(sets), problem.device) for basis in bases]
+
+    def _mixed(self, where: slice, n: int) -> Tensor:
+        """(c, n, k) mixtures of some examples' outputs, the same times the noise's root, and the residuals."""
+        roots = self.problem.hessian_roots
+        at = self.order[where] + torch.arange(self.mixtures, device=self.order.device).unsqueeze(1)  # (mixtures, n)
+        signs = self.signs[at % len(self.signs)]
+        rows = [signs if roots is None else (roots[where] @ signs.unsqueeze(3)).squeeze(3)]
+        if len(self.weights) == 2:
+            rows.append(signs @ self.frame)
+        if self.noise is not None:  # of length one, for the same reason
+            residuals = self.problem.residuals[where]
+            rows.append((residuals / lengths_of(residuals)).unsqueeze(0))
+        return torch.cat(rows)
+
+    def add(self, where: slice, chunk: ChunkGradients) -> None:
+        """Add squares in the basis, and J_i^T r_i."""
+        summed = None
+        self.seen += where.stop - where.start
+        if self.noise is not None:
+            lengths = lengths_of(self.problem.residuals[where])
+            summed = torch.cat([lengths.new_zeros(len(lengths), self.count - 1), lengths], 1)
+        for at, view in enumerate(chunk):
+            self.sums[at].add(view, self.weights, summed)
+
+
+def spectrum_sums(
+    gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, notes: list[str], every: int = 1
+) -> SpectrumSums:
+    """Pass 2 from all outputs, or from a few mixtures of them where examples are many."""
+    problem = gradients.problem
+    if problem.sketch is None and samples_outputs(problem, gradients.blocks, whole=False):
+        mixtures = math.ceil(MANY_MIXTURES / problem.n)
+        sampled = SampledSpectrumSums(gradients, bases, noise, mixtures)
+        if sampled.count < problem.k:
+            plural = "s" * (mixtures > 1)
+            notes.append(f"eigenvalues come from {mixtures} random mixture{plural} of each example's outputs")
+            return sampled
+    return SpectrumSums(gradients, bases, noise, every)
+
+
+def lengths_of(vectors: Tensor) -> Tensor:
+    """(n, 1) lengths of vectors (n, k); one for those that are zero."""
+    found: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return torch.where(found > 0, found, 1.0)
+
+
+def balanced_signs(size: int) -> Tensor:
+    """(h, size) rows of signs whose columns are orthogonal, h the next power of two.
+
+    Examples:
+        >>> balanced_signs(2)
+        tensor([[ 1.,  1.],
+                [ 1., -1.]])
+    """
+    found = torch.ones(1, 1, device="cpu")
+    while len(found) < size:
+        found = torch.cat([torch.cat([found, found], 1), torch.cat([found, -found], 1)])
+    return found[:, :size]
 
 
 def noise_covariance(problem: Linearization) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import Cotangents, Features, TrainingRows
+from whence.curvature.accumulate import Cotangents, Features
 from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular, trace_of_hat
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.exact import Auto, Exact
@@ -140,36 +140,41 @@ class FittedLeaves(FittedPrimal):
     """The primal algebra on leading directions, with leverages that count what lies outside of them."""
 
     @classmethod
-    def fit(
-        cls, problem: Linearization, features: Features, ridge: float | None, rows: TrainingRows | None = None
-    ) -> FittedLeaves:
-        """As without the rest; then the rest adds o / (lambda + o + f) for a squared length o outside.
+    def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedLeaves:
+        """As without the rest, which then adds to the leverages."""
+        found = super().fit(problem, features, ridge)
+        assert isinstance(found, FittedLeaves)
+        return found.with_rest()
+
+    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedLeaves:
+        """At another ridge, with the rest."""
+        found = super().at(ridge, meat_roots)
+        assert isinstance(found, FittedLeaves)
+        return found.with_rest()
+
+    def with_rest(self) -> FittedLeaves:
+        """Add o / (lambda + o + f) to leverages, for a squared length o outside the directions.
 
         There f is the curvature that other rows give. No leverage exceeds |z|^2 / (lambda + |z|^2), that of a row which
         nobody shares.
         """
-        found = super().fit(problem, features, ridge, rows)
-        assert isinstance(found, FittedLeaves)
+        problem, features = self.problem, self.features
         assert isinstance(features, LeafFeatures)
-        if found.ridge <= 0:
-            return found
+        if self.ridge <= 0:
+            return self
         ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
         parts = [features.squares(batch.inputs, ones.expand(-1, batch.size, -1)) for batch in problem.read("lengths")]
         whole = torch.cat(parts).to(problem.dtype)  # (n, k)
-        inside = torch.cat([some.square().sum(2) for _, some in found.rows.read("lengths")]).to(problem.dtype)
+        inside = torch.cat([some.square().sum(2) for _, some in self.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
         roots = problem.hessian_roots
         curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
-        share = outside / (found.ridge + curved * outside + features.beyond)
-        blocks = found.leverage_blocks.clone()
+        share = outside / (self.ridge + curved * outside + features.beyond)
+        blocks = self.leverage_blocks.clone()
         diagonal = blocks.diagonal(dim1=1, dim2=2)
-        most = whole / (found.ridge + curved * whole)
+        most = whole / (self.ridge + curved * whole)
         diagonal.copy_(torch.maximum(diagonal, torch.minimum(diagonal + share, most)))
-        return replace(found, leverage_blocks=blocks, degrees_of_freedom=trace_of_hat(blocks, roots))
-
-    def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedLeaves:
-        """Factor anew; rows that are in memory are not computed again."""
-        return FittedLeaves.fit(self.problem, self.features, ridge, self.rows)
+        return replace(self, leverage_blocks=blocks, degrees_of_freedom=trace_of_hat(blocks, roots))
 
     def sandwich(self, meats: Meats) -> LeafSandwich:
         """Meats in whitened coordinates."""
@@ -384,6 +389,16 @@ class LeafAuto(Auto):
     """Exact where it fits in memory and takes a few seconds, else the leading directions of the leaves."""
 
     most: ClassVar[Mapping[str, float]] = {"cpu": 3e10, "cuda": 4e13}  # sooner than networks: directions say the same
+
+    def resolve(self, problem: Linearization, ridge: float | None) -> tuple[Structure, str]:
+        """The primal road wherever it is quick: a fit by it predicts without the training data, once it is loaded."""
+        primal, why = super().resolve(problem, ridge=0.0)  # without a ridge there is no other road
+        return (primal, why) if isinstance(primal, Exact) else super().resolve(problem, ridge)
+
+    def cost(self, sizes: ProblemSizes) -> Cost:
+        """Of the structure that is chosen."""
+        primal = super().cost(replace(sizes, dual=False))
+        return super().cost(sizes) if primal.name == LeafCore.name else primal
 
     def taken(self, chosen: Structure) -> Structure:
         """The core of leaves in the place of that of networks."""

@@ -34,6 +34,7 @@ from whence.curvature.base import (
     Sandwich,
     groups_within_memory,
     singular,
+    times_noise,
     trace_of_hat,
 )
 from whence.curvature.cost import ProblemSizes
@@ -79,7 +80,8 @@ class Projected:
             low = 0
             for tangent, basis, index in zip(chunk.tangents, self.bases, self.indices, strict=True):
                 if len(index):
-                    rows[:, :, low : low + len(index)] = BasisView(tangent, basis).coordinates(index)
+                    view = BasisView(tangent, basis, measured=False)
+                    rows[:, :, low : low + len(index)] = view.coordinates(index)
                 low += len(index)
             yield chunk.where, rows
             del rows, chunk  # the next chunk needs the memory
@@ -331,20 +333,22 @@ class FeatureCurvature(RowAccumulator):
 
 
 class PrimalLeverage(RowAccumulator):
-    """Leverage blocks Q_i = y_i y_i^T, and the Newton step's change z_i Delta."""
+    """Leverage blocks Q_i = y_i y_i^T, the Newton step's change z_i Delta, and on request sum_i y_i^T L_i y_i."""
 
     label = "leverage"
 
-    def __init__(self, rows: TrainingRows, whiten: Whitening, step: Tensor) -> None:
+    def __init__(self, rows: TrainingRows, whiten: Whitening, step: Tensor, with_curvature: bool) -> None:
         problem = rows.problem
-        self.whiten, self.step = whiten, step
+        self.rows, self.whiten, self.step = rows, whiten, step
+        self.curvature = torch.zeros_like(whiten.inverse) if with_curvature else None  # (r, r) in whitened coordinates
         self.narrow: Whitening | None = None  # in the precision of the rows
         self.leverage_blocks = torch.zeros(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         self.change = torch.zeros_like(problem.outputs)
 
     def state(self) -> dict[str, Tensor]:
-        """Both of them."""
-        return {"leverage_blocks": self.leverage_blocks, "change": self.change}
+        """All of them."""
+        curvature = {} if self.curvature is None else {"curvature": self.curvature}
+        return {"leverage_blocks": self.leverage_blocks, "change": self.change, **curvature}
 
     def given(self) -> list[Tensor]:
         """The factored curvature, and the step."""
@@ -356,6 +360,8 @@ class PrimalLeverage(RowAccumulator):
         white = self.narrow(rows)
         self.leverage_blocks[where] = (white @ white.transpose(1, 2)).to(self.leverage_blocks.dtype)
         self.change[where] = (rows @ self.step.to(rows.dtype)).to(self.change.dtype)
+        if self.curvature is not None:
+            add_gram(self.curvature, self.rows.curved(where, white).flatten(0, 1))
 
 
 class PrimalMeats(RowAccumulator):
@@ -384,18 +390,21 @@ class PrimalMeats(RowAccumulator):
         return [self.whiten.scale, self.whiten.inverse, self.meats.total, *self.meats.roots.values()]
 
     def add(self, where: slice, rows: Tensor) -> None:
-        """Add W^T y of some examples: squared, or to the sums of their groups. W has fewer columns than y has rows."""
+        """Add W^T y of some examples: squared, or to the sums of their groups."""
         self.narrow = self.narrow or self.whiten.to(rows.dtype)
+        first = sum(root.shape[2] for root in self.meats.roots.values()) > rows.shape[1]  # what takes fewer products
+        rows = self.narrow(rows) if first else rows
         for name, root in self.meats.roots.items():
             part = root if len(root) == 1 else root[where]
-            weighted = self.narrow(part.transpose(1, 2).to(rows.dtype) @ rows)
+            weighted = part.transpose(1, 2).to(rows.dtype) @ rows
+            weighted = weighted if first else self.narrow(weighted)
             groups = self.meats.pooled(name)
             if groups is None:
                 add_gram(self.matrices[name], weighted.reshape(-1, len(self.total)))
             else:
                 self.group_sums[name].index_add_(0, groups.index[where], weighted.to(self.total.dtype))
         total = self.meats.total[where].to(rows.dtype).reshape(-1) @ rows.flatten(0, 1)
-        self.total += self.narrow(total).to(self.total.dtype)
+        self.total += (total if first else self.narrow(total)).to(self.total.dtype)
 
     def finish(self) -> dict[str, Tensor]:
         """The meats, those of groups squared after they were summed."""
@@ -428,16 +437,15 @@ class FittedPrimal(FittedCurvature):
     whiten: Whitening  # the factored inverse of F_lam
     step: Tensor  # (r,) the Newton step along the features
     change: Tensor  # (n, k) how it moves the outputs
+    white_curvature: Tensor | None = None  # (r, r) F in whitened coordinates, until the sandwich takes it
 
     @classmethod
-    def fit(
-        cls, problem: Linearization, features: Features, ridge: float | None, rows: TrainingRows | None = None
-    ) -> FittedPrimal:
+    def fit(cls, problem: Linearization, features: Features, ridge: float | None) -> FittedPrimal:
         """Accumulate the curvature in one pass, factor it, and take the leverage blocks in another.
 
-        Without a ridge, it is chosen by leave-one-out. Rows of the features may be at hand.
+        Without a ridge, it is chosen by leave-one-out.
         """
-        rows = rows or TrainingRows(problem, features)
+        rows = TrainingRows(problem, features)
         notes, path = features.notes, None
         prescale = features.prescale(ridge)  # (r,)
         sums = rows.accumulate(FeatureCurvature(rows, prescale))
@@ -450,7 +458,7 @@ class FittedPrimal(FittedCurvature):
         problem.passes.process_group.broadcast([whiten.scale, whiten.inverse], 0, "curvature")
         downhill = (sums.score - ridge * features.weights()) / whiten.scale
         step = (whiten.inverse.T @ (whiten.inverse @ downhill).to(problem.dtype)) / whiten.scale
-        found = rows.accumulate(PrimalLeverage(rows, whiten, step))
+        found = rows.accumulate(PrimalLeverage(rows, whiten, step, problem.hessian_roots is not None))
         return cls(
             problem=problem,
             ridge=ridge,
@@ -463,6 +471,7 @@ class FittedPrimal(FittedCurvature):
             whiten=whiten,
             step=step,
             change=found.change,
+            white_curvature=None if found.curvature is None else mirror(found.curvature),
         )
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
@@ -472,9 +481,14 @@ class FittedPrimal(FittedCurvature):
         return NewtonStep(self.change, float(direction.norm() / size), direction if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
-        """Meats in whitened coordinates."""
-        found = self.rows.accumulate(PrimalMeats(self.whiten, meats))
-        return PrimalSandwich(self, found.finish(), found.total)
+        """Meats in whitened coordinates; that of Ho is known where its weights are a multiple of the Hessians."""
+        roots, known = dict(meats.roots), self.white_curvature
+        times = None if known is None else times_noise(roots.get("ho"), self.problem.hessian_roots, known)
+        if times is not None:
+            del roots["ho"]
+        found = self.rows.accumulate(PrimalMeats(self.whiten, replace(meats, roots=roots)))
+        ho = {} if known is None or times is None else {"ho": known if times == 1.0 else times * known}
+        return PrimalSandwich(self, {**ho, **found.finish()}, found.total)
 
     def group_leverage_blocks(self, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
         """Whitened rows of a group's members, times themselves; each chunk of groups costs a pass over the rows."""
@@ -528,8 +542,29 @@ class FittedPrimal(FittedCurvature):
         return root.mT @ root
 
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedPrimal:
-        """Factor anew; rows that are in memory are not computed again."""
-        return FittedPrimal.fit(self.problem, self.features, ridge, self.rows)
+        """From this factor: in whitened coordinates F_lam is the identity, and another lambda adds to it."""
+        whiten, more = self.whiten, ridge - self.ridge
+        inner = torch.zeros_like(whiten.inverse)
+        add_gram(inner, (whiten.inverse / whiten.scale).T)
+        mirror(inner).mul_(more).diagonal().add_(1.0)
+        factor, info = torch.linalg.cholesky_ex(inner)
+        if int(info):
+            raise singular(ridge, 1, len(inner))
+        inverse = torch.linalg.solve_triangular(factor, whiten.inverse, upper=False)
+        further = (self.step + self.features.weights()) / whiten.scale
+        step = self.step - more * (inverse.T @ (inverse @ further)) / whiten.scale
+        found = self.rows.accumulate(PrimalLeverage(self.rows, Whitening(whiten.scale, inverse), step, False))
+        return replace(
+            self,
+            ridge=ridge,
+            leverage_blocks=found.leverage_blocks,
+            degrees_of_freedom=trace_of_hat(found.leverage_blocks, self.problem.hessian_roots),
+            path=None,
+            whiten=found.whiten,
+            step=step,
+            change=found.change,
+            white_curvature=None,
+        )
 
     def _align(self, scaled: Tensor) -> Iterator[tuple[slice, Tensor]]:
         m, k = scaled.shape[:2]

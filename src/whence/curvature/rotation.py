@@ -26,6 +26,7 @@ from whence.jacobian.gradients import (
     Whole,
     is_transposed_in_memory,
 )
+from whence.linalg import HALVES, product
 
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
 GROUP_ROWS = 128  # fill the tensor units of a GPU
@@ -47,10 +48,10 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
 
 def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
     """Inner products of sum_t g_t a_t^T with a direction (e, o, i), for (n, e, t, i) and (n, c, e, t, o): (n, c)."""
-    moved = times(a, direction.transpose(-1, -2))  # (n, e, t, o)
+    moved = times(a, direction.transpose(-1, -2)).to(g.dtype)  # (n, e, t, o)
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
-    return (g.flatten(2) @ moved.flatten(1).unsqueeze(2)).squeeze(2)
+    return product(g.flatten(2), moved.flatten(1).unsqueeze(2)).squeeze(2)
 
 
 def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tensor:
@@ -59,10 +60,12 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
     Where no scale is negative, a GPU reads one tensor in place of two.
     """
     n, c, p = values.shape
-    if values.is_cuda and positive:
-        return torch.stack([_grouped_products(one, one) for one in (values * scale.sqrt() for scale in scales)])
-    if values.is_cuda:
-        return torch.stack([_grouped_products(values * scale, values) for scale in scales])
+    half = values.dtype == torch.bfloat16
+    if (values.is_cuda or half) and positive:
+        roots = (scale.sqrt().to(values.dtype) for scale in scales)
+        return torch.stack([_grouped_products(one, one) for one in (values * root for root in roots)])
+    if values.is_cuda or half:
+        return torch.stack([_grouped_products(values * scale.to(values.dtype), values) for scale in scales])
     found = values.new_empty(len(scales), n, c, c)
     step = max(1, CACHE_NUMBERS // (c * p))
     for low in range(0, n, step):
@@ -83,9 +86,9 @@ def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     together = max(1, min(n, GROUP_ROWS // c))
     even = n - n % together
     ours, theirs = (one[:even].reshape(-1, together * c, p) for one in (left, right))
-    blocks = (ours @ theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
+    blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
     found = blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
-    return found if even == n else torch.cat([found, left[even:] @ right[even:].transpose(1, 2)])
+    return found if even == n else torch.cat([found, product(left[even:], right[even:].transpose(1, 2))])
 
 
 @dataclass(frozen=True)
@@ -180,20 +183,22 @@ class Full:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the gradients."""
-        return self.values.dtype
+        """Of sums of the gradients."""
+        return torch.float32 if self.values.dtype == torch.bfloat16 else self.values.dtype
 
     def matrices(self) -> Tensor:
         """The gradients as (n, c, *shape)."""
-        return self._trimmed(self.values)
+        return raised(self._trimmed(self.values))
 
     def squares(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[q, c] phi^2: (q, *shape)."""
+        if self.values.is_cuda or self.dtype != self.values.dtype:  # reads the gradients once, and writes no squares
+            return self._trimmed(weights @ torch.linalg.vector_norm(self.values, dim=0, dtype=self.dtype).square())
         return self._trimmed(weights.repeat(1, len(self.values)) @ self.values.square().flatten(0, 1))
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """sum_n weights[n, q] phi^2 of a single cotangent: (q, *shape)."""
-        return self._trimmed(weights.T @ self.values.squeeze(1).square())
+        return self._trimmed(product(weights.T.to(self.values.dtype), self.values.squeeze(1).square()))
 
     def grams(self, weights: Tensor, positive: bool = False) -> Tensor:
         """sum_p W_p phi_c phi_d for weight matrices (w, *shape): (w, n, c, c)."""
@@ -204,21 +209,21 @@ class Full:
     def variances(self, weights: Tensor) -> Tensor:
         """The diagonals of `grams` alone, reading the gradients once: (w, n, c)."""
         n, c, p = self.values.shape
-        columns = self._padded(weights).reshape(len(weights), p)
+        columns = self._padded(weights).reshape(len(weights), p).to(self.values.dtype)
         parts = self.values.reshape(n * c, p).split(n * c if columns.is_cuda else max(1, CACHE_NUMBERS // p))
-        return joined([columns @ part.square().T for part in parts]).reshape(-1, n, c)
+        return joined([product(columns, part.square().T) for part in parts]).reshape(-1, n, c)
 
     def mix(self, weights: Tensor) -> Full:
         """Other cotangents as combinations of these: weights (n, c, q)."""
-        return Full(weights.transpose(1, 2) @ self.values, self.shape, self.padding)
+        return Full(weights.transpose(1, 2) @ raised(self.values), self.shape, self.padding)
 
     def along(self, direction: Tensor) -> Tensor:
         """Inner products with a direction: (n, c)."""
-        return self.values @ self._padded(direction).reshape(-1)
+        return raised(self.values) @ self._padded(direction).reshape(-1)
 
     def total(self, weights: Tensor) -> Tensor:
         """sum_n sum_c weights[n, c] phi."""
-        return self._trimmed(weights.reshape(-1) @ self.values.flatten(0, 1))
+        return self._trimmed(product(weights.reshape(1, -1).to(self.values.dtype), self.values.flatten(0, 1))[0])
 
     def gather(self, index: Tensor) -> Tensor:
         """The coordinates at flat positions: (n, c, r)."""
@@ -379,22 +384,29 @@ class Basis:
 
 def raised(values: Tensor) -> Tensor:
     """Half precision to float32; squares of bfloat16 would keep two digits."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    return values.float() if values.dtype in HALVES else values
+
+
+def halved(values: Tensor) -> Tensor:
+    """Half precision as it is where a GPU's products are in single precision; else raised."""
+    return values if values.is_cuda else raised(values)
 
 
 def outer(a: Tensor, g: Tensor) -> Tensor:
     """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example.
 
-    On a GPU, where gradients would have to be transposed for that, it is one for each cotangent.
+    On a GPU, where gradients would have to be transposed for that, it is one for each cotangent. Of float16 it comes in
+    single precision, of bfloat16 in the same.
     """
     n, c, e, t, o = g.shape
-    if g.is_cuda and e == 1 and not g.transpose(-1, -2).is_contiguous():
+    if g.is_cuda and e == 1 and g.dtype not in HALVES and not g.transpose(-1, -2).is_contiguous():
         found = g.new_empty(n, c, 1, o, a.shape[-1])
         for at in range(c):
             torch.bmm(g[:, at, 0].transpose(1, 2), a[:, 0], out=found[:, at, 0])
         return found
     left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)
-    return (left @ a).reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
+    matrices = left @ a if g.dtype == torch.bfloat16 else product(left, a)
+    return matrices.reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
 
 
 def products_are_rounded(device: torch.device) -> bool:
@@ -439,6 +451,8 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 def times(values: Tensor, matrix: Tensor) -> Tensor:
     """Without a copy of the matrix for every example where it is one for all groups."""
+    if values.dtype in HALVES:
+        return product(values, matrix.to(values.dtype).expand(*values.shape[:-2], -1, -1))
     if matrix.dim() == 3 and len(matrix) == 1:
         return (values.squeeze(-3) @ matrix[0]).unsqueeze(-3)
     return values @ matrix
@@ -531,13 +545,18 @@ class BasisView:
 
     A Kronecker tangent seen at one position stays factored; else the matrices are formed in chunks, before or after the
     rotation, whichever takes fewer products. Factors are rotated once, however often the gradients are asked for. Where
-    products are rounded, what lies outside the basis is measured for itself, not as a difference of squared lengths.
+    products are rounded, what lies outside the basis is measured for itself, not as a difference of squared lengths; it
+    is not asked for unless `measured`. A `coarse` view forms matrices in bfloat16 after the rotation, where rounding
+    moves nothing from one coordinate to another.
     """
 
-    def __init__(self, tangent: Tangent, basis: Basis, rounded: bool = False) -> None:
+    def __init__(
+        self, tangent: Tangent, basis: Basis, rounded: bool = False, *, measured: bool = True, coarse: bool = False
+    ) -> None:
         self.basis = basis
         self.rounded = rounded
-        self._tangent: Tangent | None = _computed(tangent) if basis.outside else tangent
+        self.coarse = coarse
+        self._tangent: Tangent | None = _computed(tangent) if basis.outside and measured else tangent
         self._held: Rotated | None = None
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
@@ -580,15 +599,15 @@ class BasisView:
             yield slice(0, held.examples), held.mix(weights.to(held.dtype))
             return
         a, g = self._factors_to_form()
-        weights = weights.to(g.dtype)
-        if weights.shape[1] < weights.shape[2]:  # matrices of the cotangents themselves take fewer products
-            yield from ((part, formed.mix(weights[part])) for part, formed in self._formed(a, g))
+        if g.dtype == torch.float16 or weights.shape[1] < weights.shape[2]:
+            # float16 has no room for small weights; and matrices of fewer cotangents take fewer products
+            yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
         else:
-            yield from self._formed(a, mix(g, weights))
+            yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
     def of(self, some: slice) -> BasisView:
         """The gradients of some of the cotangents in the same basis."""
-        return BasisView(some_cotangents(self.tangent, some), self.basis, self.rounded)
+        return BasisView(some_cotangents(self.tangent, some), self.basis, self.rounded, coarse=self.coarse)
 
     def energy(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); of what lies outside, if products are rounded."""
@@ -614,7 +633,8 @@ class BasisView:
         if held is not None:
             return held.along(direction.to(held.dtype))
         a, g = self._factors_to_form()
-        if not self._rotates_factors_first:
+        if not self._rotates_factors_first:  # float16 has no room for small steps
+            a, g = raised(a), raised(g)
             direction = self.basis.out_of(direction.to(g.dtype))
         return along_factors(a, g, pad(direction.to(g.dtype), (0, a.shape[-1] - direction.shape[-1])))
 
@@ -663,7 +683,12 @@ class BasisView:
                 inputs = outputs = None
             if inputs is not None and inputs.is_cuda and inputs.shape[-1] % ALIGNED:
                 inputs = pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
-            self._factors = _project(tangent.a, inputs), _project(tangent.g, outputs)
+            factors = ((tangent.a, inputs), (tangent.g, outputs))
+            a, g = (part.tensor() if one is None else part.project(one) for part, one in factors)
+            if not self.coarse or not self.complete or (not self._rotates_factors_first and a.dtype != g.dtype):
+                self._factors = raised(a), raised(g)
+            else:  # matrices that are rotated later are formed of what was captured, and come in single precision
+                self._factors = (a.bfloat16(), g.bfloat16()) if self._rotates_factors_first else (a, g)
             self._free_captured()
         return self._factors
 
@@ -674,6 +699,8 @@ class BasisView:
 
     def _formed(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
         n, c, e, _, o = g.shape
+        if self.coarse and self._rotates_factors_first:
+            a, g = a.bfloat16(), g.bfloat16()
         step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * a.shape[3]))
         for start in range(0, n, step):
             where = slice(start, min(start + step, n))

@@ -408,10 +408,13 @@ class SpectralSandwich(Sandwich):
         outputs, sums = [], []
         with stream.few_threads(batch_size(inputs, "this batch"), k):
             for chunk in stream.of(inputs, stream.identity(k), k):
-                views = zip(self.weights, chunk.views(self.fitted.bases, self.fitted.problem.device), strict=True)
+                views = zip(self.weights, chunk.views(self.fitted.bases, self.fitted.problem), strict=True)
                 sums.append(sum_of([of(weights, view) for weights, view in views]))
                 outputs.append(chunk.outputs)
                 del chunk, views  # the next chunk needs the memory
+        if self.fitted.problem.half:  # their gradients alone are in half precision
+            with torch.no_grad():
+                outputs = [self.fitted.problem.network(inputs)]
         return torch.cat(outputs), torch.cat(sums, dim=1)
 
 

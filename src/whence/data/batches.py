@@ -52,6 +52,11 @@ class Batch:
         """The indices of these examples among all examples."""
         return slice(self.start, self.start + self.size)
 
+    @property
+    def tokens(self) -> int:
+        """Positions of a text, or of whatever has a class at each of many; none elsewhere."""
+        return self.targets.numel() if self.targets.ndim == 2 and not self.targets.is_floating_point() else 0
+
 
 @dataclass
 class Batches:
@@ -91,16 +96,19 @@ class Batches:
         """Read all batches once, showing progress under `label`. Batches without examples are passed over."""
         if self.passes.closed:
             raise partial_data_error()
-        count, start = 0, self.passes.offset
-        raws = self.loader
+        batches = self._read()
         if label is not None:
             total = len(self.fingerprints) if self.complete else length(self.loader)
-            raws = self.progress.track(self.loader, f"{label}, batch", total)
-        for number, raw in enumerate(raws):
+            batches = self.progress.track(batches, f"{label}, batch", total, lambda batch: batch.tokens)
+        yield from (batch for batch in batches if batch.size)
+
+    def _read(self) -> Iterator[Batch]:
+        """All batches, those without examples too."""
+        count, start = 0, self.passes.offset
+        for number, raw in enumerate(self.loader):
             batch = self._prepare(number, raw, start)
             count = number + 1
-            if batch.size:
-                yield batch
+            yield batch
             start += batch.size
         self._check_count(count, start - self.passes.offset)
 
@@ -260,7 +268,7 @@ def split(raw: Any, where: str) -> tuple[Inputs, Any, Any]:
     got = f"{type(raw).__name__} of {len(raw)}" if isinstance(raw, (tuple, list)) else type(raw).__name__
     raise InputError(
         f"expected (inputs, targets), (inputs, targets, weights) or a dict with labels in {where}, got {got}. "
-        "Several inputs go into a tuple: ((a, b), targets)."
+        "Several inputs go into a tuple: ((a, b), targets). All data in one batch are a list of one pair: [(x, y)]."
     )
 
 

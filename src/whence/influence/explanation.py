@@ -17,6 +17,7 @@ from torch import Tensor
 
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
+from whence.errors import InputError
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
 from whence.influence.neighbours import Neighbours, has_several_labels, predicted_probability
 from whence.linalg import largest
@@ -189,6 +190,8 @@ class Explanation(Shown):
 
     def sentence(self, number: int) -> str:
         """What to make of one prediction."""
+        if not -len(self) <= number < len(self):
+            raise InputError(f"expected the number of a prediction, 0 to {len(self) - 1}, got {number}.")
         noisy, scarce = bool(self.noisy[number]), bool(self.scarce[number])
         advice = []
         if noisy:

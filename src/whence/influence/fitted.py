@@ -34,7 +34,7 @@ from whence.data.batches import (
     to_device,
 )
 from whence.display import Shown
-from whence.errors import InputError, LoaderError, StaleModelError
+from whence.errors import InputError, LoaderError, StaleModelError, shortly
 from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_blocks, hat_roots, out_of_range
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
@@ -142,16 +142,17 @@ def leave_one_out_leverage(fitted: Fitted) -> Tensor:
     return blocks + pulled * POLICIES["exact"].inflation(hats).unsqueeze(1) @ pulled.mT
 
 
-def check_count(given: Any, name: str) -> None:
-    """Raise unless a number of examples is a whole number above zero."""
+def check_count(given: Any, name: str, instead: str = "") -> None:
+    """Raise unless a number of examples is a whole number above zero; an array may be meant for something else."""
     if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 1:
-        raise InputError(f"expected {name} to be a whole number of examples, at least 1, got {given!r}.")
+        hint = instead if hasattr(given, "shape") else ""
+        raise InputError(f"expected {name} to be a whole number of examples, at least 1, got {shortly(given)}.{hint}")
 
 
 def check_level(given: Any) -> None:
     """Raise unless a level lies between zero and one."""
     if not isinstance(given, Real) or not 0.0 < float(given) < 1.0:
-        raise InputError(f"expected a level between 0 and 1, got {given!r}. For 5 % of false alarms pass 0.95.")
+        raise InputError(f"expected a level between 0 and 1, got {shortly(given)}. For 5 % of false alarms pass 0.95.")
 
 
 def check_ungrouped(fitted: Fitted) -> None:
@@ -194,7 +195,7 @@ def using_model(fitted: Fitted) -> Iterator[None]:
     model = fitted.problem.network.model
     with locked(model):
         _check_unchanged(fitted)
-        with preserved(model), rounded_products(True if fitted.bread.tf32 else None):
+        with preserved(model), rounded_products(True if fitted.bread.problem.precision != "float32" else None):
             yield
 
 
@@ -280,7 +281,7 @@ def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
         yield from model.inputs(x)
     elif isinstance(x, (Tensor, Mapping, tuple)):
         yield split_targets(x, positional)[0]
-    elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)):
+    elif isinstance(x, Iterable) and not isinstance(x, (str, bytes, numpy.ndarray, Dataset)) and not hasattr(x, "iloc"):
         track = fitted.problem.progress.track
         yield from (split_targets(raw, positional)[0] for raw in track(x, "predictions, batch", length(x)))
     else:

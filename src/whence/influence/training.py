@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, leave_one_out_leverage, variance_terms
+from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.results import frame
 from whence.runtime.memory import few_at_once
@@ -116,19 +118,26 @@ def suggested_labels(fitted: Fitted) -> dict[str, Tensor]:
     if targets is None:
         return {}
     outputs = problem.outputs + change_without(fitted)
-    if not likelihood.has_classes:
+    shares = class_names(fitted) is not None and not likelihood.has_classes  # forests average shares of classes
+    if not likelihood.has_classes and not shares:
         weights = counted if problem.sample_weights is None else problem.sample_weights.unsqueeze(1)
         leverage = torch.diagonal(leave_one_out_leverage(fitted), dim1=1, dim2=2).clamp_min(0.0)
         std = (fitted.sigma.diagonal() / weights + fitted.noise_scale * leverage).sqrt()
         return {"label": torch.where(counted, targets, torch.nan), "suggested": outputs, "suggested_std": std}
-    p = likelihood.probabilities(outputs)
-    if likelihood.couples_outputs:
+    p = outputs.clamp(0.0, 1.0) if shares else likelihood.probabilities(outputs)
+    if likelihood.couples_outputs or shares:
         label, (probability, suggested) = targets.argmax(1, keepdim=True), p.max(1, keepdim=True)
     else:
         label, suggested, probability = (targets > 0.5).long(), (p > 0.5).long(), torch.maximum(p, 1.0 - p)
     if not bool(counted.all()):
         label = torch.where(counted, label.to(p.dtype), torch.nan)
     return {"label": label, "suggested": suggested, "suggested_probability": probability}
+
+
+def class_names(fitted: Fitted) -> Sequence[Any] | None:
+    """The classes of trees, which know their names; `None` for numbers, and for networks, whose classes are numbers."""
+    model = fitted.problem.network.model
+    return model.classes if isinstance(model, LeafSum) else None
 
 
 def squared_influence(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, int]:
@@ -159,5 +168,8 @@ def training_frame(fitted: Fitted, test: tuple[Tensor, int] | None) -> pandas.Da
     columns["suspicion"] = suspicion.score
     columns["suspect_rank"] = suspicion.order.argsort() + 1
     table = frame({name: [column] for name, column in columns.items()})
+    classes = class_names(fitted)
+    if classes is not None and "label" in table:
+        table[["label", "suggested"]] = table[["label", "suggested"]].map(dict(enumerate(classes)).get)
     table.index.name = "example"
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,35 +20,48 @@ SHARES = numpy.linspace(0.0, 0.3, 301)
 HEIGHTS, POWERS = numpy.linspace(-10.0, 3.0, 27), numpy.geomspace(0.7, 8.0, 7)
 """The grids of r, a and b, each point as likely beforehand."""
 
+MENTIONED = 0.02
+"""Contradictions beyond those of wrong labels are mentioned from this share on."""
+
 NONE = 0.15
 """If no wrong label at all is at least this likely, over the most likely share, the interval starts at zero."""
 
 
 @dataclass(frozen=True)
 class WrongLabels:
-    """An estimate of the share of wrong labels, with a 95 % interval.
+    """An estimate of the share of wrong labels, with a 95 % interval; or the reason why there is none.
 
     Examples:
         >>> print(WrongLabels(0.05, 0.039, 0.062))
         about 5 % of labels look wrong (3.9 to 6.2 %)
         >>> print(WrongLabels(0.001, 0.0, 0.012))
         at most 1.2 % of labels look wrong
+        >>> print(WrongLabels(0.05, 0.039, 0.062, 0.03))
+        about 5 % of labels look wrong (3.9 to 6.2 %); another 3 % are contradicted in places that are hard or noisy
+        >>> print(WrongLabels(unknown="there are only 30 labels"))
+        it cannot be said how many labels are wrong: there are only 30 labels
     """
 
-    share: float
-    lower: float
-    upper: float
+    share: float = math.nan
+    lower: float = math.nan
+    upper: float = math.nan
+    overlap: float = 0.0  # share of labels that are contradicted beyond that
+    unknown: str = ""  # why there is no estimate
 
     def __str__(self) -> str:
         """In words."""
-        share, lower, upper = (f"{100 * value:.2g}" for value in (self.share, self.lower, self.upper))
+        if self.unknown:
+            return f"it cannot be said how many labels are wrong: {self.unknown}"
+        share, lower, upper, rest = (f"{100 * one:.2g}" for one in (self.share, self.lower, self.upper, self.overlap))
+        more = f"; another {rest} % are contradicted in places that are hard or noisy"
+        more = more if self.overlap >= MENTIONED else ""
         if self.lower == 0.0:
-            return f"at most {upper} % of labels look wrong"
-        return f"about {share} % of labels look wrong ({lower} to {upper} %)"
+            return f"at most {upper} % of labels look wrong{' where examples are clear' if more else ''}{more}"
+        return f"about {share} % of labels look wrong ({lower} to {upper} %){more}"
 
 
-def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) -> WrongLabels | None:
-    """The share of wrong labels, or `None` where it cannot be known.
+def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) -> WrongLabels:
+    """The share of wrong labels, or why it cannot be known.
 
     Where classes overlap, the other rows contradict right labels too, but the more rarely the surer they are; a wrong
     label is contradicted wherever it is. So the share r of wrong labels is what is left among the surest rows. With q
@@ -67,8 +81,11 @@ def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) ->
     """
     contradicted = numpy.asarray(labels) != numpy.asarray(suggested)
     n = len(contradicted)
-    if n < LEAST_LABELS or contradicted.mean() > MOST_CONTRADICTED:
-        return None
+    if n < LEAST_LABELS:
+        return WrongLabels(unknown=f"only {n} labels can be judged, by a model that did not see them")
+    hard = "wrong labels and hard cases cannot be told apart"
+    if contradicted.mean() > MOST_CONTRADICTED:
+        return WrongLabels(unknown=f"the model contradicts {contradicted.mean():.0%} of them, and {hard}")
     order = numpy.argsort(-numpy.asarray(probability), kind="stable")
     total, found = (
         numpy.array([part.sum() for part in numpy.array_split(values, BINS)], dtype=float)
@@ -84,7 +101,7 @@ def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) ->
     below = numpy.cumsum(posterior) / posterior.sum()
     share = float(SHARES[posterior.argmax()])
     if contradicted.mean() - share > MOST_OVERLAP:
-        return None
+        return WrongLabels(unknown=f"classes overlap, and {hard}")
     ends = (0.0, 0.95) if posterior[0] >= NONE * posterior.max() else (0.025, 0.975)
     lower, upper = (float(SHARES[numpy.searchsorted(below, end)]) for end in ends)
-    return WrongLabels(share, lower, upper)
+    return WrongLabels(share, lower, upper, max(0.0, float(contradicted.mean()) - share))

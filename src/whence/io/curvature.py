@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep, Sandwich
@@ -33,7 +34,6 @@ COMMON: dict[str, Any] = {
     "ridge": "number 0",
     "degrees_of_freedom": "number 0",
     "notes": "texts",
-    "tf32": "flag",
     "leverage_blocks": "algebra n k k",
     "path": RidgePath | None,
 }
@@ -307,6 +307,8 @@ def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[F
         vectors.append([part.tensor(name, "double", "matrix") for name in ("score", "step")])
     curvature, noise = map(list, zip(*moments, strict=True))
     score, step = map(list, zip(*vectors, strict=True))
+    if problem.device.type == "cuda" and any(one.basis.outside and not one.rounded for one in weights):
+        stream.problem = problem = replace(problem, precision="float32")  # made for exact products, and bear no others
     known: dict[str, Any] = {
         "problem": problem,
         "stream": stream,
@@ -314,9 +316,6 @@ def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[F
         "rotations": rotations,
         "spectrum": Spectrum(curvature, noise, score),
         "step": step,
-        # weights made for exact products do not bear rounded ones
-        "tf32": saved.flag("tf32")
-        and (problem.device.type != "cuda" or all(one.rounded or not one.basis.outside for one in weights)),
     }
     bread = read(saved, FittedSpectral, **known)
     return bread, SpectralSandwich(bread, tuple(names), weights)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
-FORMAT = 4
+FORMAT = 5
 """The format that is written and read."""
 
 MAX_HEADER_BYTES = 16 * 2**20

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.jacobian.sketches import Labels, OutputSketch, SketchedBatches
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
+from whence.runtime.execution import Precision
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import check_model, fingerprint, preserved
 from whence.runtime.progress import Progress
@@ -232,6 +233,7 @@ def write_problem(draft: Draft, problem: Linearization) -> None:
         k=problem.k,
         parameters=list(problem.selection.parameters),
         chunk_size=problem.chunk_size,
+        precision=problem.precision,
         limit=problem.budget.limit,
         outputs=problem.outputs,
         residuals=None if sketched else problem.residuals,
@@ -281,6 +283,7 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
         units=_read_units(saved.part("units"), k) if saved.has("units") else None,
         sketch=sketch,
         gram=gram,
+        precision=cast(Precision, saved.text("precision", *get_args(Precision))),
     )
 
 

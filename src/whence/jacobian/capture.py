@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
@@ -115,6 +116,7 @@ class Capture:
         more: Other batches of a few examples, that use parameters which the first one does not.
         blocks: Those of an earlier capture of the same model, for parameters that these examples do not use.
         later_notes: A list for notes on batches that come later.
+        lowered: A call of the same model in lower precision, and which, that is used once the capture is verified.
 
     Attributes:
         blocks: The selected parameters, in blocks, in their order.
@@ -145,6 +147,7 @@ class Capture:
         more: Sequence[Inputs] = (),
         blocks: Sequence[Block] | None = None,
         later_notes: list[str] | None = None,
+        lowered: tuple[Call, torch.dtype] | None = None,
     ) -> None:
         frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
         if frozen or not parameters:
@@ -169,13 +172,22 @@ class Capture:
         self.unused = tuple(name for name in parameters if name not in reached)
         if self.unused:
             self._notes.append(f"the outputs do not depend on {', '.join(self.unused)}: its gradient is zero")
-        while not self._verify_first(references, blocks):
-            pass
+        try:
+            while not self._verify_first(references, blocks):
+                pass
+        except CheckpointError as error:
+            raise UncapturedParameterError(
+                "expected a model that keeps what its backward pass needs, got torch.utils.checkpoint in its forward, "
+                "which computes it again unlike it was recorded. Switch it off for the fit, for example by "
+                "model.gradient_checkpointing_disable(); Hugging Face models do so in eval mode by themselves."
+            ) from error
         for reference in references:
             self._run_fallback(reference.inputs, reference)
         self.notes = tuple(dict.fromkeys(self._notes))
         self._notes = [] if later_notes is None else later_notes
         self._settled = True
+        if lowered is not None:
+            self._call, self._precision = lowered
         on_gpu = next(iter(parameters.values())).is_cuda
         self._vectorized = on_gpu and self.vectorizes(take(example_inputs, slice(0, 2)))
 

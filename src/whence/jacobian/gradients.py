@@ -263,12 +263,17 @@ class Factor(Protocol):
         """Shape of `tensor()`, known without computing it."""
         ...
 
+    @property
+    def numel(self) -> int:
+        """How many numbers it holds, where they are still to be computed."""
+        ...
+
     def tensor(self) -> Tensor:
         """The factor as a tensor (..., e, t, i)."""
         ...
 
     def project(self, basis: Tensor) -> Tensor:
-        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way and in its precision: (..., e, t, r)."""
+        """`tensor() @ basis` for a basis (e, i, r), by the cheapest way, in precision as `matched`: (..., e, t, r)."""
         ...
 
 
@@ -284,6 +289,11 @@ class Whole:
         """(..., e, t, i)."""
         return (*self.values.shape[:-1], self.values.shape[-1] + self.ones)
 
+    @property
+    def numel(self) -> int:
+        """Of the values."""
+        return self.values.numel()
+
     def tensor(self) -> Tensor:
         """The values, and the column of ones."""
         if not self.ones:
@@ -292,9 +302,9 @@ class Whole:
 
     def project(self, basis: Tensor) -> Tensor:
         """`tensor() @ basis` without building the column of ones."""
+        values, basis = matched(self.values, basis)
         linear, constant = (basis[:, :-1], basis[:, -1:]) if self.ones else (basis, None)
-        # With one group, a batched product would copy the basis for every example.
-        one, values = basis.shape[0] == 1, self.values.to(basis.dtype)
+        one = basis.shape[0] == 1  # then a batched product would copy the basis for every example
         if cotangents_first(values):
             return Whole(values.transpose(0, 1), self.ones).project(basis).transpose(0, 1)
         if one and is_transposed_in_memory(values):
@@ -322,6 +332,11 @@ class Concatenated:
         axis = -2 if self.axis == "positions" else 1
         sizes[axis] = sum(part.shape[axis] for part in self.parts)
         return tuple(sizes)
+
+    @property
+    def numel(self) -> int:
+        """Of all parts."""
+        return sum(part.numel for part in self.parts)
 
     def tensor(self) -> Tensor:
         """All parts."""
@@ -353,6 +368,11 @@ class Padded:
         """(..., e, t, size)."""
         return (*self.part.shape[:-1], self.size)
 
+    @property
+    def numel(self) -> int:
+        """Of the part."""
+        return self.part.numel
+
     def tensor(self) -> Tensor:
         """The part between zeros."""
         values = self.part.tensor()
@@ -367,6 +387,13 @@ def promoted(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Both in a dtype that holds both: in mixed precision inputs and gradients have different ones."""
     dtype = torch.promote_types(one.dtype, other.dtype)
     return one.to(dtype), other.to(dtype)
+
+
+def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the precision of the basis; on a GPU in float16, where the values are: as many digits as TF32."""
+    if values.is_cuda and values.dtype == torch.float16:
+        return values, basis.to(values.dtype)
+    return values.to(basis.dtype), basis
 
 
 def is_transposed_in_memory(values: Tensor) -> bool:

@@ -109,11 +109,11 @@ class LeafSum(nn.Module):
         for part in leaves.split(max(1, NUMBERS_AT_ONCE // (leaves.shape[1] * self.leaf_values.shape[1]))):
             yield {"leaves": part}
 
-    def batches(self, x: Any, y: Any = None, weights: Any = None) -> list[Any]:
-        """Batches of leaf numbers, with their targets and weights where these are given."""
+    def batches(self, x: Any, y: Any = None, weights: Any = None, *, missing: bool = False) -> list[Any]:
+        """Batches of leaf numbers, with their targets and weights where these are given; some may be `missing`."""
         inputs = list(self.inputs(x))
         sizes = [len(one["leaves"]) for one in inputs]
-        columns = {} if y is None else {"y": self.targets(y)}
+        columns = {} if y is None else {"y": self.targets(y, missing=missing)}
         if weights is not None:
             columns["sample_weight"] = torch.as_tensor(numpy.asarray(weights, dtype=numpy.float64))
         for name, column in columns.items():
@@ -126,13 +126,16 @@ class LeafSum(nn.Module):
             return inputs
         return list(zip(inputs, *(column.split(sizes) for column in columns.values()), strict=True))
 
-    def targets(self, y: Any, where: str = "y") -> Tensor:
-        """Targets as the likelihood takes them: numbers, classes by number, or shares of classes."""
+    def targets(self, y: Any, where: str = "y", *, missing: bool = False) -> Tensor:
+        """Targets as the likelihood takes them: numbers, classes by number, or shares of classes.
+
+        Those that are `missing`, NaN or None, become NaN, or -1 in the place of a class; otherwise they are refused.
+        """
         given = numpy.asarray(y)
         if self.classes is None:
             if given.dtype.kind not in "fiub":
                 raise TargetError(f"expected numbers in {where}, got {given.dtype}. The model is one of regression.")
-            if given.dtype.kind == "f" and not numpy.isfinite(given).all():
+            if given.dtype.kind == "f" and not missing and not numpy.isfinite(given).all():
                 at = int(numpy.flatnonzero(~numpy.isfinite(given).reshape(len(given), -1).all(1))[0])
                 raise TargetError(f"expected finite numbers in {where}, got {given[at]} in row {at}. Leave it out.")
             return torch.as_tensor(given.astype(numpy.float64))
@@ -141,15 +144,17 @@ class LeafSum(nn.Module):
         if given.ndim != 1:
             raise ShapeError(f"expected one label a row in {where}, got an array of shape {given.shape}.")
         numbers = {label: at for at, label in enumerate(self.classes)}
-        unknown = next((at for at, label in enumerate(given.tolist()) if label not in numbers), None)
-        if unknown is not None:
+        codes = torch.tensor([numbers.get(label, -1) for label in given.tolist()])
+        empty = torch.tensor([missing and (label is None or label != label) for label in given.tolist()])
+        unknown = ((codes < 0) & ~empty).nonzero().flatten().tolist()
+        if unknown:
             raise TargetError(
                 f"expected labels of the model's classes {list(self.classes)[:10]} in {where}, got "
-                f"{given[unknown]!r} in row {unknown}."
+                f"{given[unknown[0]]!r} in row {unknown[0]}."
             )
-        codes = torch.tensor([numbers[label] for label in given.tolist()])
         if self.likelihood == "categorical":
             return codes
         if self.likelihood == "bernoulli":
-            return codes.to(self.base.dtype)
-        return F.one_hot(codes, len(self.classes)).to(self.base.dtype)
+            return codes.to(self.base.dtype).masked_fill(empty, torch.nan)
+        shares = F.one_hot(codes.clamp_min(0), len(self.classes)).to(self.base.dtype)
+        return shares.masked_fill(empty.unsqueeze(1), torch.nan)

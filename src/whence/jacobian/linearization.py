@@ -27,7 +27,7 @@ from whence.jacobian.sketches import (
 )
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
-from whence.runtime.execution import Passes, State
+from whence.runtime.execution import Passes, Precision, State
 from whence.runtime.memory import Budget, free_memory, readable
 from whence.runtime.progress import Progress
 
@@ -93,6 +93,7 @@ class Linearization:
     gram: Tensor | None = None
     passes: Passes = field(default_factory=Passes)
     folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
+    precision: Precision = "float32"  # of products
     captures: list[Capture] = field(default_factory=list)  # that of the layers' gradients, once it is verified
 
     @property
@@ -141,6 +142,11 @@ class Linearization:
     def dense(self) -> bool:
         """Whether the network has outputs at several positions of an example."""
         return self.units is not None if self.sketch is None else self.sketch.dense
+
+    @property
+    def half(self) -> bool:
+        """Whether the network runs in half precision for its gradients, as one in single precision may."""
+        return self.precision == "fp16" and all(p.dtype == torch.float32 for p in self.selection.parameters.values())
 
     @property
     def device(self) -> torch.device:
@@ -307,7 +313,7 @@ def linearize(
     `columns` are those of a sketch of the Hessians: `None` for no sketch, 0 to decide by the number of outputs.
     """
     if columns == 0:
-        columns = _default_columns(network, batches)
+        columns = default_columns(network, batches)
     units, sketch, gram = None, None, None
     data: Batches | SketchedBatches = batches
     if columns is None:
@@ -383,7 +389,7 @@ def _gathered(batches: Batches, chunks: Sequence[Iterable[Tensor | None]], devic
     ]
 
 
-def _default_columns(network: Network, batches: Batches) -> int | None:
+def default_columns(network: Network, batches: Batches) -> int | None:
     """No sketch where outputs are few; where they are many, the fewer columns, the more examples there are."""
     first = batches.first()
     with torch.no_grad():

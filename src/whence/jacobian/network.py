@@ -62,6 +62,7 @@ class Network:
         first = next(model.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self._compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
         self._slots = parameter_slots(model)
 
     @property
@@ -108,8 +109,14 @@ class Network:
             outputs = functional_call(self.model, replaced, args, kwargs, tie_weights=False)
         return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
 
-    def _kernels(self) -> AbstractContextManager[None]:
-        """Switch cuDNN off to differentiate recurrent layers, which it does in training mode only."""
+    def _kernels(self) -> AbstractContextManager[Any]:
+        """Switch cuDNN off to differentiate recurrent layers, which it does in training mode only.
+
+        Modules that compiled themselves (`module.compile()`) run as they are written, so that their calls are seen.
+        """
+        if self._compiled and hasattr(torch.compiler, "set_stance"):  # of torch 2.6 and later
+            eagerly: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+            return eagerly
         wanted = self._recurrent and self.device.type == "cuda" and torch.is_grad_enabled()
         return without_cudnn() if wanted else nullcontext()
 
@@ -165,8 +172,8 @@ class Network:
         if len(unused) == len(parameters):
             raise UncapturedParameterError(
                 f"expected outputs that depend on the selected parameters, got none of the {len(parameters)} connected "
-                "to them. Look for torch.no_grad, torch.inference_mode or .detach() in the model's forward, "
-                "or select parameters that it uses."
+                "to them. Look for torch.no_grad, torch.inference_mode, .detach() or checkpoints with "
+                "use_reentrant=True in the model's forward, or select parameters that it uses."
             )
         return unused
 
@@ -311,6 +318,21 @@ def as_outputs(outputs: Any, n: int, where: str) -> Tensor:
             "of one, x.unsqueeze(0)."
         )
     return found
+
+
+def in_half(network: Network) -> Callable[[Inputs], Tensor]:
+    """The network with products in half precision: float16, which has the digits of TF32, where bfloat16 has fewer.
+
+    Examples:
+        >>> in_half(Network(nn.Linear(2, 3)))(torch.ones(5, 2)).dtype
+        torch.float16
+    """
+
+    def call(inputs: Inputs) -> Tensor:
+        with torch.autocast(network.device.type, torch.float16):
+            return network(inputs)
+
+    return call
 
 
 # --- Views of the outputs ---------------------------------------------------------------------------------------------
@@ -501,7 +523,7 @@ FSDP = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 
 
 def unwrap(model: Any) -> Any:
-    """The network inside `DistributedDataParallel`; of one sharded by FSDP2, a copy with whole weights.
+    """The network inside `DistributedDataParallel` or `torch.compile`; of one sharded by FSDP2, one with whole weights.
 
     All processes must call this together where a model is sharded: each of them gets all weights.
 
@@ -511,8 +533,13 @@ def unwrap(model: Any) -> Any:
         True
     """
     found = model
-    while isinstance(found, (DistributedDataParallel, DataParallel)):
-        found = found.module
+    while True:
+        if isinstance(found, (DistributedDataParallel, DataParallel)):
+            found = found.module
+        elif isinstance(found, nn.Module) and isinstance(getattr(found, "_orig_mod", None), nn.Module):  # compiled
+            found = found._orig_mod
+        else:
+            break
     if not isinstance(found, nn.Module):
         return found
     kinds = {kind for module in found.modules() for kind in type(module).__mro__ if _is_fsdp(kind)}

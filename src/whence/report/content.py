@@ -14,12 +14,13 @@ from whence.display import number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
 from whence.influence.intervals import Intervals
+from whence.influence.wrong_labels import WrongLabels, wrong_labels
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts
 from whence.report.inputs import InputView, ShownInputs
 from whence.report.sections import Section
-from whence.report.task import DataSource, Predictions, TrainingLabels, rows_of_trees, training_targets
+from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees, training_targets
 from whence.report.traced import Action, Traced, actions, trace
 from whence.results import Diagnostics, Finding
 from whence.trust import Trust, trust_of_fit
@@ -62,6 +63,7 @@ class Report:
     charts: list[Chart]
     trust: Trust  # how far to trust the fit
     checks: list[ReportCheck]
+    wrong_labels: WrongLabels | None  # in all; for classes
 
     @classmethod
     def of(
@@ -130,6 +132,7 @@ class Report:
             charts=charts(predictions),
             trust=trusted,
             checks=list(checks(fitted, found, trusted, trust)),
+            wrong_labels=_wrong_labels(training, predictions, isinstance(model, LeafSum)),
         )
 
     def prediction_id(self, prediction: int) -> str:
@@ -231,6 +234,23 @@ def _check_outputs(fitted: Fitted) -> None:
             f"expected a fit that looks at all {problem.width} outputs, got one that looks at {problem.k} mixtures of "
             'them. For a report call whence.fit with hessian_columns="all".'
         )
+
+
+def _wrong_labels(training: TrainingLabels, predictions: Predictions, trees: bool) -> WrongLabels | None:
+    """How many labels are wrong in all, those of the predictions too: by models that did not see them.
+
+    The splits of trees have learned the labels of training rows: there only the other rows count.
+    """
+    if training.task.kind != "classification":
+        return None
+    some = slice(0, 0 if trees else len(training))
+    labels, probabilities = training.labels[some], training.other_probabilities[some]
+    if predictions.targets is not None:
+        labels = torch.cat([labels, predictions.targets])
+        probabilities = torch.cat([probabilities.double(), predictions.probabilities])
+    known = labels != UNKNOWN
+    sure, suggested = probabilities[known].max(1)
+    return wrong_labels(labels[known].numpy(), suggested.numpy(), sure.numpy(), len(training.task.names))
 
 
 def _as_ids(ids: Sequence[Any] | None, total: int, what: str) -> tuple[str, ...] | None:

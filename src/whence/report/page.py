@@ -97,6 +97,7 @@ def script_data(report: Report) -> dict[str, Any]:
         "classes": traced.explanation.classes,
         "logits": predictions.task.likelihood.has_classes,
         "noiseLimit": traced.explanation.noise_limit,
+        "scarcityLimit": traced.explanation.scarcity_limit,
         "arrays": _arrays(report),
         "traced": traced.chosen.tolist(),
         "check": _pairs(traced.check),

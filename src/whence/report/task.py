@@ -85,7 +85,7 @@ def rows_of_trees(
         views = (None, None, (test[0], model.table if train is None else train[0]))
     if names is None and model.classes is not None:
         names = [str(label) for label in model.classes]
-    return model.batches(*test), None if train is None else model.batches(*train), names, views
+    return model.batches(*test, missing=True), None if train is None else model.batches(*train), names, views
 
 
 def training_targets(source: DataSource, n: int) -> Tensor:

@@ -91,8 +91,10 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
         fitted, inputs.batches, lambda batch, _: [_sums(terms, usual) for _, terms in variance_terms(fitted, batch)]
     )
     check, near, hec3, excess = zip(*(sums for batch in batches for sums in batch), strict=True)
-    again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
-    _check_same(uncertainty.mean.cpu()[chosen], again.mean.cpu())
+    again = uncertainty
+    if len(chosen) < len(uncertainty) or not uncertainty.covariances:
+        again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
+        _check_same(uncertainty.mean.cpu()[chosen], again.mean.cpu())
     total = again.hec3.sum(1).cpu()
     ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
     return Traced(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
 T = TypeVar("T")
 
+Precision = Literal["float32", "tf32", "fp16"]
+"""Of the products of approximate structures."""
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -27,13 +30,19 @@ class Execution:
         chunk_size: examples whose gradients are held at once; as many as memory allows when not given.
         max_memory: bytes that may be taken; 80 % of what is free when not given.
         dtype: of the algebra; the model computes in its own.
-        tf32: let approximate structures round single-precision products to TF32 on a GPU; their answers stay the same
-            to three digits.
+        precision: of the products of approximate structures, for models in single precision: "float32"; "tf32", which a
+            GPU computes several times as fast, with the same answers to three digits; or "fp16", in which the network
+            runs in half precision for its gradients, too. Outputs and residuals stay in the model's precision, sums in
+            single or double precision. "fp16" may cost a thousandth of the rank correlation with the answers in single
+            precision (see `docs/benchmarks.md`), and fails for networks whose activations exceed 65,504.
         generator: gives the seed of the random columns where `hessian_columns` asks for some; the same ones every time
             by default.
         checkpoint: a folder in which the sums of the fit are saved, so that the same call resumes there after a crash,
             with the same result, in any number of processes; see `docs/saving.md`.
         checkpoint_seconds: time between two checkpoints within a pass.
+        scratch: a folder on a disk with room. What a core or sketch keeps of every training example is written there
+            where it does not fit in memory, and read as it is needed, in place of another pass through the network. It
+            is gone when the tracer is.
         distributed: share the fit among all processes of `torch.distributed`, each with its own shard of the data in
             `train_loader` and of the labels in `groups`: "auto" where there are several, or the number of seconds to
             wait for the others; `False` for a fit of this process alone. See `docs/distributed.md`.
@@ -46,10 +55,11 @@ class Execution:
     chunk_size: int | None = None
     max_memory: float | None = None
     dtype: torch.dtype = torch.float64
-    tf32: bool = True
+    precision: Precision = "tf32"
     generator: torch.Generator | None = None
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_seconds: float = 60.0
+    scratch: str | os.PathLike[str] | None = None
     distributed: Distributed = "auto"
 
     def __post_init__(self) -> None:
@@ -60,11 +70,16 @@ class Execution:
         check_memory(self.max_memory)
         if self.dtype not in (torch.float32, torch.float64):
             raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {self.dtype!r}.")
+        if self.precision not in get_args(Precision):
+            wanted = ", ".join(map(repr, get_args(Precision)))
+            raise InputError(f"expected precision to be one of {wanted}, got {self.precision!r}.")
         seconds: Any = self.checkpoint_seconds
         if not isinstance(seconds, Real) or not 0 <= float(seconds) < math.inf:
             raise InputError(f"expected checkpoint_seconds as a number of seconds, not below zero, got {seconds!r}.")
-        if self.checkpoint is not None and not isinstance(self.checkpoint, (str, os.PathLike)):
-            raise InputError(f"expected checkpoint to be the name of a folder, got {self.checkpoint!r}.")
+        for name in ("checkpoint", "scratch"):
+            folder: Any = getattr(self, name)
+            if folder is not None and not isinstance(folder, (str, os.PathLike)):
+                raise InputError(f"expected {name} to be the name of a folder, got {folder!r}.")
 
     @property
     def seed(self) -> int:
@@ -179,6 +194,7 @@ class Passes:
     local_examples: int | None = None  # how many examples this process has; `None` for all
     most_examples: int | None = None  # the most that any process has; `None` for all
     closed: bool = False  # whether several processes shared a fit that is done
+    scratch: str | os.PathLike[str] | None = None  # a folder for what does not fit in memory
     memory_limited: bool = False  # whether the user set a limit, so that freed memory goes back to the system at once
 
     def over(

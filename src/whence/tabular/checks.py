@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy
 
-from whence.tabular.columns import IDENTIFIER, Column, ExcludedColumn
+from whence.tabular.columns import IDENTIFIER, UNIT, Column, ExcludedColumn
 from whence.tabular.files import TextTable
 from whence.tabular.target import Target
 
 LEAK = 0.995
 """Share of the target's variance, or of what the most frequent class gets wrong, that one column alone explains."""
+
+FEWEST = 10
+"""Different values of an id that repeats: a column with fewer is a category."""
 
 MOST_ROWS, MIN_KNOWN = 5_000, 20
 """That are looked at for leaks, evenly spaced, and that must have a value."""
@@ -57,7 +60,7 @@ def suspicious_columns(columns: Sequence[Column], table: TextTable, target: Targ
                 f"{target.name!r} is, it is a leak; leave it out with --ignore {column.name!r}"
             )
         different = len(set(cells))
-        if not grouped and 2 * different <= len(cells) and _looks_like_id(column, cells[some]):
+        if not grouped and FEWEST <= different <= len(cells) / 2 and _looks_like_id(column, cells[some]):
             notes.append(
                 f"{column.name!r} looks like an id, and repeats ({different:,} different ones in {len(cells):,} rows): "
                 "where rows of one id are alike, some are trained on and others held out, and scores are too good; "
@@ -68,7 +71,7 @@ def suspicious_columns(columns: Sequence[Column], table: TextTable, target: Targ
 
 def _looks_like_id(column: Column, cells: Any) -> bool:
     """By its name; numbers must be whole."""
-    named = IDENTIFIER.search(column.name) is not None and column.kind != "date"
+    named = any(names.search(column.name) for names in (IDENTIFIER, UNIT)) and column.kind != "date"
     return named and (column.kind == "category" or bool((numpy.nan_to_num(column.features(cells)) % 1 == 0).all()))
 
 

@@ -150,6 +150,11 @@ MOSTLY_MISSING = 0.98
 OTHER = "(other)"
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
 IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")
+UNIT = re.compile(
+    r"(?i:^(patient|subject|participant|respondent|person|customer|client|user|household|student|pupil|member|animal|"
+    r"account|device|machine|sensor)([_\s-]?(no|nr|num|number|code))?$)"
+)
+"""Names of what several rows may be about."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class RowLabels:
         return self.order[self.contradicted[self.order]]
 
     def wrong(self) -> WrongLabels | None:
-        """How many labels are wrong in all; `None` for numbers, and where it cannot be known."""
+        """How many labels are wrong in all; `None` for numbers."""
         known = self.counted
         if not self.target.classes:
             return None

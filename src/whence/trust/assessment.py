@@ -201,7 +201,7 @@ def _hec3(fitted: Fitted, sample: list[Inputs]) -> Tensor:
 
 def at_ridge(fitted: Fitted, ridge: float) -> Fitted:
     """The same fit with another lambda, for HeC3 alone, from the curvature at hand."""
-    bread = replace(fitted.bread.at(ridge, fitted.loo.meat_roots), tf32=fitted.bread.tf32)
+    bread = fitted.bread.at(ridge, fitted.loo.meat_roots)
     found = assemble(fitted.problem, bread, fitted.loo, unbiased=False, only="hec3")
     return replace(
         fitted,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whence.jacobian.gradients import Factor, Kind, Layout, Whole
+from whence.jacobian.gradients import Factor, Kind, Layout, Whole, matched
 from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -111,6 +111,11 @@ class Unfolded:
             return (*self.images.shape[: -self.windows.dims - 1], e, t, i)
         return (self.examples, e, t * (self.images.shape[0] // self.examples), i)
 
+    @property
+    def numel(self) -> int:
+        """Of the images."""
+        return self.images.numel()
+
     def tensor(self) -> Tensor:
         """The windows, and the column of ones."""
         flat = self.images.flatten(0, -self.windows.dims - 2)
@@ -120,8 +125,8 @@ class Unfolded:
         """A convolution with the columns of the basis as kernels: the windows are never built."""
         if self.counts is not None:
             return self.tensor().to(basis.dtype) @ basis
+        flat, basis = matched(self.images.flatten(0, -self.windows.dims - 2), basis)
         kernels, offsets = (basis[:, :-1], basis[:, -1]) if self.ones else (basis, None)
-        flat = self.images.flatten(0, -self.windows.dims - 2).to(basis.dtype)
         return self._arrange(self.windows.convolve(flat, kernels, offsets))
 
     def _arrange(self, windows: Tensor) -> Tensor:  # (b, e, i, t) to (..., e, t, i)

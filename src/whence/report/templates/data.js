@@ -16,7 +16,7 @@ const numbers = data.kind === "regression";
 const answers = data.kind === "multilabel";
 const points = {
   ho: floats("ho"), hec3: floats("hec3"), noise: floats("noise"), scarcity: floats("scarcity"), probability: floats("probability"),
-  scarcityP: floats("scarcityP"), verdict: octets("verdict"), right: octets("right"),
+  scarcityP: floats("scarcityP"), verdict: octets("verdict"), undecided: octets("undecided"), right: octets("right"),
   mean: floats("mean"), half: floats("half"), wide: floats("wide"), confidence: floats("confidence"),
   answer: answers ? octets("answer") : ints("answer"),
   truth: numbers ? floats("truth") : answers ? octets("truth") : ints("truth"),
@@ -27,14 +27,19 @@ const tracedAt = new Map(data.traced.map((prediction, place) => [prediction, pla
 const VERDICTS = ["confident", "noisy labels nearby", "scarce data", "both", "check the input"];
 const TONES = ["plain", "noise", "scarcity", "both", "input"];
 
-const ranks = (values) => {
-  const order = Uint32Array.from(values.keys()).sort((a, b) => values[a] - values[b] || a - b);
-  const found = new Float32Array(values.length);
-  order.forEach((point, place) => { found[point] = values.length > 1 ? place / (values.length - 1) : 0.5; });
-  return found;
-};
-points.x = ranks(points.ho);
-points.y = ranks(points.hec3);
+// Places in the picture, from 0 to 1: scarcity on a logarithmic scale from left to right, noise from bottom to top.
+const finite = (values, more) => [...[...values].filter(Number.isFinite), more];
+const largest = (values) => values.reduce((a, b) => Math.max(a, b));
+const scarcities = finite(points.scarcity, data.scarcityLimit).filter((value) => value > 0);
+const X = { low: Math.log(Math.min(1, scarcities.reduce((a, b) => Math.min(a, b)))), high: Math.log(1.1 * largest(scarcities)) };
+const Y = { high: 1.1 * largest(finite(points.noise, data.noiseLimit)) || 1 };
+const within = (value) => (Number.isNaN(value) ? 0 : Math.min(1, Math.max(0, value)));
+const placeX = (scarcity) => within((Math.log(scarcity) - X.low) / (X.high - X.low));
+const placeY = (noise) => within(noise / Y.high);
+const valueX = (x) => Math.exp(X.low + x * (X.high - X.low));
+const valueY = (y) => y * Y.high;
+points.x = Float32Array.from(points.scarcity, placeX);
+points.y = Float32Array.from(points.noise, placeY);
 const ratio = (i) => (points.ho[i] > 0 ? points.hec3[i] / points.ho[i] : 1);
 
 const short = (value, digits = 3) => {

@@ -19,8 +19,8 @@ const passing = () => {
 
 const refresh = () => {
   scene.shown = passing();
-  scene.byHo = [...scene.shown].sort((a, b) => points.x[a] - points.x[b]);
-  scene.byHec3 = [...scene.shown].sort((a, b) => points.y[a] - points.y[b]);
+  scene.byX = [...scene.shown].sort((a, b) => points.x[a] - points.x[b]);
+  scene.byY = [...scene.shown].sort((a, b) => points.y[a] - points.y[b]);
   const listed = scene.selected ? scene.shown.filter((i) => scene.selected.has(i)) : scene.shown;
   byId("count").textContent = scene.selected
     ? `${count(listed.length)} selected of ${count(scene.shown.length)} shown`
@@ -37,8 +37,8 @@ const step = (order, by) => {
 
 const keys = (event) => {
   const acts = {
-    ArrowRight: () => step(scene.byHo, 1), ArrowLeft: () => step(scene.byHo, -1),
-    ArrowUp: () => step(scene.byHec3, 1), ArrowDown: () => step(scene.byHec3, -1),
+    ArrowRight: () => step(scene.byX, 1), ArrowLeft: () => step(scene.byX, -1),
+    ArrowUp: () => step(scene.byY, 1), ArrowDown: () => step(scene.byY, -1),
     Enter: () => scene.current >= 0 && openWindow(scene.current),
     "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6), 0: whole,
     Escape: () => { select(null); },

@@ -2,10 +2,10 @@
 const plot = byId("plot");
 const canvas = plot.querySelector("canvas");
 const pen = canvas.getContext("2d");
-const MARGIN = { left: 58, right: 12, top: 12, bottom: 40 };
+const MARGIN = { left: 66, right: 12, top: 12, bottom: 40 };
 const scene = {
   view: { x0: -0.02, x1: 1.02, y0: -0.02, y1: 1.02 },
-  shown: [], selected: null, current: -1, hover: -1, box: null, width: 0, height: 0, byHo: [], byHec3: [],
+  shown: [], selected: null, current: -1, hover: -1, box: null, width: 0, height: 0, byX: [], byY: [],
 };
 
 const area = () => ({ w: scene.width - MARGIN.left - MARGIN.right, h: scene.height - MARGIN.top - MARGIN.bottom });
@@ -28,34 +28,73 @@ const outline = (x, y, verdict, size) => {
   }
 };
 
-// Round percentages in a part of the axis.
-const ticks = (low, high) => {
-  const size = [25, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01].find((each) => (100 * (high - low)) / each >= 3.5) ?? 0.01;
+// Round numbers between two values: evenly spaced, or 1, 2, 5, 10 and so on.
+const evenTicks = (low, high) => {
+  const raw = (high - low) / 5, size = 10 ** Math.floor(Math.log10(raw));
+  const step = size * [1, 2, 5, 10].find((each) => size * each >= raw * 0.999);
   const found = [];
-  for (let at = Math.max(0, Math.ceil((100 * low) / size)); at * size <= Math.min(100, 100 * high) + 1e-9; at++) found.push(+(at * size).toFixed(2));
+  for (let at = Math.max(0, Math.ceil(low / step - 1e-9)); at * step <= high * (1 + 1e-9); at++) found.push(+(at * step).toPrecision(12));
   return found;
+};
+const growingTicks = (low, high) => {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    for (const each of [1, 2, 5]) found.push(+(each * 10 ** power).toPrecision(12));
+  }
+  const inside = found.filter((value) => value >= low && value <= high);
+  if (inside.length < 3) return evenTicks(low, high);
+  return inside.length <= 8 ? inside : inside.filter((value) => Math.abs(Math.log10(value) % 1) < 1e-9);
+};
+const tickText = (value) => {
+  const [size, letter] = [[1e9, "G"], [1e6, "M"], [1e4, "k"], [1, ""]].find(([least]) => value >= least) ?? [1, ""];
+  return size === 1 ? short(value) : `${+(value / (size === 1e4 ? 1e3 : size)).toPrecision(3)}${letter}`;
+};
+
+// Draw what has room: no label touches the one before it.
+const drawTicks = (ticks, place, room, print) => {
+  let last = -Infinity;
+  for (const tick of ticks) {
+    const at = place(tick), size = room(tick);
+    if (at - size / 2 < last + 6) continue;
+    print(tick, at);
+    last = at + size / 2;
+  }
 };
 
 const drawAxes = () => {
-  const { w, h } = area();
+  const { w, h } = area(), v = scene.view;
   pen.fillStyle = colour("panel"); pen.fillRect(MARGIN.left, MARGIN.top, w, h);
   pen.strokeStyle = colour("line"); pen.lineWidth = 1; pen.strokeRect(MARGIN.left + 0.5, MARGIN.top + 0.5, w - 1, h - 1);
   pen.font = "12px system-ui, sans-serif"; pen.fillStyle = colour("soft");
+  const xText = (value) => `${tickText(value)}×`, yText = (value) => (data.classes ? percent(value) : tickText(value));
   pen.textAlign = "center"; pen.textBaseline = "top";
-  for (const tick of ticks(scene.view.x0, scene.view.x1)) pen.fillText(`${tick}%`, toX(tick / 100), MARGIN.top + h + 5);
+  drawTicks(growingTicks(valueX(v.x0), valueX(v.x1)), (value) => toX(placeX(value)), (value) => pen.measureText(xText(value)).width,
+    (value, at) => pen.fillText(xText(value), at, MARGIN.top + h + 5));
   pen.textAlign = "right"; pen.textBaseline = "middle";
-  for (const tick of ticks(scene.view.y0, scene.view.y1)) pen.fillText(`${tick}%`, MARGIN.left - 5, toY(tick / 100));
+  drawTicks(evenTicks(Math.max(0, valueY(v.y0)), valueY(v.y1)).reverse(), (value) => toY(placeY(value)), () => 12,
+    (value, at) => pen.fillText(yText(value), MARGIN.left - 5, at));
   pen.fillStyle = colour("ink"); pen.textAlign = "center"; pen.textBaseline = "bottom";
-  pen.fillText("rank by Ho →", MARGIN.left + w / 2, scene.height - 2);
+  pen.fillText("scarcity: leverage, times the ordinary →", MARGIN.left + w / 2, scene.height - 2);
   pen.save(); pen.translate(11, MARGIN.top + h / 2); pen.rotate(-Math.PI / 2); pen.textBaseline = "middle";
-  pen.fillText("rank by HeC3 →", 0, 0); pen.restore();
+  pen.fillText(data.classes ? "noise: pairs of labels that differ →" : "noise: spread of targets nearby →", 0, 0); pen.restore();
+};
+
+const drawLimits = () => {
+  pen.setLineDash([4, 5]);
+  for (const [tone, ax, ay, bx, by] of [
+    ["scarcity", placeX(data.scarcityLimit), -1, placeX(data.scarcityLimit), 2],
+    ["noise", -1, placeY(data.noiseLimit), 2, placeY(data.noiseLimit)],
+  ]) {
+    pen.strokeStyle = colour(tone); pen.beginPath(); pen.moveTo(toX(ax), toY(ay)); pen.lineTo(toX(bx), toY(by)); pen.stroke();
+  }
+  pen.setLineDash([]);
 };
 
 const corners = () => {
-  const { w, h } = area();
+  const { w } = area();
   pen.font = "13px system-ui, sans-serif"; pen.textBaseline = "alphabetic";
-  pen.textAlign = "left"; pen.fillStyle = colour("noise"); pen.fillText("noisy labels", MARGIN.left + 9, MARGIN.top + 19);
-  pen.textAlign = "right"; pen.fillStyle = colour("scarcity"); pen.fillText("scarce data", MARGIN.left + w - 9, MARGIN.top + h - 10);
+  pen.textAlign = "left"; pen.fillStyle = colour("noise"); pen.fillText("↑ noisy labels", MARGIN.left + 9, MARGIN.top + 19);
+  pen.textAlign = "right"; pen.fillStyle = colour("scarcity"); pen.fillText("scarce data →", MARGIN.left + w - 9, MARGIN.top + 19);
 };
 
 const draw = () => {
@@ -64,8 +103,7 @@ const draw = () => {
   pen.clearRect(0, 0, scene.width, scene.height);
   drawAxes();
   pen.save(); pen.beginPath(); pen.rect(MARGIN.left, MARGIN.top, w, h); pen.clip();
-  pen.setLineDash([4, 5]); pen.strokeStyle = colour("soft"); pen.beginPath();
-  pen.moveTo(toX(0), toY(0)); pen.lineTo(toX(1), toY(1)); pen.stroke(); pen.setLineDash([]);
+  drawLimits();
   corners();
   const base = data.m > 3000 ? 2.2 : data.m > 600 ? 3 : 4;
   for (const verdict of TONES.keys()) {

@@ -22,5 +22,6 @@ for (const moment of ["beforeprint", "afterprint"]) window.addEventListener(mome
 refresh();
 resize();
 // Begin with the prediction that needs a look most: the highest HeC3 among those that are uncertain.
-const first = [...scene.byHec3].reverse().find((i) => points.verdict[i] && tracedAt.has(i)) ?? scene.byHec3.at(-1);
+const byVariance = [...scene.shown].sort((a, b) => points.hec3[b] - points.hec3[a]);
+const first = byVariance.find((i) => points.verdict[i] && tracedAt.has(i)) ?? byVariance[0];
 if (first !== undefined) choose(first);

@@ -7,6 +7,8 @@ const COLUMNS = [
   ["answer", "Predicted", (i) => (numbers ? points.mean[i * width] : points.answer[i * width]), answerText],
   ...(points.truth ? [["truth", numbers ? "Observed" : "Truly", (i) => points.truth[i * width], targetText]] : []),
   ...(numbers ? [] : [["confidence", "Belief", (i) => points.confidence[i], (i) => percent(points.confidence[i])]]),
+  ["noise", "Noise", (i) => points.noise[i], (i) => (data.classes ? percent(points.noise[i]) : short(points.noise[i]))],
+  ["scarcity", "Scarcity", (i) => points.scarcity[i], (i) => short(points.scarcity[i])],
   ["ho", "Ho", (i) => points.ho[i], (i) => short(points.ho[i])],
   ["hec3", "HeC3", (i) => points.hec3[i], (i) => short(points.hec3[i])],
   ["ratio", "HeC3/Ho", ratio, (i) => short(ratio(i), 2)],

@@ -1,0 +1,146 @@
+"""What a fit with very many weights takes at least, and what would fit in its place: known before its first pass."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from whence.curvature.base import AdditiveStructure, Structure
+from whence.curvature.core import Core, Sketch
+from whence.curvature.cost import Cost, ProblemSizes, saved_bytes
+from whence.curvature.ekfac import EKFAC
+from whence.curvature.kronecker import INPUTS_PER_POSITION
+from whence.data.batches import Inputs, take
+from whence.errors import TooLargeError
+from whence.jacobian.gradients import Block
+from whence.jacobian.network import Network, Selection
+from whence.runtime.memory import Budget, readable
+
+RANK = 8
+"""Of the low-rank factors that are named as a way out."""
+
+SMALLEST = 256
+"""Features of the smallest sketch that is named as a way out."""
+
+MOST_NAMED = 6
+"""Layers that are named one by one."""
+
+LAYER = re.compile(r"^(.*?\.\d+)\.")
+"""The part of a parameter's name that is the same in one of many equal layers."""
+
+
+def planned_block(name: str, parameter: Tensor, table: bool) -> Block:
+    """The form that the gradient of a parameter will likely have."""
+    shape = tuple(parameter.shape)
+    return Block(name, (name,), (shape,), "rows" if table else "kronecker" if len(shape) > 1 else "dense")
+
+
+def keeps_all_directions(device: torch.device, positions: int, blocks: Sequence[Block]) -> bool:
+    """Whether no basis of a layer will be truncated, as on a GPU where positions are many; see `truncate`."""
+    sides = [block.matrix_shape[2] for block in blocks if block.kind == "kronecker"]
+    return device.type == "cuda" and positions > 1 and INPUTS_PER_POSITION * positions > max(sides, default=0)
+
+
+def low_rank(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks of low-rank factors beside every layer, as LoRA has them."""
+    found = []
+    for block in blocks:
+        if block.kind == "kronecker":
+            _, o, i = block.matrix_shape
+            shapes = {f"{block.name}.A": (RANK, i), f"{block.name}.B": (o, RANK)}
+            found += [Block(name, (name,), (shape,), "kronecker") for name, shape in shapes.items()]
+    return found
+
+
+def require_plan(
+    structure: Structure,
+    network: Network,
+    selection: Selection,
+    first: Inputs,
+    columns: int,
+    positions: int,
+    n: int,
+    budget: Budget,
+) -> None:
+    """Raise where a fit with so many columns of n examples cannot fit, and say what would.
+
+    The examples have outputs at so many positions. Counted are the weights' own sums, which no smaller part of the data
+    makes smaller, and one example with its graph, outputs and gradients.
+    """
+    if not isinstance(structure, AdditiveStructure):
+        return
+    tables = {id(module.weight) for module in network.model.modules() if isinstance(module, nn.Embedding)}
+    parameters = selection.parameters
+    blocks = {name: planned_block(name, one, id(one) in tables) for name, one in parameters.items()}
+    example = (1.0 + columns / 2) * saved_bytes(network, take(first, slice(0, 1)))
+    item = max(p.element_size() for p in parameters.values())
+    sizes = ProblemSizes(
+        n=n,
+        k=columns,
+        q=columns - 1,
+        d=selection.size,
+        item=8,
+        working=max(item, 4),
+        row_chunk=1,
+        layer_chunk=1,
+        row_bytes=0.0,
+        layer_bytes=example,
+        example_bytes=0.0,
+        blocks=tuple(blocks.values()),
+        limit=budget.limit,
+        device=network.device,
+    )
+
+    def cost(structure: Structure, blocks: Sequence[Block]) -> Cost:
+        return structure.cost(replace(sizes, d=sum(one.numel for one in blocks), blocks=tuple(blocks)))
+
+    whole = cost(structure, sizes.blocks)
+    need = whole.memory if keeps_all_directions(network.device, positions, sizes.blocks) else whole.least
+    if budget.fits(need):
+        return
+    if not budget.fits(example):
+        ways = "Use shorter sequences, gradient checkpointing, weights of half the precision, or fewer columns "
+        instead = f"{ways}(hessian_columns=...): one example takes {readable(example)}."
+    else:
+        ways = ", or ".join(_ways_out(structure, blocks, lambda one, some: budget.fits(cost(one, some).memory)))
+        instead = f"What would fit: {ways}." if ways else "Use a device with more memory, or a smaller model."
+    raise TooLargeError(
+        f"expected a fit by {structure.name} of {selection.size:,} weights to fit in {readable(budget.limit)}, but it "
+        f"takes {readable(need)} at least. {instead} More processes share the data, not these sums."
+    )
+
+
+def _ways_out(
+    structure: Structure, blocks: Mapping[str, Block], fits: Callable[[Structure, Sequence[Block]], bool]
+) -> Iterator[str]:
+    """In words, what takes less memory and fits."""
+    every = list(blocks.values())
+    size = getattr(structure, "size", None) or 4096
+    for other in (Sketch, Core):
+        sizes = [2**power for power in range(int(math.log2(size)), int(math.log2(SMALLEST)) - 1, -1)]
+        found = next((one for one in sizes if other(size=one) != structure and fits(other(size=one), every)), None)
+        if found is not None:
+            yield f"structure=whence.{other.__name__}(size={found})"
+    if type(structure) not in (Sketch, Core, EKFAC) and fits(EKFAC(), every):
+        yield "structure=whence.EKFAC()"
+    layers: dict[str, list[Block]] = {}
+    for name, block in blocks.items():
+        match = LAYER.match(name)
+        if match is not None:
+            layers.setdefault(match.group(1), []).append(block)
+    names = list(layers)
+    for count in range(len(names) - 1, 0, -1):
+        if fits(structure, [block for name in names[-count:] for block in layers[name]]):
+            patterns = ", ".join(repr(f"{name}.*") for name in names[-count:])
+            which = f"parameters=[{patterns}]" if count <= MOST_NAMED else f"from {names[-count]} on"
+            yield f"the last {count} of {len(names)} layers ({which})"
+            break
+    small = low_rank(every)
+    if small and fits(structure, small):
+        weights = sum(block.numel for block in small)
+        yield f"LoRA of rank {RANK} ({weights:,} weights; all others with requires_grad=False)"

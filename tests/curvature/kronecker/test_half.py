@@ -1,0 +1,176 @@
+"""Gradients in half precision, and eigenvalues from mixtures of outputs: answers stay what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from whence.curvature import accumulate, kronecker, rotation
+from whence.errors import InputError, SingularCurvatureError
+from whence.jacobian import gradients
+from whence.jacobian.rules import convolution
+from whence.linalg import product
+from whence.tracer import Tracer
+
+CLASSES = 8
+
+
+def images(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A pattern for each class, of any strength, and noise."""
+    draw = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(CLASSES, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(CLASSES, (n,), generator=draw)
+    return patterns[labels] * torch.rand(n, 1, 1, 1, generator=draw) + torch.randn(n, 2, 6, 6, generator=draw), labels
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    """Trained for a while; smooth, so that rounding switches no unit off."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.GELU(), nn.Conv2d(6, 4, 3, padding=1), nn.GELU()]
+    layers += [nn.Conv2d(4, 8, 3, stride=2), nn.GELU()]
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, CLASSES))
+    x, labels = images(400, 1)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(40):
+        optimizer.zero_grad()
+        (net(x) - whence.one_hot(labels, CLASSES)).square().mean().backward()
+        optimizer.step()
+    return net.eval()
+
+
+def traced(network: nn.Module, structure: Any, n: int = 400, precision: Any = "float32", **options: Any) -> Tracer:
+    x, labels = images(n, 1)
+    targets = labels if options.get("likelihood") == "categorical" else whence.one_hot(labels, CLASSES)
+    loader = list(zip(x.split(150), targets.split(150), strict=True))
+    execution = whence.Execution(precision=precision)
+    return whence.fit(network, loader, structure=structure, ridge=1.0, execution=execution, progress=False, **options)
+
+
+def rank_correlation(one: Tensor, other: Tensor) -> float:
+    ranks = torch.stack([values.argsort().argsort().double() for values in (one, other)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+def check_same(found: Tracer, wanted: Tracer, ratio: float = 0.995) -> None:
+    """The floors for a faster fit."""
+    x = images(150, 2)[0]
+    one, other = found.predict(x), wanted.predict(x)
+    assert torch.equal(one.mean, other.mean)
+    for name in ("ho", "hec3"):
+        assert rank_correlation(one.variance(name).sum(1), other.variance(name).sum(1)) > 0.999
+    assert rank_correlation(one.ratio, other.ratio) > ratio
+    assert found.degrees_of_freedom == pytest.approx(wanted.degrees_of_freedom, rel=0.02)
+
+
+STRUCTURES = [
+    whence.EKFAC(),
+    whence.EKFAC(tolerance=0.3),
+    whence.EKFAC(meat="two_bases"),
+    whence.KFAC(),
+    whence.Core(size=200),
+    whence.Sketch(size=300),
+]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU rotations are in half precision as well, and matrices are formed in bfloat16."""
+    for module in (accumulate, kronecker, rotation):  # which changes the basis
+        monkeypatch.setattr(module, "products_are_rounded", lambda device: as_on_a_gpu)
+    wanted = traced(network, structure)
+    if as_on_a_gpu:
+
+        def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+            half = values.dtype == torch.float16
+            return (values, basis.half()) if half else (values.to(basis.dtype), basis)
+
+        for module in (gradients, convolution):
+            monkeypatch.setattr(module, "matched", matched)
+        monkeypatch.setattr(kronecker, "halved", lambda values: values)
+    check_same(traced(network, structure, precision="fp16"), wanted)
+
+
+def test_half_precision_is_saved(network: nn.Module, tmp_path: Path) -> None:
+    tracer = traced(network, whence.EKFAC(), precision="fp16")
+    x = images(5, 2)[0]
+    tracer.save(tmp_path / "fit")
+    loaded = whence.load(tmp_path / "fit", network)
+    assert loaded.problem.half
+    assert torch.equal(loaded.predict(x).hec3, tracer.predict(x).hec3)
+
+
+@pytest.mark.parametrize("structure", ["ekfac", "core", "sketch"])
+def test_gradients_that_overflow_are_refused(structure: str) -> None:
+    x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    net = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[1e5], [1e5], [-1e5], [1.0]]))
+    execution = whence.Execution(precision="fp16")
+    with pytest.raises(SingularCurvatureError, match='another precision than "fp16"'):
+        whence.fit(net, [(x, x)], structure=structure, ridge=1.0, execution=execution, progress=False)
+
+
+def test_half_precision_is_for_single_precision_and_approximations(network: nn.Module) -> None:
+    assert not traced(network, whence.Exact(), precision="fp16").problem.half
+    with pytest.raises(InputError, match="precision to be one of 'float32', 'tf32', 'fp16'"):
+        whence.Execution(precision="bf16")  # type: ignore[arg-type]
+
+
+def test_products_of_half_precision_are_sums_in_single_precision() -> None:
+    ones = torch.ones(3, 1, 4096, dtype=torch.bfloat16)  # from 256 on bfloat16 misses every other number
+    assert product(ones[..., :4095], ones[..., :4095].mT).flatten().tolist() == [4095.0] * 3
+
+
+# --- Eigenvalues from mixtures of outputs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_all_mixtures_give_the_eigenvalues_of_all_outputs(network: nn.Module, likelihood: str) -> None:
+    """With as many balanced signs as outputs nothing is left to chance."""
+    tracer = traced(network, whence.EKFAC(), likelihood=likelihood)
+    bread: Any = tracer.bread
+    sums = kronecker.SampledSpectrumSums(bread.stream, bread.bases, bread.noise, CLASSES)
+    found, wanted = bread.stream.accumulate(sums).spectrum(), bread.spectrum
+    scale = max(float(one.inside.max()) for one in wanted.curvature)
+    for kind in ("curvature", "noise"):
+        for one, other in zip(getattr(found, kind), getattr(wanted, kind), strict=True):
+            assert torch.allclose(one.inside, other.inside, rtol=1e-3, atol=1e-6 * scale)
+            assert one.outside == pytest.approx(other.outside, rel=1e-3, abs=1e-6 * scale)
+    for one, other in zip(found.score, wanted.score, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+@pytest.mark.parametrize("structure", [whence.EKFAC(), whence.Core(size=400)], ids=str)
+def test_many_examples_need_few_mixtures(
+    structure: Any, likelihood: str, network: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What chance adds falls with the number of mixtures of all examples: here with a tenth of those in use."""
+    monkeypatch.setattr(kronecker, "MANY_MIXTURES", 9000)
+    n = 3000
+    monkeypatch.setattr(kronecker, "samples_outputs", lambda *_, **__: False)
+    wanted = traced(network, structure, n, likelihood=likelihood)
+    monkeypatch.setattr(kronecker, "samples_outputs", lambda *_, whole: True)
+    monkeypatch.setattr(kronecker.KroneckerFactors, "__init__", all_outputs(kronecker.KroneckerFactors.__init__))
+    found = traced(network, structure, n, likelihood=likelihood)
+    assert "of each example's outputs" in str(found.diagnostics)
+    assert "of each example's outputs" not in str(wanted.diagnostics)
+    check_same(found, wanted, ratio=0.97)
+
+
+def all_outputs(init: Any) -> Any:
+    """The factors of all outputs, so that the bases are the same."""
+
+    def wrapped(self: Any, stream: Any, whole: bool = False) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kronecker, "samples_outputs", lambda *_: False)
+            init(self, stream, whole)
+
+    return wrapped
