@@ -399,7 +399,7 @@ def outer(a: Tensor, g: Tensor) -> Tensor:
     single precision, of bfloat16 in the same.
     """
     n, c, e, t, o = g.shape
-    if g.is_cuda and e == 1 and g.dtype != torch.float16 and not g.transpose(-1, -2).is_contiguous():
+    if g.is_cuda and e == 1 and g.dtype not in HALVES and not g.transpose(-1, -2).is_contiguous():
         found = g.new_empty(n, c, 1, o, a.shape[-1])
         for at in range(c):
             torch.bmm(g[:, at, 0].transpose(1, 2), a[:, 0], out=found[:, at, 0])
