@@ -56,6 +56,7 @@ class Estimate:
         prediction: seconds for a thousand predictions.
         alternatives: the other structures.
         one_layer: whether all selected weights belong to one layer.
+        disk: bytes of features on a disk, with `Execution(scratch=...)`.
 
     Examples:
         >>> import torch, whence
@@ -76,6 +77,7 @@ class Estimate:
     prediction: float
     alternatives: tuple[Alternative, ...]
     one_layer: bool = False
+    disk: float = 0.0
 
     @property
     def memory(self) -> float:
@@ -101,6 +103,7 @@ class Estimate:
             f"{count(self.parameters, 'parameter')}",
             f"  memory   {about}{readable(self.memory)}, {verdict} in {readable(self.limit)}",
             *(f"    {stage:<24} {readable(size):>10}" for stage, size in self.stages.items()),
+            *([f"  disk     {about}{readable(self.disk)}"] if self.disk else []),
             f"  time     about {duration(self.seconds)}; {duration(self.prediction)} for a thousand predictions",
             *(f"    {step:<24} {duration(spent):>10}" for step, spent in self.steps.items()),
             "  instead",
@@ -274,7 +277,7 @@ def estimate(
         stream = None if isinstance(model, LeafSum) else LayerGradients(small)
         seen = next(iter(small.batches)).inputs  # with the mixtures of outputs, where there are some
         sizes = measure_sizes(small, stream, first.inputs, n, batch)
-        sizes = replace(sizes, dual=execution.checkpoint is None)
+        sizes = replace(sizes, dual=execution.checkpoint is None, scratch=execution.scratch is not None)
         unit_seconds, cost = measure_unit_seconds(small, stream, seen, read), chosen.cost(sizes)
         others = (other.cost(sizes) for other in alternatives)
         return Estimate(
@@ -293,4 +296,5 @@ def estimate(
                 if other.name != cost.name
             ),
             one_layer=selection.one_layer,
+            disk=cost.disk,
         )

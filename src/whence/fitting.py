@@ -235,7 +235,7 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     passes, execution = batches.passes, options.execution
     processes = passes.process_group
     limit = Budget(batches.device, execution.max_memory).limit
-    passes.memory_limited = execution.max_memory is not None
+    passes.memory_limited, passes.scratch = execution.max_memory is not None, execution.scratch
     if not passes.shared and execution.checkpoint is None:
         return Budget(batches.device, limit)
     described = options.to_json(selection)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,3 +182,43 @@ def test_fewer_layers_and_low_rank_are_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_single_example_that_is_too_large() -> None:
     message, _ = refused(whence.Sketch(size=16), 1e4)
     assert "Use shorter sequences" in message
+
+
+def test_features_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as from memory, without another pass through the network, and nothing is left behind."""
+    data, test = batches(40, 8), sequences(3, 1)[0]
+    wanted = fit(data, whence.Sketch(size=30))
+    monkeypatch.setattr("whence.curvature.accumulate.CACHE_SHARE", 0.0)
+    execution = whence.Execution(scratch=tmp_path / "scratch")
+    found = fit(data, whence.Sketch(size=30), execution=execution)
+    rows = found.bread.rows  # type: ignore[attr-defined]
+    assert not rows.in_memory
+    assert rows._mapped.shape == (40, 4, rows.features.size)
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert any("on disk" in note for note in found.bread.notes)
+    ones = torch.ones(1, rows.features.size, dtype=torch.float64)
+    monkeypatch.setattr(Decoder, "forward", None)
+    torch.testing.assert_close(rows.times(ones), wanted.bread.rows.times(ones))  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    for name in ("ho", "hec3"):
+        one, other = (tracer.predict(test, outputs="predicted").variance(name) for tracer in (found, wanted))
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=0)
+    torch.testing.assert_close(found.attribute(test, top=3).hec3.share, wanted.attribute(test, top=3).hec3.share)
+
+
+def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whence.curvature.accumulate.CACHE_SHARE", 0.0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(whence.errors.TooLargeError, match=r"expected .* free in .*scratch"):
+        fit(batches(8, 8), whence.Sketch(size=30), execution=whence.Execution(scratch=tmp_path / "scratch"))
+
+
+def test_the_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whence.curvature.core.rows_in_cache", lambda *_: False)
+    options: dict[str, Any] = {"parameters": ["layer.linear*", "head.*"], "hessian_columns": 3}
+    execution = whence.Execution(scratch=tmp_path)
+    found = whence.estimate(
+        Decoder().double().eval(), batches(40, 8), "categorical", whence.Sketch(size=30), execution=execution, **options
+    )
+    assert found.disk == 40 * 4 * 30 * 8
+    assert "disk" in str(found)

@@ -19,17 +19,31 @@ from torch import nn
 import whence
 from whence.cli import console
 from whence.cli.console import Output, figure, jsonable, stop
+from whence.cli.texts import TextFolder, beginning
 from whence.errors import CorruptArtifactError, InputError
 from whence.tabular.fitted import FIT, check_folder, replacing_folder
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
+SUSPECTS = 10
+"""Texts that are listed."""
+
 SAMPLE, SECONDS = 8, 20.0
 """Predictions that trust is about, and how long it may take."""
 
 
 @console.handle_errors
 def fit(
-    spec: Annotated[Path, typer.Argument(help="A Python file with model(), train_loader(), perhaps test_loader().")],
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            help="A Python file with model(), train_loader(), perhaps test_loader(); or a folder with a language model."
+        ),
+    ],
+    texts: Annotated[
+        Path | None, typer.Option(help="The JSONL file that the language model was trained on.", dir_okay=False)
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Of a text that are read at most.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Texts that are run at once.")] = 8,
     likelihood: Annotated[
         str | None, typer.Option(help="The loss it was trained with: gaussian, categorical or bernoulli.")
     ] = None,
@@ -49,19 +63,26 @@ def fit(
     as_json: console.AsJson = False,
     quiet: console.Quiet = False,
 ) -> None:
-    """Fit a network of your own, defined by a Python file, which is run.
+    """Fit a network of your own, defined by a Python file, which is run; or a language model and its texts.
 
     The file defines `model()`, which returns the trained network, `train_loader()` with the data it was
     trained on, and perhaps `test_loader()`, which the report is about, and `fit_options()`, a dict of
     arguments of whence.fit; what is given here wins.
 
+    Of a language model, saved by Hugging Face's save_pretrained together with its tokenizer, the linear layers are
+    fitted. Each line of the JSONL file has a "text", or a "prompt" and a "completion". The most doubtful texts are
+    listed.
+
     Examples:
     - `whence fit network.py --save fitted`
+    - `whence fit model-folder --texts train.jsonl --ridge 10 --save fitted`
     - `whence fit network.py --likelihood categorical --ridge 5 --structure core --out report.html`
     """
     began = time.perf_counter()
     console.check_writable(out)
-    source = SpecFile(spec)
+    if spec.is_dir() and texts is None:
+        stop(f"expected --texts, the JSONL file that the language model in {spec} was trained on, got none.")
+    source = TextFolder(spec, texts, tokens, batch) if texts is not None else SpecFile(spec)
     if out is not None and not source.has("test_loader"):
         stop(f"expected {spec} to define test_loader(), which a report is about, got none. Define it, or drop --out.")
     if save is not None:
@@ -74,18 +95,33 @@ def fit(
         "recenter": recenter or None,
     }
     options = {**source.options(), **{name: value for name, value in given.items() if value is not None}}
-    tracer = whence.fit(source.model(), source.call("train_loader"), **{"progress": not quiet, **options})
+    model = source.model()
+    if isinstance(source, TextFolder) and "parameters" not in options:
+        options["parameters"] = source.parameters(model)
+    tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
     if save is not None:
         with replacing_folder(save, DESCRIPTION) as new:
             tracer.save(new / FIT)
             about = {"format": FORMAT, "version": VERSION, "whence": whence.__version__, "spec": spec.name}
             about |= {"sha256": source.digest, "options": jsonable(options)}
+            about |= source.about if isinstance(source, TextFolder) else {}
             (new / DESCRIPTION).write_text(json.dumps(about, indent=1), encoding="utf-8")
     test = source.call("test_loader") if source.has("test_loader") else None
     trusted = tracer.trust(test, sample=SAMPLE, seconds=SECONDS) if trust else None
     if out is not None:
         write_report(tracer, out, source.call("test_loader"), trusted)
-    _print_fit(Output(as_json), tracer, trusted, {"report": out, "saved": save}, time.perf_counter() - began)
+    suspects = _suspects(tracer, source) if isinstance(source, TextFolder) else []
+    files = {"report": out, "saved": save}
+    _print_fit(Output(as_json), tracer, trusted, files, time.perf_counter() - began, suspects)
+
+
+def _suspects(tracer: whence.Tracer, source: TextFolder) -> list[dict[str, Any]]:
+    """The most doubtful texts, counted from one."""
+    frame = tracer.training_frame().sort_values("suspect_rank").head(SUSPECTS)
+    return [
+        {"text": int(at) + 1, "suspicion": float(row.suspicion), "begins": beginning(source.texts[int(at)])}
+        for at, row in frame.iterrows()
+    ]
 
 
 def _print_fit(
@@ -94,6 +130,7 @@ def _print_fit(
     trust: whence.Trust | None,
     files: dict[str, Path | None],
     seconds: float,
+    suspects: list[dict[str, Any]],
 ) -> None:
     found = {one.name: one for one in tracer.diagnostics}["trust"]
     findings = [one for one in tracer.diagnostics if one.name not in ("note", "trust")]
@@ -107,11 +144,16 @@ def _print_fit(
     output.say(f"  {found.value}: {found.words}" if trust is None else f"  {trust.headline}")
     if trust is not None:
         output.rows([[check.level, check.name, check.text] for check in trust])
+    if suspects:
+        output.head("Which texts to look at first")
+        shown = [[str(one["text"]), figure(one["suspicion"]), one["begins"]] for one in suspects]
+        output.rows(shown, ["text", "suspicion", "begins"], right=(0, 1))
     for name, path in files.items():
         if path is not None:
             output.file(name.capitalize(), path)
     output.finish(
         {
+            **({"suspects": suspects} if suspects else {}),
             "examples": tracer.problem.n,
             "outputs": tracer.problem.k,
             "parameters": tracer.problem.selection.size,
@@ -138,7 +180,10 @@ def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Tr
 
 
 def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tuple[whence.Tracer, Any, list[str]]:
-    """The tracer that `whence fit --save` wrote, what the function `loader` of the spec returns, and notes."""
+    """The tracer that `whence fit --save` wrote, what the function `loader` of the spec returns, and notes.
+
+    Of texts, their source in place of what a function returns.
+    """
     path = folder / DESCRIPTION
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -152,10 +197,13 @@ def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tu
             f"expected the Python file that this fit was made with ({name}), got none. Pass it: --spec {name}. It is "
             "not taken from the folder, since it will be run."
         )
-    source = SpecFile(spec)
+    if "texts" in about:
+        source: Any = TextFolder(spec, Path(about["texts"]), int(about["tokens"]), int(about["batch"]))
+    else:
+        source = SpecFile(spec)
     notes = [f"{spec.name} has changed since the fit was made"] * (source.digest != digest)
     tracer = whence.load(folder / FIT, source.model(), source.call("train_loader"), progress=progress)
-    return tracer, source.call(loader), notes
+    return tracer, source if isinstance(source, TextFolder) else source.call(loader), notes
 
 
 class SpecFile:

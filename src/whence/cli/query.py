@@ -17,6 +17,7 @@ from whence.cli import console
 from whence.cli.console import Output, figure
 from whence.cli.fit import DESCRIPTION, load_fit, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows, write_csv
+from whence.cli.texts import TextFolder, beginning, read_texts
 from whence.display import number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
@@ -43,7 +44,7 @@ Data = Annotated[
 ]
 Spec = Annotated[
     Path | None,
-    typer.Option("--spec", help="The Python file that `whence fit` was given, if it was; it is run.", dir_okay=False),
+    typer.Option("--spec", help="The Python file that `whence fit` was given, which is run; or the model's folder."),
 ]
 Loader = Annotated[str, typer.Option(help="The function of the spec that gives the inputs.")]
 
@@ -127,7 +128,9 @@ def explain(
 
     Without --row the three most uncertain rows are explained.
 
-    Examples: `whence explain bank-fit new.csv --row 3 --row 17`, `whence explain bank-fit new.csv --json`
+    Examples:
+    - `whence explain bank-fit new.csv --row 3 --row 17`
+    - `whence explain fitted new.jsonl --spec model-folder` for texts: the training texts behind them
     """
     output = Output(as_json)
     saved = _load(folder, data, spec, loader, 0, delimiter, not quiet)
@@ -178,11 +181,16 @@ def _load(
 ) -> SavedTable | SavedNetwork:
     """Load what was saved, and read the rows or inputs that it is queried about."""
     if (folder / DESCRIPTION).is_file():
-        if spec is not None and data is not None:
+        if spec is not None and data is not None and not spec.is_dir():
             raise InputError(
                 f"expected no data file with --spec, got {data}: the inputs come from {loader}() in {spec}."
             )
-        return SavedNetwork(*load_fit(folder, spec, loader, progress), stem="" if spec is None else spec.stem)
+        tracer, inputs, notes = load_fit(folder, spec, loader, progress)
+        if isinstance(inputs, TextFolder):
+            if data is None:
+                raise InputError("expected a JSONL file with new texts, got none.")
+            return SavedTexts(tracer, inputs, read_texts(data), notes, data.stem)
+        return SavedNetwork(tracer, inputs, notes, stem="" if spec is None else spec.stem)
     if spec is not None:
         raise InputError(f"expected a folder written by `whence fit --save` with --spec, got {folder}, which is none.")
     columns = read_description(folder).get("columns", [])
@@ -319,6 +327,39 @@ class SavedNetwork:
     def report(self, out: Path) -> None:
         """Write the report on all inputs."""
         write_report(self.tracer, out, self.inputs)
+
+
+class SavedTexts(SavedNetwork):
+    """New texts, and the training texts behind what a language model predicts in them."""
+
+    unit = "text"
+    label = "begins"
+
+    def __init__(
+        self, tracer: whence.Tracer, source: TextFolder, new: list[tuple[str, str]], notes: list[str], stem: str
+    ) -> None:
+        inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
+        super().__init__(tracer, inputs, notes, stem)
+        self.texts, self.new = source.texts, new
+
+    def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
+        """Verdicts on all predicted words of a text, and the training texts with the largest shares; from one on."""
+        tracer, left_out = self.tracer, self.tracer.loo_residuals.norm(dim=1)
+        verdicts, shares = tracer.explain(self.inputs, top=top), tracer.attribute(self.inputs, top=top)
+
+        def begins(example: int) -> dict[str, str]:
+            return {"label": beginning(self.texts[example]), "without": number(float(left_out[example]))}
+
+        places = choose_places(rows, range(1, len(self.new) + 1), str(len(self.new)), shares.hec3.variance)
+        return [
+            {
+                "row": place + 1,
+                "prediction": beginning(self.new[place]),
+                **_verdict(verdicts.verdicts[place], verdicts.reason(place)),
+                "causes": _causes(shares, place, lambda example: example + 1, begins),
+            }
+            for place in places
+        ]
 
 
 def _verdict(verdict: str, because: str) -> dict[str, str]:

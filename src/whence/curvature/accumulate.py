@@ -26,7 +26,7 @@ from whence.jacobian.linearization import Linearization
 from whence.jacobian.network import in_half
 from whence.linalg import gradients_not_finite
 from whence.runtime.execution import Chunks, State, partial_data_error
-from whence.runtime.memory import Budget
+from whence.runtime.memory import Budget, on_disk, readable
 from whence.runtime.model_state import one_thread, rounded_products
 
 Cotangents = Callable[[slice, int], Tensor]
@@ -477,20 +477,30 @@ class Features(Protocol):
 
 
 class TrainingRows:
-    """The features of all training examples, as often as they are needed; cached where they fit, else recomputed."""
+    """The features of all training examples, as often as they are needed.
+
+    Kept in memory where they fit, else on a disk where a folder was given, else computed again.
+    """
 
     def __init__(self, problem: Linearization, features: Features) -> None:
         self.problem = problem
         self.features = features
-        need = problem.max_local_rows * problem.k * features.size * problem.outputs.element_size()
-        self._cached: list[tuple[slice, Tensor]] | None = [] if need <= CACHE_SHARE * problem.budget.limit else None
+        numbers = problem.max_local_rows * problem.k * features.size
+        fits = numbers * problem.outputs.element_size() <= CACHE_SHARE * problem.budget.limit
+        self._mapped: Tensor | None = None  # (n, k, r) those of this process, on a disk
+        if not fits and problem.passes.scratch is not None:
+            mine = problem.local_rows
+            shape = (mine.stop - mine.start, problem.k, features.size)
+            self._mapped = on_disk(problem.passes.scratch, shape, working_precision(problem))
+            features.notes.append(f"features of the training examples are on disk, {readable(self._mapped.nbytes)}")
+        self._cached: list[tuple[slice, Tensor]] | None = [] if fits or self._mapped is not None else None
         self._full = False
         self._everywhere = problem.passes.process_group.alone
 
     @property
     def in_memory(self) -> bool:
         """Whether all rows of this process are held at once."""
-        return self._cached is not None
+        return self._cached is not None and self._mapped is None
 
     def accumulate(self, sums: RowSums) -> RowSums:
         """One pass over the training data."""
@@ -504,7 +514,8 @@ class TrainingRows:
         """One pass: yield (which training examples, rows (n, k, r)); with a state, as `Linearization.read` does."""
         problem = self.problem
         if self._cached is not None and self._full:
-            pieces = problem.progress.track(self._cached, f"{label}, part", len(self._cached))
+            kept = ((where, rows.to(problem.device)) for where, rows in self._cached)
+            pieces = problem.progress.track(kept, f"{label}, part", len(self._cached))
             if state is not None:
                 known = problem.dependencies(given)
                 yield from problem.passes.over(pieces, lambda item: item[0], label, state, known, resumable=False)
@@ -515,7 +526,11 @@ class TrainingRows:
             return
         found: list[tuple[slice, Tensor]] = []
         for piece in self._computed(label, state, given):
-            if self._cached is not None:
+            if self._mapped is not None:
+                where, rows = piece
+                into = self._mapped[where.start - problem.local_rows.start :][: len(rows)]
+                found.append((where, into.copy_(rows)))
+            elif self._cached is not None:
                 found.append(piece)
             yield piece
         mine = problem.local_rows

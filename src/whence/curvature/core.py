@@ -222,7 +222,7 @@ def core_cost(sizes: ProblemSizes, name: str, r: int, fixed: bool) -> Cost:
     if sample is not None:
         stages["outside the core"] = found.stages["leverages and meats"] + sample_bytes(sizes.d, sizes.k, *sample)
     every, certain = {**stages, **found.stages}, ("factors", "eigenvectors", *(["factor"] if fixed else []))
-    return Cost(name, every, {**steps, **found.steps}, found.prediction, bounded=True, certain=certain)
+    return Cost(name, every, {**steps, **found.steps}, found.prediction, True, found.disk, certain)
 
 
 def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = None) -> Cost:
@@ -230,14 +230,16 @@ def sketch_cost(sizes: ProblemSizes, name: str, r: int, bases: float | None = No
     if bases is None:
         bases = sum(math.sqrt(block.numel) for block in sizes.blocks) * math.sqrt(r) * sizes.working
     kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
-    rows = float(sizes.numbers) * r * sizes.working if kept else 0.0
+    size = float(sizes.numbers) * r * sizes.working
+    rows, disk = size if kept else 0.0, size if sizes.scratch and not kept else 0.0
     chunk = sizes.layer_bytes + 3.0 * sizes.layer_chunk * sizes.k * r * sizes.working
-    read = sizes.n * (1.0 if kept else 4.0)
+    read = sizes.n * (1.0 if kept or disk else 4.0)
     return Cost(
         name,
         stages={stage: bases + size for stage, size in algebra_stages(sizes, r, rows, chunk).items()},
         steps={"rows": _feature_rows(sizes, read, read), "algebra": Work(working=algebra_operations(sizes, r))},
         prediction=_feature_rows(sizes, 0.0, 1.0, more=12.0 * sizes.k * float(r) ** 2),
+        disk=disk,
     )
 
 

@@ -40,6 +40,7 @@ class ProblemSizes:
     blocks: tuple[Block, ...]  # of parameters
     limit: float  # bytes that may be taken
     device: torch.device  # where it is computed
+    scratch: bool = False  # whether features that do not fit in memory are kept on a disk
     entries: int = 0  # nonzero ones in the gradients of an example, where these are sparse: one for each tree
     dual: bool = True  # whether the kernel may be taken, which is no sum over examples that a checkpoint could hold
 
@@ -77,6 +78,7 @@ class Cost:
     steps: Mapping[str, Work]  # work of each step of the fit, after the outputs of the training examples are there
     prediction: Work  # work of one prediction
     bounded: bool = False  # whether the memory is an upper bound, since the structure chooses its size from the data
+    disk: float = 0.0  # bytes of features on a disk, where a folder is given for them
     certain: tuple[str, ...] = ()  # of a bounded one, the stages that take what they say, whatever is chosen
 
     @property

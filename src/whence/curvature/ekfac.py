@@ -183,7 +183,7 @@ def spectral_cost(
     for step, sets in (("eigenvalues", 2.0), ("leverages and meats", 1.0 + 3.0 / sizes.k)):
         steps[step] = Work(read=sizes.n, layers=sizes.n, working=sizes.n * (rotations + sets * squares))
     certain = ("factors", "eigenvectors") if bounded else ()
-    return Cost(name, stages, steps, Work(layers=1.0, working=rotations + 7.0 * squares), bounded, certain)
+    return Cost(name, stages, steps, Work(layers=1.0, working=rotations + 7.0 * squares), bounded, certain=certain)
 
 
 def factor_cost(sizes: ProblemSizes) -> tuple[dict[str, float], dict[str, Work], float]:

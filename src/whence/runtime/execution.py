@@ -40,6 +40,9 @@ class Execution:
         checkpoint: a folder in which the sums of the fit are saved, so that the same call resumes there after a crash,
             with the same result, in any number of processes; see `docs/saving.md`.
         checkpoint_seconds: time between two checkpoints within a pass.
+        scratch: a folder on a disk with room. What a core or sketch keeps of every training example is written there
+            where it does not fit in memory, and read as it is needed, in place of another pass through the network. It
+            is gone when the tracer is.
         distributed: share the fit among all processes of `torch.distributed`, each with its own shard of the data in
             `train_loader` and of the labels in `groups`: "auto" where there are several, or the number of seconds to
             wait for the others; `False` for a fit of this process alone. See `docs/distributed.md`.
@@ -56,6 +59,7 @@ class Execution:
     generator: torch.Generator | None = None
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_seconds: float = 60.0
+    scratch: str | os.PathLike[str] | None = None
     distributed: Distributed = "auto"
 
     def __post_init__(self) -> None:
@@ -72,8 +76,10 @@ class Execution:
         seconds: Any = self.checkpoint_seconds
         if not isinstance(seconds, Real) or not 0 <= float(seconds) < math.inf:
             raise InputError(f"expected checkpoint_seconds as a number of seconds, not below zero, got {seconds!r}.")
-        if self.checkpoint is not None and not isinstance(self.checkpoint, (str, os.PathLike)):
-            raise InputError(f"expected checkpoint to be the name of a folder, got {self.checkpoint!r}.")
+        for name in ("checkpoint", "scratch"):
+            folder: Any = getattr(self, name)
+            if folder is not None and not isinstance(folder, (str, os.PathLike)):
+                raise InputError(f"expected {name} to be the name of a folder, got {folder!r}.")
 
     @property
     def seed(self) -> int:
@@ -188,6 +194,7 @@ class Passes:
     local_examples: int | None = None  # how many examples this process has; `None` for all
     most_examples: int | None = None  # the most that any process has; `None` for all
     closed: bool = False  # whether several processes shared a fit that is done
+    scratch: str | os.PathLike[str] | None = None  # a folder for what does not fit in memory
     memory_limited: bool = False  # whether the user set a limit, so that freed memory goes back to the system at once
 
     def over(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import shutil
 import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -81,6 +86,27 @@ def trim_heap() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:
             trim(0)
+
+
+def on_disk(folder: str | os.PathLike[str], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in a file that is mapped into memory: pages are written, and dropped, as the system needs.
+
+    The file has no name, and is gone with the tensor; where a system does not allow that, it stays behind.
+    """
+    need = math.prod(shape) * dtype.itemsize
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise TooLargeError(
+            f"expected {readable(need)} free in {folder}, got {readable(free)}. Use another folder for `scratch`, a "
+            "smaller size of the core or sketch, fewer columns (hessian_columns=...), or no `scratch`: then features "
+            "are computed again in every pass."
+        )
+    path = Path(folder) / f"whence-{uuid.uuid4().hex}.rows"
+    found: Tensor = torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).reshape(shape)
+    with suppress(OSError):
+        path.unlink()
+    return found
 
 
 def few_at_once(matrices: Tensor, most: int | None = None) -> tuple[Tensor, ...]:
