@@ -171,8 +171,8 @@ class LayerChunk:
     cached: bool = False
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
-    def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
-        """Every block in its basis; a chunk that is not cached no longer holds its gradients itself."""
+    def views(self, bases: Sequence[Basis] | None, problem: Linearization, reads: int = 1) -> list[BasisView]:
+        """Every block in its basis, to be read so often; a chunk that is not cached holds its gradients no longer."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
             if not self.cached:
@@ -182,7 +182,8 @@ class LayerChunk:
             rounded = products_are_rounded(problem.device)
             coarse = rounded and problem.half
             pairs = zip(self.tangents, bases, strict=True)
-            self.in_bases = bases, [BasisView(tangent, basis, rounded, coarse=coarse) for tangent, basis in pairs]
+            found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
+            self.in_bases = bases, found
             self.tangents.clear()
         of, found = self.in_bases
         assert of is bases, "gradients that are cached in other bases"
@@ -246,7 +247,7 @@ class LayerGradients:
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
         for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given(), sums.every):
-            gradients = ChunkGradients(chunk.views(sums.bases, self.problem), sums.reads)
+            gradients = ChunkGradients(chunk.views(sums.bases, self.problem, sums.reads), sums.reads)
             sums.add(chunk.where, gradients)
             del gradients  # the next chunk needs the memory
             if last:
