@@ -212,5 +212,6 @@ def gradients_not_finite(where: str) -> SingularCurvatureError:
     """The error for gradients that are NaN or infinite somewhere."""
     return SingularCurvatureError(
         f"expected finite gradients of the outputs in the weights, got NaN or infinity {where}. Look for a square "
-        "root, a logarithm or a norm at zero in the model; gradients of a float16 model may overflow: use float32."
+        "root, a logarithm or a norm at zero in the model; gradients in float16 may overflow: use a float32 model, and "
+        'another precision than "fp16".'
     )

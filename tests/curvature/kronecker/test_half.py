@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from whence.curvature import accumulate, kronecker, rotation
-from whence.errors import InputError
+from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian import gradients
 from whence.jacobian.rules import convolution
 from whence.linalg import product
@@ -104,6 +104,17 @@ def test_half_precision_is_saved(network: nn.Module, tmp_path: Path) -> None:
     loaded = whence.load(tmp_path / "fit", network)
     assert loaded.problem.half
     assert torch.equal(loaded.predict(x).hec3, tracer.predict(x).hec3)
+
+
+@pytest.mark.parametrize("structure", ["ekfac", "core", "sketch"])
+def test_gradients_that_overflow_are_refused(structure: str) -> None:
+    x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    net = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[1e5], [1e5], [-1e5], [1.0]]))
+    execution = whence.Execution(precision="fp16")
+    with pytest.raises(SingularCurvatureError, match='another precision than "fp16"'):
+        whence.fit(net, [(x, x)], structure=structure, ridge=1.0, execution=execution, progress=False)
 
 
 def test_half_precision_is_for_single_precision_and_approximations(network: nn.Module) -> None:
