@@ -106,7 +106,6 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "datamodeling": datamodeling,
     "structures": structures,
     "price": price,
-    "price_gpu": price,
     "people": people,
 }
 

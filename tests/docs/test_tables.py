@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import quality_tables, sources_tables, study_tables, tables, tracing_tables, tree_tables, worth_tables
+from benchmarks import (
+    gpu_tables,
+    quality_tables,
+    sources_tables,
+    study_tables,
+    tables,
+    tracing_tables,
+    tree_tables,
+    worth_tables,
+)
 from pages import DOCS, ROOT
 
 PAGES = {
-    "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES, **study_tables.TABLES},
+    "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES, **study_tables.TABLES, **gpu_tables.TABLES},
     "choosing.md": tables.TABLES,
     "classification.md": worth_tables.TABLES,
     "services.md": tables.TABLES,

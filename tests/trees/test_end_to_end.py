@@ -34,7 +34,10 @@ def test_every_question_takes_rows(tracer):
     assert len(tracer.suggest(2, pool=x, test=x).index) == 2
     assert tracer.training_frame(x).shape[0] == 200
     assert len(tracer.split(x, anchors=50)) == 8
-    assert tracer.trust(x, sample=2)["distance"].level == "fine"
+    trust = tracer.trust(x, sample=2)
+    assert trust["distance"].level == "fine"
+    assert trust.level == "careful"
+    assert "trees kept" in trust["stationarity"].words
 
 
 def test_data_frames_and_pairs_with_targets_are_rows_too():
