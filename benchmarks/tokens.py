@@ -161,13 +161,20 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         for name in given.structures:
             options: dict[str, Any] = {"ridge": 1.0, "hessian_columns": columns, "progress": False}
 
-            def fit(name: str = name, options: dict[str, Any] = options, data: Any = batches) -> None:
-                whence.fit(model, data, "categorical", structures[name], parameters="blocks.*.weight", **options)
+            def fit(name: str = name, options: dict[str, Any] = options, data: Any = batches) -> whence.Tracer:
+                return whence.fit(model, data, "categorical", structures[name], parameters="blocks.*.weight", **options)
 
             fit(data=batches[:1])  # modules are imported and libraries loaded by the first fit of a process
             took = spent(fit, given.device)
             row: dict[str, Any] = {"multiple": took / once, "tokens a second": count / took}
             row["peak so far, GiB"] = peak(given.device)
+            if given.queries:
+                tracer, queries = fit(), batches[0][0][: given.queries]
+                ask = {"top": min(100, given.sequences), "positions": [-1]}
+                tracer.attribute(queries, **ask)  # warm
+                row["variance of the last word and its sequences, seconds"] = spent(
+                    lambda tracer=tracer, queries=queries, ask=ask: tracer.attribute(queries, **ask), given.device
+                )
             if given.stages:
                 with stages(given.device) as seconds:
                     fit()
@@ -240,6 +247,7 @@ def main() -> None:
     add("--columns", type=int, nargs="+", default=[4, 16])
     add("--structures", nargs="+", default=["sketch", "core", "ekfac"])
     add("--stages", action="store_true", help="fit once more, and say what its parts take, in multiples too")
+    add("--queries", type=int, default=0, help="sequences whose last word is attributed, in seconds")
     add("--errors", type=int, default=0, help="instead, errors of variances over so many draws")
     add("--small", type=int, nargs=2, default=[120, 4], help="with --errors: sequences, and width of the model")
     add("--out", type=Path)

@@ -92,6 +92,21 @@ def mirror(matrix: Tensor) -> Tensor:
     return matrix
 
 
+def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
+    """C^-1 B for lower triangles C and B (r, r), without most of their zeros.
+
+    Examples:
+        >>> solve_lower(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), torch.eye(2))
+        tensor([[ 0.5000,  0.0000],
+                [-0.5000,  1.0000]])
+    """
+    found = torch.zeros_like(right)
+    for here in panels(len(right)):
+        below = slice(here.start, None)
+        found[below, here] = torch.linalg.solve_triangular(factor[below, below], right[below, here], upper=False)
+    return found
+
+
 def inverse_norm(factor: Tensor, steps: int = 12) -> float:
     """About the largest eigenvalue of the inverse of C C^T, for a Cholesky factor C: by power iteration, from below.
 

@@ -278,7 +278,7 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     words = " ".join(result.stdout.split())
     for wanted in (
         "chosen by 48 validation rows",
-        "the better one: log loss on 48 validation rows they had not seen: network ",
+        "taken for its smaller log loss on 48 validation rows: network ",
         "60 rows (48 to train on, 12 held out); columns used: 1 number",
         "y: classification, 2 classes",
         "rows, never trained on",
@@ -290,7 +290,7 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     assert "tracer" not in words
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
     page = " ".join((tmp_path / "r.html").read_text(encoding="utf-8").split())
-    assert "the better one: log loss on 48 validation rows they had not seen: network " in page
+    assert "taken for its smaller log loss on 48 validation rows: network " in page
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import quality_tables, sources_tables, study_tables, tables, tracing_tables, tree_tables, worth_tables
+from benchmarks import (
+    gpu_tables,
+    quality_tables,
+    sources_tables,
+    study_tables,
+    tables,
+    tracing_tables,
+    tree_tables,
+    worth_tables,
+)
 from pages import DOCS, ROOT
 
 PAGES = {
-    "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES, **study_tables.TABLES},
+    "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES, **study_tables.TABLES, **gpu_tables.TABLES},
     "choosing.md": tables.TABLES,
     "classification.md": worth_tables.TABLES,
     "services.md": tables.TABLES,
@@ -62,7 +71,7 @@ def test_the_comparison_says_what_the_cost_of_laplace_is() -> None:
 def test_choosing_says_how_far_ekfac_is_off() -> None:
     text = " ".join((DOCS / "choosing.md").read_text(encoding="utf-8").split())
     said = re.search(
-        r"Ho comes out ([\d.]+) to ([\d.]+) times.*up to (\d+) times.*Ho ([\d.]+)\) to poor \(([\d.]+),", text
+        r"EKFAC's Ho is ([\d.]+) to ([\d.]+) times.*up to (\d+) times.*Ho ([\d.]+)\) to poor \(([\d.]+),", text
     )
     assert said is not None
     cases = json.loads((ROOT / "results" / "quality.json").read_text(encoding="utf-8"))["cases"]

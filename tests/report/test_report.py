@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import whence
-from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts
+from report_examples import EVIL, Example, draw, fitted, kinds, pictures, rows, texts, trained
 from whence.influence.explanation import VERDICTS
 from whence.report import Facts, Row, Section, Table, Words
 from whence.results import Finding
@@ -329,6 +329,25 @@ def test_scores_and_unknown_labels_are_counted(tmp_path: Path) -> None:
     error = (example.tracer.predict(example.x).mean[4:] - targets[4:]).square().mean()
     r2 = 1 - float(error / targets[4:].var(correction=0))
     assert f"R2 {r2:.2f} · RMSE {float(error.sqrt()):.3g}" in words
+
+
+def test_how_many_labels_are_wrong_in_all_is_said_or_why_not(tmp_path: Path) -> None:
+    """Labels of two separate classes, a tenth of them wrong."""
+    x, generator = draw(300, 2, seed=5), torch.Generator().manual_seed(0)
+    x[:, 0] += torch.where(torch.arange(300) % 2 == 0, -4.0, 4.0)
+    y = (x[:, 0] > 0).long()
+    wrong = torch.rand(300, generator=generator) < 0.1
+    y[wrong] = 1 - y[wrong]
+    model = trained(nn.Linear(2, 2).double(), x, y, nn.functional.cross_entropy)
+    tracer = fitted(model, x, y, "categorical")
+    test = draw(40, 2, seed=6)
+    words = " ".join(read(tracer.report(tmp_path / "many.html", test)).words.split())
+    said = re.search(r"About ([\d.]+) % of labels look wrong \(([\d.]+) to ([\d.]+) %\)", words)
+    assert said is not None
+    assert float(said[2]) <= 100 * float(wrong.double().mean()) <= float(said[3])
+    few = fitted(model, x[:100], y[:100], "categorical")
+    words = " ".join(read(few.report(tmp_path / "few.html", test)).words.split())
+    assert "100 labels that the model has not seen are too few" in words
 
 
 def test_no_more_than_chance_is_said_first(tmp_path: Path) -> None:

@@ -34,7 +34,10 @@ def test_every_question_takes_rows(tracer):
     assert len(tracer.suggest(2, pool=x, test=x).index) == 2
     assert tracer.training_frame(x).shape[0] == 200
     assert len(tracer.split(x, anchors=50)) == 8
-    assert tracer.trust(x, sample=2)["distance"].level == "fine"
+    trust = tracer.trust(x, sample=2)
+    assert trust["distance"].level == "fine"
+    assert trust.level == "careful"
+    assert "trees kept" in trust["stationarity"].words
 
 
 def test_data_frames_and_pairs_with_targets_are_rows_too():
@@ -80,6 +83,18 @@ def test_a_report_shows_the_rows_and_the_names_of_the_classes(tmp_path):
     tracer = whence.fit(model, (frame, y), progress=False)
     text = tracer.report(tmp_path / "report.html", (frame[:30], y[:30])).read_text(encoding="utf-8")
     assert all(word in text for word in ("dose", "height", "top", "some"))
+
+
+@pytest.mark.parametrize("kind", ["numbers", "two classes", "three classes", "forest of classes"])
+def test_a_report_takes_rows_without_a_label(kind, tmp_path):
+    x, y = task(kind, 120)
+    family = GradientBoostingRegressor if kind == "numbers" else GradientBoostingClassifier
+    trees = RandomForestClassifier if kind.startswith("forest") else family
+    tracer = whence.fit(trees(n_estimators=5, random_state=0).fit(x, y), (x, y), progress=False)
+    labels = np.array(y[:30], dtype=float if kind == "numbers" else object)
+    labels[:4] = np.nan
+    text = tracer.report(tmp_path / "report.html", (x[:30], labels)).read_text(encoding="utf-8")
+    assert "26 predictions with a label, 4 without" in text
 
 
 def test_the_diagnostics_say_where_the_ridge_came_from(tracer):

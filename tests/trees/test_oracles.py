@@ -138,6 +138,26 @@ def test_all_directions_of_the_leaves_are_the_exact_answer(name):
     assert core.explain(fresh).verdicts == tracer.explain(fresh).verdicts
 
 
+def test_leading_directions_of_a_forest_keep_the_size_of_variances():
+    """Its leaves are many more than its rows, and new rows share few of them."""
+    x, y = table(300)
+    fresh, _ = table(200, seed=1)
+    model = RandomForestRegressor(30, random_state=0).fit(x, y)
+    exact = whence.fit(model, (x, y), structure=whence.Exact(road="dual"), progress=False).predict(fresh)
+    core = whence.fit(model, (x, y), structure=LeafCore(size=150), progress=False).predict(fresh)
+    for estimator in ("ho", "hec3", "laplace"):
+        assert 0.8 < float((getattr(core, estimator) / getattr(exact, estimator)).median()) < 1.25
+
+
+def test_forests_of_large_trees_have_fewer_directions():
+    x, y = table(400)
+    model = RandomForestRegressor(30, random_state=0).fit(x, y)
+    execution = whence.Execution(max_memory=80 * 2**20)
+    tracer = whence.fit(model, (x, y), structure="core", execution=execution, progress=False)
+    assert 1 < tracer.bread.features.size < 150
+    assert whence.estimate(model, (x, y), structure="core", execution=execution).fits
+
+
 def test_leading_directions_keep_variances_and_leverages():
     x, y = table(600)
     fresh, _ = table(200, seed=1)

@@ -326,7 +326,7 @@ def _print_data(output: Output, content: dict[str, Any]) -> None:
 
 def _print_fit(output: Output, content: dict[str, Any]) -> None:
     """What the model found, for people."""
-    fit, rows, target = content["fit"], content["rows"], content["target"]
+    fit, rows = content["fit"], content["rows"]
     for head, words in zip(("Model", ""), _model_words(content["model"]), strict=False):
         output.fact(head, words)
     exact = "exact algebra" if fit["structure"] == "exact" else f"structure {fit['structure']}, an approximation"
@@ -352,6 +352,19 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
             print_verdicts(output, content["verdicts"]["unlabelled"], head)
         if sum(content["verdicts"]["all"].values()) < rows["used"]:
             output.say("  Not all rows have a verdict, which would take long: --verdicts all")
+    _print_labels(output, content)
+    if "import" in content:
+        print_answers(output, content["import"], rows["test"])
+    output.say()
+    for name, path in content["files"].items():
+        if path is not None:
+            output.file(FILES[name], path)
+    output.fact("Time", f"{content['seconds']:.0f} s")
+
+
+def _print_labels(output: Output, content: dict[str, Any]) -> None:
+    """Labels to check first, and how many are wrong in all."""
+    target = content["target"]
     if content["suspects"]:
         output.head("Labels to check first")
         output.rows(
@@ -363,15 +376,9 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
             right=(0, 3),
         )
     if content["wrong_labels"]:
-        words = content["wrong_labels"]["words"]
-        output.say(("" if content["suspects"] else "\n") + f"  In all, {words}.")
-    if "import" in content:
-        print_answers(output, content["import"], rows["test"])
-    output.say()
-    for name, path in content["files"].items():
-        if path is not None:
-            output.file(FILES[name], path)
-    output.fact("Time", f"{content['seconds']:.0f} s")
+        if not content["suspects"]:
+            output.say()
+        output.rows([[f"In all, {content['wrong_labels']['words']}."]])
 
 
 def _doubt_text(task: str, suspicion: float) -> str:
@@ -397,7 +404,7 @@ def _model_words(model: dict[str, Any]) -> list[str]:
             f"weight decay {model['weight_decay']:g},"
         )
     listed = ", ".join(f"{kind} {figure(value)}" for kind, value in scores.items())
-    better = [f"the better one: {score} on {rows} they had not seen: {listed}"] if len(scores) > 1 else []
+    better = [f"taken for its smaller {score} on {rows}: {listed}"] if len(scores) > 1 else []
     return [f"{words} chosen by {rows}", *better]
 
 

@@ -171,8 +171,8 @@ class LayerChunk:
     cached: bool = False
     in_bases: tuple[Sequence[Basis], list[BasisView]] | None = None
 
-    def views(self, bases: Sequence[Basis] | None, problem: Linearization) -> list[BasisView]:
-        """Every block in its basis; a chunk that is not cached no longer holds its gradients itself."""
+    def views(self, bases: Sequence[Basis] | None, problem: Linearization, reads: int = 1) -> list[BasisView]:
+        """Every block in its basis, to be read so often; a chunk that is not cached holds its gradients no longer."""
         if bases is None:
             found = [BasisView(tangent, Basis(tangent.block)) for tangent in self.tangents]
             if not self.cached:
@@ -182,7 +182,8 @@ class LayerChunk:
             rounded = products_are_rounded(problem.device)
             coarse = rounded and problem.half
             pairs = zip(self.tangents, bases, strict=True)
-            self.in_bases = bases, [BasisView(tangent, basis, rounded, coarse=coarse) for tangent, basis in pairs]
+            found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
+            self.in_bases = bases, found
             self.tangents.clear()
         of, found = self.in_bases
         assert of is bases, "gradients that are cached in other bases"
@@ -246,7 +247,7 @@ class LayerGradients:
     def accumulate(self, sums: Accumulated, *, last: bool = False) -> Accumulated:
         """One pass over the training data; `last` says that no later pass of the fit reads these gradients."""
         for chunk in self._read(sums.label, sums.cotangents, sums.count, sums.state(), sums.given(), sums.every):
-            gradients = ChunkGradients(chunk.views(sums.bases, self.problem), sums.reads)
+            gradients = ChunkGradients(chunk.views(sums.bases, self.problem, sums.reads), sums.reads)
             sums.add(chunk.where, gradients)
             del gradients  # the next chunk needs the memory
             if last:
@@ -539,10 +540,12 @@ class TrainingRows:
 
     def _computed(self, label: str, state: State | None, given: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
         """The same from the training data; rows of a batch that will be cached as one: products of few are slow."""
-        problem, pieces = self.problem, list[Tensor]()
+        problem, pieces, checked = self.problem, list[Tensor](), list[tuple[int, Tensor]]()
         for batch in problem.read(label, state, given):
             for part, rows in self.features.rows(batch.inputs, problem.k):
-                check_gradients(rows, batch.start + part.start)
+                checked.append((batch.start + part.start, finite_examples(rows)))
+                if not rows.is_cuda:  # to look at each would make a GPU wait
+                    check_gradients(checked)
                 pieces.append(rows)
                 held = sum(one.numel() for one in pieces)
                 if self._cached is None or held >= PIECE_NUMBERS or part.stop == batch.size:
@@ -550,6 +553,7 @@ class TrainingRows:
                     joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
                     pieces.clear()
                     yield slice(stop - len(joined), stop), joined
+        check_gradients(checked)
 
     def bring_together(self) -> None:
         """Let every process have the rows of all of them."""
@@ -577,11 +581,20 @@ class TrainingRows:
         return rows if roots is None else roots[where].transpose(1, 2).to(rows.dtype) @ rows
 
 
-def check_gradients(rows: Tensor, start: int) -> None:
-    """Raise when the features of an example, counted from `start`, are not finite."""
-    wrong = ~torch.isfinite(rows).flatten(1).all(1)
-    if bool(wrong.any()):
+def finite_examples(rows: Tensor) -> Tensor:
+    """(n,) whether the features (n, k, r) of each example are finite."""
+    return torch.isfinite(rows).flatten(1).all(1)
+
+
+def check_gradients(checked: list[tuple[int, Tensor]]) -> None:
+    """Raise when the features of an example are not finite, from the first example of each chunk and what it holds.
+
+    The list is empty afterwards.
+    """
+    if checked and not bool(torch.cat([finite for _, finite in checked]).all()):
+        start, wrong = next((start, ~finite) for start, finite in checked if not bool(finite.all()))
         raise gradients_not_finite(f"for training example {start + int(wrong.int().argmax())}")
+    checked.clear()
 
 
 LARGEST_SIDE = 8192  # a layer with more inputs, or outputs, has no eigenbasis on that side: a factor has their square

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.curvature.accumulate import check_gradients
+from whence.curvature.accumulate import check_gradients, finite_examples
 from whence.curvature.base import AlignedCurvature, Alignments, NewtonStep, times_hessian, trace_of_hat
 from whence.data.batches import Inputs
 from whence.errors import SingularCurvatureError
@@ -148,7 +148,7 @@ class FittedIterative(AlignedCurvature):
         leverage_blocks = torch.empty(problem.n, problem.k, problem.k, dtype=problem.dtype, device=problem.device)
         for batch in problem.read("gradients"):  # every solve reads all of them: first of all, that they are numbers
             for part, rows in jacobian.rows(batch.inputs, problem.k):
-                check_gradients(rows, batch.start + part.start)
+                check_gradients([(batch.start + part.start, finite_examples(rows))])
         worst = 0.0
         for batch in problem.read("leverage"):
             for part, rows in jacobian.rows(batch.inputs, problem.k):

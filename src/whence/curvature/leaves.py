@@ -2,7 +2,8 @@
 
 Gradients of a leaf sum are sparse: one number a tree. Products with them are sums over bags of rows of a table, forth
 (from leaves to examples) and back, so that leading directions come from a few passes and no dense gradient is formed.
-What lies outside of them is not dropped: there the curvature is the ridge and a mean of what the rows add to it.
+What lies outside of them is not dropped: its length is known, and random sums of training rows measure the curvature
+that it meets there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whence.curvature.accumulate import Cotangents, Features
+from whence.curvature.accumulate import CACHE_SHARE, Cotangents, Features
 from whence.curvature.base import FeatureStructure, MeatRoots, Meats, Predicted, Structure, singular, trace_of_hat
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.exact import Auto, Exact
@@ -53,7 +54,7 @@ class LeafFeatures:
 
     model: LeafSum
     basis: Tensor  # (leaves, r / w)
-    beyond: float  # curvature that other rows give to what a row has outside of the directions, a mean by its square
+    sums: Tensor  # (leaves, 2 s) random sums of training rows outside of the directions, and F times them
     notes: list[str] = field(default_factory=list)
     orthonormal: ClassVar[bool] = True
 
@@ -64,7 +65,7 @@ class LeafFeatures:
 
     def leading(self, size: int) -> LeafFeatures:
         """So many of these features at most: those of the largest curvature."""
-        return replace(self, basis=self.basis[:, : max(1, size // self.model.leaf_values.shape[1])], beyond=0.0)
+        return replace(self, basis=self.basis[:, : max(1, size // self.model.leaf_values.shape[1])])
 
     def rows(self, inputs: Inputs, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield (which examples, rows (n, k, r)) in single precision."""
@@ -108,6 +109,14 @@ class LeafFeatures:
         else:
             by_output = each @ self.model.one_hot_outputs(each.dtype)
         return torch.einsum("cnk,nk->nc", cotangents.square().to(each.dtype), by_output)
+
+    def outer(self, inputs: Inputs, outputs: int) -> Tensor:
+        """(2, n, k) z F z^T and z F^3 z^T outside of the directions, measured by random sums."""
+        parts = [
+            rows.square().unflatten(2, (-1, 2, SUMS)).sum((2, 4))
+            for _, rows in replace(self, basis=self.sums).rows(inputs, outputs)
+        ]
+        return torch.cat(parts).to(self.sums.dtype).movedim(2, 0)
 
     def weights(self) -> Tensor:
         """The leaf values in these coordinates, (r,)."""
@@ -155,21 +164,29 @@ class FittedLeaves(FittedPrimal):
     def with_rest(self) -> FittedLeaves:
         """Add o / (lambda + o + f) to leverages, for a squared length o outside the directions.
 
-        There f is the curvature that other rows give. No leverage exceeds |z|^2 / (lambda + |z|^2), that of a row which
-        nobody shares.
+        There f is the curvature that other rows give, a mean over all rows. No leverage exceeds
+        |z|^2 / (lambda + |z|^2), that of a row which nobody shares.
         """
         problem, features = self.problem, self.features
         assert isinstance(features, LeafFeatures)
         if self.ridge <= 0:
             return self
         ones = torch.eye(problem.k, dtype=problem.dtype, device=problem.device).unsqueeze(1)
-        parts = [features.squares(batch.inputs, ones.expand(-1, batch.size, -1)) for batch in problem.read("lengths")]
-        whole = torch.cat(parts).to(problem.dtype)  # (n, k)
+        parts = [
+            (
+                features.squares(batch.inputs, ones.expand(-1, batch.size, -1)),
+                features.outer(batch.inputs, problem.k)[0],
+            )
+            for batch in problem.read("lengths")
+        ]
+        whole, met = (torch.cat(some).to(problem.dtype) for some in zip(*parts, strict=True))  # (n, k)
         inside = torch.cat([some.square().sum(2) for _, some in self.rows.read("lengths")]).to(problem.dtype)
         outside = (whole - inside).clamp_min(0.0)
         roots = problem.hessian_roots
         curved = torch.ones_like(whole) if roots is None else roots.square().sum(2)
-        share = outside / (self.ridge + curved * outside + features.beyond)
+        curvature = curved * outside
+        others = (curved * met - curvature.square()).sum() / curvature.sum().clamp_min(torch.finfo(met.dtype).tiny)
+        share = outside / (self.ridge + curvature + others.clamp_min(0.0))
         blocks = self.leverage_blocks.clone()
         diagonal = blocks.diagonal(dim1=1, dim2=2)
         most = whole / (self.ridge + curved * whole)
@@ -187,10 +204,11 @@ class LeafSandwich(PrimalSandwich):
     """Quadratic forms in whitened coordinates, and what lies outside of them."""
 
     def predict(self, inputs: Inputs) -> Predicted:
-        """Add the squared length o outside: o / (lambda + f) to z A z^T and o f / (lambda + f)^2 to z A F A z^T.
+        """Add what lies outside: to z A z^T and to z A F A z^T, with A the inverse curvature.
 
-        There A is the inverse curvature and f the mean of F. Ho is the noise times the second form, so that it grows by
-        the same factor as that. HeC0 to HeC3 are given the factor of Ho: labels count as much outside as inside.
+        There z has a part along which F is f, f^2 = z F^3 z^T / z F z^T, and a part along which it is zero. Ho is the
+        noise times the second form, and grows by the factor of that. HeC0 to HeC3 are given the same factor: labels
+        count as much outside as inside.
         """
         found, fitted = super().predict(inputs), self.fitted
         features, problem = fitted.features, fitted.problem
@@ -210,11 +228,13 @@ class LeafSandwich(PrimalSandwich):
         outside = (features.squares(inputs, ones.expand(-1, size, -1)) - torch.cat(lengths)).clamp_min(0.0)
         laplace = found.covariances["laplace"].diagonal(dim1=1, dim2=2)
         spread = torch.cat(forms).clamp_min(torch.finfo(torch.float32).eps * laplace)  # z A F A z^T
-        root = (1.0 + outside * features.beyond / (fitted.ridge + features.beyond) ** 2 / spread).sqrt()
+        first, third = features.outer(inputs, count)
+        damped = fitted.ridge + (third / first.clamp_min(torch.finfo(first.dtype).tiny)).sqrt()
+        root = (1.0 + first / damped.square() / spread).sqrt()
         for name, covariance in found.covariances.items():
             if name != "laplace":
                 covariance.mul_(root.unsqueeze(2) * root.unsqueeze(1))
-        laplace.add_(outside / (fitted.ridge + features.beyond))
+        laplace.add_(torch.maximum(outside / damped, (outside - first / damped) / fitted.ridge))
         return found
 
 
@@ -248,21 +268,25 @@ class LeafCore(FeatureStructure):
         problem.budget.require(primal_bytes(features.size), f"a core of {features.size} directions", "Lower `size`.")
         features.notes.append(
             f"{features.size} leading directions of {problem.selection.size} leaf values; what lies outside of them "
-            "counts by its length and a mean curvature"
+            "counts by its length, and by the curvature there as random sums of training rows measure it"
         )
         return FittedLeaves.fit(leaving(problem, features.size), features, ridge)
 
     def _columns(self, problem: Linearization, model: LeafSum) -> int:
         """How many directions for each output of a leaf."""
         width = model.leaf_values.shape[1]
-        affordable = int((problem.budget.limit / primal_bytes(1)) ** 0.5)
-        wanted = self.size or min(self.largest, affordable)
+        wanted = self._wanted(len(model.scale), width, problem.budget.limit)
         return max(1, min(wanted // width, len(model.scale), problem.n * (problem.k if width == 1 else 1)))
+
+    def _wanted(self, leaves: int, width: int, limit: float) -> int:
+        """How many directions in all: the size, or what memory and about ten seconds of algebra allow."""
+        algebra = (limit / primal_bytes(1)) ** 0.5
+        memory, seconds = CACHE_SHARE * limit / (LEAF_BYTES * leaves), (LARGEST_SEARCH / leaves) ** 0.5
+        return self.size or int(min(self.largest, algebra, width * memory, width * seconds))
 
     def cost(self, sizes: ProblemSizes) -> Cost:
         """Directions from a sample of the training rows, then the algebra along them."""
-        affordable = int((sizes.limit / primal_bytes(1)) ** 0.5)
-        r = max(1, min(self.size or min(self.largest, affordable), sizes.d, sizes.numbers))
+        r = max(1, min(self._wanted(sizes.d, 1, sizes.limit), sizes.d, sizes.numbers))
         sample, square = min(sizes.n, SAMPLE / sizes.k), float(r) ** 2
         gather = GATHER * sizes.entries * r  # of a row
         kept = rows_in_cache(float(sizes.numbers) * r * sizes.item, sizes.limit - primal_bytes(r))
@@ -271,7 +295,7 @@ class LeafCore(FeatureStructure):
         return Cost(
             self.name,
             stages={
-                "directions": 50.0 * sample * sizes.entries + 4.5 * basis,
+                "directions": 50.0 * sample * sizes.entries + sizes.d * (LEAF_BYTES * r + 32.0 * SUMS),
                 **{stage: basis + size for stage, size in algebra.items()},
             },
             steps={
@@ -286,18 +310,25 @@ class LeafCore(FeatureStructure):
         )
 
 
+LEAF_BYTES = 36.0
+"""Of the search for a direction, for each leaf."""
+
+LARGEST_SEARCH = 1e11
+"""Leaves times squared directions; forests of large trees have many leaves."""
+
 GATHER = 8.0
 """Operations of a product of matrices that take as long as one number that is gathered and added."""
 
-PROBES = 32
-"""Random vectors that the curvature outside of the directions is measured with."""
+SUMS = 64
+"""Random sums of training rows, which measure the curvature outside of the directions."""
 
 
-def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, float]:
+def leading_directions(problem: Linearization, model: LeafSum, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """(leaves, r) orthonormal directions that nearly span the leading ones of the curvature F of leaf values.
 
     Subspace iteration on a sample of the training rows, and Rayleigh's quotients at the end. Outputs do not mix. And
-    the curvature outside of them that a row finds, tr F^2 / tr F there without what it adds itself.
+    (leaves, 2 s) random sums of what the rows have outside, whose products with themselves have the mean F, and F times
+    these sums.
     """
     rows = SampledLeaves.of(problem, model)
     extra = min(len(model.scale), count + max(8, count // 16))
@@ -308,15 +339,11 @@ def leading_directions(problem: Linearization, model: LeafSum, count: int, seed:
     moved = rows.forth(found).double()
     order = torch.linalg.eigh(moved.T @ moved).eigenvectors.flip(1)[:, :count]
     vectors: Tensor = torch.linalg.qr(found.double() @ order).Q.contiguous()
-    some = vectors.float()
-    own = (rows.squares() - rows.forth(some).square().sum(1)).clamp_min(0.0).double()  # of each row outside
-    probes = torch.randn(len(some), PROBES, generator=generator, device="cpu").to(problem.device)
-    probes -= some @ (some.T @ probes)
-    moved = rows.back(rows.forth(probes))
-    moved -= some @ (some.T @ moved)
-    shared = float(moved.double().square().sum()) / PROBES - float(own.square().sum())  # of pairs of rows
-    whole = rows.step * max(shared, 0.0)  # the training set has more of them
-    return vectors, whole / max(float(own.sum()), torch.finfo(torch.float32).tiny)
+    signs = torch.randint(0, 2, (len(rows.row_starts), SUMS), generator=generator, device="cpu").to(found) * 2.0 - 1.0
+    sums = rows.back(signs).double() * (rows.step / SUMS) ** 0.5
+    sums -= vectors @ (vectors.T @ sums)
+    moved = rows.step * rows.back(rows.forth(sums.float())).double()
+    return vectors, torch.cat([sums, moved - vectors @ (vectors.T @ moved)], 1)
 
 
 @dataclass(frozen=True)
@@ -364,10 +391,6 @@ class SampledLeaves:
             values[by_leaf],
             step,
         )
-
-    def squares(self) -> Tensor:
-        """(rows,) squared lengths of the rows."""
-        return self.by_leaf.new_zeros(len(self.row_starts)).index_add_(0, self.row, self.by_leaf.square())
 
     def forth(self, columns: Tensor) -> Tensor:
         """The matrix (rows, leaves) times columns (leaves, r)."""

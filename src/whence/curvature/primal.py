@@ -42,7 +42,7 @@ from whence.curvature.rotation import Basis, BasisView
 from whence.data.batches import Inputs
 from whence.jacobian.gradients import Block
 from whence.jacobian.linearization import Folds, Linearization
-from whence.linalg import NARROWEST, add_gram, eigenvectors, inverse_norm, mirror, panels
+from whence.linalg import NARROWEST, add_gram, eigenvectors, inverse_norm, mirror, panels, solve_lower
 from whence.runtime.execution import State
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import rounded_products
@@ -544,13 +544,17 @@ class FittedPrimal(FittedCurvature):
     def at(self, ridge: float, meat_roots: MeatRoots | None) -> FittedPrimal:
         """From this factor: in whitened coordinates F_lam is the identity, and another lambda adds to it."""
         whiten, more = self.whiten, ridge - self.ridge
-        inner = torch.zeros_like(whiten.inverse)
-        add_gram(inner, (whiten.inverse / whiten.scale).T)
-        mirror(inner).mul_(more).diagonal().add_(1.0)
+        if self.white_curvature is not None and self.ridge > 0:
+            inner = (1.0 - ridge / self.ridge) * self.white_curvature
+            inner.diagonal().add_(ridge / self.ridge)
+        else:
+            inner = torch.zeros_like(whiten.inverse)
+            add_gram(inner, (whiten.inverse / whiten.scale).T)
+            mirror(inner).mul_(more).diagonal().add_(1.0)
         factor, info = torch.linalg.cholesky_ex(inner)
         if int(info):
             raise singular(ridge, 1, len(inner))
-        inverse = torch.linalg.solve_triangular(factor, whiten.inverse, upper=False)
+        inverse = solve_lower(factor, whiten.inverse)
         further = (self.step + self.features.weights()) / whiten.scale
         step = self.step - more * (inverse.T @ (inverse @ further)) / whiten.scale
         found = self.rows.accumulate(PrimalLeverage(self.rows, Whitening(whiten.scale, inverse), step, False))
@@ -593,8 +597,7 @@ def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRo
     if null:
         raise singular(ridge, null, len(pivots), _rounding(rows.problem, ridge))
     eye = torch.eye(len(pivots), dtype=factor.dtype, device=factor.device)
-    inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
-    return Whitening(prescale * inner, inverse)
+    return Whitening(prescale * inner, solve_lower(factor, eye))
 
 
 def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:

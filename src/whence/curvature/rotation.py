@@ -546,14 +546,22 @@ class BasisView:
     A Kronecker tangent seen at one position stays factored; else the matrices are formed in chunks, before or after the
     rotation, whichever takes fewer products. Factors are rotated once, however often the gradients are asked for. Where
     products are rounded, what lies outside the basis is measured for itself, not as a difference of squared lengths; it
-    is not asked for unless `measured`. A `coarse` view forms matrices in bfloat16 after the rotation, where rounding
-    moves nothing from one coordinate to another.
+    is not asked for unless `measured`. Matrices will be asked for `reads` times. A `coarse` view forms matrices in
+    bfloat16 after the rotation, where rounding moves nothing from one coordinate to another.
     """
 
     def __init__(
-        self, tangent: Tangent, basis: Basis, rounded: bool = False, *, measured: bool = True, coarse: bool = False
+        self,
+        tangent: Tangent,
+        basis: Basis,
+        rounded: bool = False,
+        *,
+        measured: bool = True,
+        coarse: bool = False,
+        reads: int = 1,
     ) -> None:
         self.basis = basis
+        self.reads = reads
         self.rounded = rounded
         self.coarse = coarse
         self._tangent: Tangent | None = _computed(tangent) if basis.outside and measured else tangent
@@ -670,8 +678,8 @@ class BasisView:
         c, t = tangent.cotangents, tangent.positions
         _, o, i = tangent.block.matrix_shape
         _, o_in, i_in = basis.shape
-        rotate_factors = t * i * i_in + c * t * o * o_in + c * t * o_in * i_in
-        rotate_matrices = c * t * o * i + c * (o_in * o * i + o_in * i * i_in)
+        rotate_factors = t * i * i_in + c * t * o * o_in + self.reads * c * t * o_in * i_in
+        rotate_matrices = self.reads * (c * t * o * i + c * (o_in * o * i + o_in * i * i_in))
         return basis.inputs is not None and rotate_factors <= rotate_matrices
 
     def _factors_to_form(self) -> tuple[Tensor, Tensor]:

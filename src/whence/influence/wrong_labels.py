@@ -38,8 +38,8 @@ class WrongLabels:
         at most 1.2 % of labels look wrong
         >>> print(WrongLabels(0.05, 0.039, 0.062, 0.03))
         about 5 % of labels look wrong (3.9 to 6.2 %); another 3 % are contradicted in places that are hard or noisy
-        >>> print(WrongLabels(unknown="there are only 30 labels"))
-        it cannot be said how many labels are wrong: there are only 30 labels
+        >>> print(WrongLabels(unknown="30 labels are too few"))
+        it cannot be said how many labels are wrong: 30 labels are too few
     """
 
     share: float = math.nan
@@ -82,7 +82,7 @@ def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) ->
     contradicted = numpy.asarray(labels) != numpy.asarray(suggested)
     n = len(contradicted)
     if n < LEAST_LABELS:
-        return WrongLabels(unknown=f"only {n} labels can be judged, by a model that did not see them")
+        return WrongLabels(unknown=f"{n} labels that the model has not seen are too few (less than {LEAST_LABELS})")
     hard = "wrong labels and hard cases cannot be told apart"
     if contradicted.mean() > MOST_CONTRADICTED:
         return WrongLabels(unknown=f"the model contradicts {contradicted.mean():.0%} of them, and {hard}")

@@ -235,7 +235,7 @@ def _read_on(
 def write_leaves(draft: Draft, bread: FittedLeaves, sandwich: LeafSandwich) -> None:
     """Directions of the leaves, and meats in whitened coordinates."""
     assert isinstance(bread.features, LeafFeatures)
-    draft.put(basis=bread.features.basis, beyond=bread.features.beyond)
+    draft.put(basis=bread.features.basis, sums=bread.features.sums)
     _write_meats(draft, sandwich)
 
 
@@ -246,8 +246,10 @@ def read_leaves(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fit
         raise saved.wrong("basis", "a fit of trees")
     saved.sizes["leaves"] = (len(model.scale),)
     notes = saved.texts("notes")
-    basis = saved.tensor("basis", "algebra", "leaves", "directions")
-    features = LeafFeatures(model, basis, saved.number("beyond", 0.0), notes)
+    basis, sums = (
+        saved.tensor(name, "algebra", "leaves", kind) for name, kind in (("basis", "directions"), ("sums", "sums"))
+    )
+    features = LeafFeatures(model, basis, sums, notes)
     return _read_on(saved, problem, meats, features, FittedLeaves, LeafSandwich)
 
 

@@ -39,6 +39,9 @@ VERDICT_FACTOR = 4
 RIDGE_FACTORS = (0.1, 10.0)
 """Factors on lambda at which verdicts are compared."""
 
+PARTS = ("the sample", "exact steps", "exact variances", "other ridges")
+"""That are counted while they last."""
+
 LEAST_RANKED = 3
 """Predictions whose order is compared at other ridges."""
 
@@ -49,18 +52,22 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
     # Not the seed itself: data drawn with the same one would choose itself, the smallest numbers first.
     generator = torch.Generator("cpu").manual_seed((seed * 2_654_435_761 + 104_729) % 2**63)
     problem = fitted.problem
+    part = iter(problem.progress.track(PARTS, "trust, part", len(PARTS)))  # what comes after `next` is the part
     with using_model(fitted):
+        next(part)
         many = draw_sample(fitted, x, VERDICT_FACTOR * sample, generator)
         few = fewer(many, sample)
         shapes = [(batch_size(inputs, "the sample"), problem.output_count(inputs)) for inputs in few]
         directions = [random_signs(shape, problem.outputs, generator) for shape in shapes]
         ours = StructureVariances.of(fitted, few, directions)
         deletions = most_influential(fitted, few, min(max(1, sample // 4), 8))
+        next(part)
         with rounded_products(False):
             columns = problem.k if problem.hessian_roots is None else problem.hessian_roots.shape[2]
             signs = random_signs((max(2, sample // 8), problem.n, columns), problem.outputs, generator)
             first = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.4 * seconds)
             steps = first.steps(deletions, signs)
+            next(part)
             second = ExactSolver(fitted, tolerance, ITERATIONS, start + 0.8 * seconds)
             exact = second.variances(few, directions)
             found = [
@@ -70,6 +77,7 @@ def assess(fitted: Fitted, x: Any, sample: int, seed: int, tolerance: float, sec
                 _check_degrees_of_freedom(fitted, steps, first.residual),
                 checks.leverage(fitted),
             ]
+        next(part)
         found.append(_check_ridges(fitted, many, late=time.monotonic() - start > seconds))
         found.extend(checks.trust_of_columns(fitted))
         found.extend(checks.trust_of_gradients(fitted))
