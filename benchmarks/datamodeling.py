@@ -67,7 +67,7 @@ class Case:
 
 CASES: dict[str, Case] = {
     "digits": Case(
-        "digits", 150, 50, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 40, ("exact", "ekfac"), True, rate=5e-3
+        "digits", 150, 50, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 40, ("exact", "ekfac"), True, 64, rate=5e-3
     ),
     "mnist": Case(
         "mnist", 5000, 200, lambda k: networks.mlp(784, 128, 64, k), "MLP 784-128-64", 20, ("ekfac", "core:size=1024")
