@@ -159,7 +159,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     }
     for columns in given.columns:
         for name in given.structures:
-            options: dict[str, Any] = {"ridge": 1.0, "hessian_columns": columns, "progress": False}
+            options: dict[str, Any] = {"ridge": given.ridge, "hessian_columns": columns, "progress": False}
 
             def fit(name: str = name, options: dict[str, Any] = options, data: Any = batches) -> whence.Tracer:
                 return whence.fit(model, data, "categorical", structures[name], parameters="blocks.*.weight", **options)
@@ -246,6 +246,7 @@ def main() -> None:
     add("--batch", type=int, default=8)
     add("--columns", type=int, nargs="+", default=[4, 16])
     add("--structures", nargs="+", default=["sketch", "core", "ekfac"])
+    add("--ridge", type=float, default=1.0)
     add("--stages", action="store_true", help="fit once more, and say what its parts take, in multiples too")
     add("--queries", type=int, default=0, help="sequences whose last word is attributed, in seconds")
     add("--errors", type=int, default=0, help="instead, errors of variances over so many draws")
