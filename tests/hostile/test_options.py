@@ -242,5 +242,5 @@ class TestRidgeZero:
 def test_weight_decay_out_of_range() -> None:
     with pytest.raises(whence.InputError, match=r"weight_decay >= 0, n >= 1 and outputs >= 1, got -1, 10 and 1"):
         whence.ridge_from_weight_decay(-1, 10)
-    with pytest.raises(whence.InputError, match=r'loss "mse", .* or "binary_cross_entropy", got \'hinge\''):
+    with pytest.raises(whence.InputError, match=r"one of 'mse', .* 'binary_cross_entropy', got 'hinge'"):
         whence.ridge_from_weight_decay(1, 10, loss="hinge")  # type: ignore[arg-type]
