@@ -306,7 +306,7 @@ def _solve_nonlinear(
     error = torch.inf
     for _ in range(NEWTON_STEPS):
         jacobian = eye + torch.block_diag(*_hessian_change(counts, roots_at(change), old_roots)) @ own
-        direction = torch.linalg.solve(jacobian, gap)
+        direction = _solve(jacobian, gap)
         error = _relative_size(direction, g)
         if error <= CONVERGED:
             break
