@@ -79,7 +79,7 @@ def trees(record: dict[str, Any]) -> str:
             table("model | estimate | share | rank | over trees kept", beside),
             "Leading directions of the leaves beside the exact answer (see below):",
             table(near, directions),
-            "CPU seconds of all threads (by the clock, on a shared machine), and memory with the model and its data:",
+            "CPU seconds of all threads (by the clock), and memory with the model and its data:",
             table(head, costs),
             made(record),
         ]
