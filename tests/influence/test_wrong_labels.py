@@ -38,7 +38,7 @@ def test_nothing_is_said_where_classes_overlap() -> None:
 def test_nothing_is_said_of_coins_and_of_few_labels() -> None:
     generator = np.random.default_rng(0)
     labels, p = generator.integers(2, size=1000), generator.uniform(0.5, 1, 1000)
-    assert "cannot be told apart" in wrong_labels(labels, np.zeros(1000), p, 2).unknown
+    assert "cannot be distinguished" in wrong_labels(labels, np.zeros(1000), p, 2).unknown
     assert "100 labels that the model has not seen are too few" in str(
         wrong_labels(np.zeros(100), np.zeros(100), p[:100], 2)
     )

@@ -13,7 +13,7 @@ LEAST_LABELS = 200
 
 MOST_CONTRADICTED, MOST_OVERLAP = 0.2, 0.1
 """Nothing is said where more labels than this are contradicted, in all or because classes overlap: wrong labels and
-hard cases cannot be told apart there."""
+hard cases cannot be distinguished there."""
 
 BINS = 60
 SHARES = numpy.linspace(0.0, 0.3, 301)
@@ -83,7 +83,7 @@ def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) ->
     n = len(contradicted)
     if n < LEAST_LABELS:
         return WrongLabels(unknown=f"{n} labels that the model has not seen are too few (less than {LEAST_LABELS})")
-    hard = "wrong labels and hard cases cannot be told apart"
+    hard = "wrong labels and hard cases cannot be distinguished"
     if contradicted.mean() > MOST_CONTRADICTED:
         return WrongLabels(unknown=f"the model contradicts {contradicted.mean():.0%} of them, and {hard}")
     order = numpy.argsort(-numpy.asarray(probability), kind="stable")

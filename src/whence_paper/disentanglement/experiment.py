@@ -57,7 +57,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(settings: Settings) -> list[tuple[str, Case]]:
-    """The cases that were asked for, as they were asked for; quickly, wine alone."""
+    """The cases named on the command line; wine alone in a quick run."""
     found = []
     for name in ["wine"] if settings.quick else settings.cases:
         case = CASES[name]
