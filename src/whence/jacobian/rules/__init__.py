@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whence.jacobian.rules import attention, convolution, embeddings, linear, norms, parameters, recurrent
+from whence.jacobian.rules import composite, convolution, embeddings, linear, norms, parameters
 from whence.jacobian.rules.base import Function, Reader
 
 READERS: dict[Function, Reader] = {
@@ -10,7 +10,6 @@ READERS: dict[Function, Reader] = {
     **convolution.READERS,
     **norms.READERS,
     **embeddings.READERS,
-    **attention.READERS,
-    **recurrent.READERS,
+    **composite.READERS,
     **parameters.READERS,
 }
