@@ -330,16 +330,11 @@ class Saved:
 
     container: Container
     fields: Mapping[str, Any]  # numbers and texts of this part
-    device: torch.device  # where tensors go; "meta" to check them without reading them
+    device: torch.device  # where tensors go
     dtypes: Mapping[str, tuple[torch.dtype, ...]]  # those that a tensor may have, by the names that `tensor` takes
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of axes, by name; several where one name is all
     used: set[str] = field(default_factory=set)  # names of all tensors so far
     name: str = ""  # of this part
-
-    @property
-    def unread(self) -> bool:
-        """Whether tensors are on the meta device, without numbers."""
-        return self.device.type == "meta"
 
     def part(self, name: str) -> Saved:
         """A part of its own, which knows the sizes of this one."""
@@ -369,12 +364,12 @@ class Saved:
                 if axis != "any" and self.sizes.setdefault(axis, (size,)) != (size,):
                     raise self.wrong(name, f"a tensor whose axes {axis} are of one size")
         self.used.add(full)
-        return (entry if self.unread else self.container.read(full).to(self.device)).permute(back)
+        return self.container.read(full).to(self.device).permute(back)
 
     def index(self, name: str, *axes: str, below: int = LARGEST) -> Tensor:
         """A tensor of positions from 0 to `below` - 1."""
         found = self.tensor(name, "index", *axes)
-        if not self.unread and bool(((found < 0) | (found >= below)).any()):
+        if bool(((found < 0) | (found >= below)).any()):
             raise self.wrong(name, f"positions below {below}")
         return found
 

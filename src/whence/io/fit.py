@@ -92,36 +92,32 @@ def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
     """Read a fit from a file; `build` makes a tracer of its parts. See `whence.load`."""
     with opened(path) as container:
         check_model(given.model)
-        unread = Saved(container, container.manifest, torch.device("meta"), {})
+        device = Network(given.model).device
+        saved = Saved(container, container.manifest, device, {}, {"one": (1,)})
         if isinstance(given.model, LeafSum):
-            rescale(unread.part("model"), given.model)
+            rescale(saved.part("model"), given.model)
         with preserved(given.model):
-            return _read(unread, given, build)
+            check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
+            size = sum(entry.nbytes for entry in container.entries.values())
+            instead = "Load it where there is more memory."
+            Budget(device, given.limit).require(size, f"the fit in {container.path}", instead)
+            found = _build(replace(saved, dtypes=_dtypes(saved)), given, build)
+        unknown = sorted(set(container.entries) - saved.used)
+        if unknown:
+            raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
+        return found
 
 
-def _read(unread: Saved, given: Given, build: Callable[..., T]) -> T:
-    """Check the model, then all shapes on the meta device, then read the numbers."""
+def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
+    """The dtypes that tensors may have, by the names that `Saved.tensor` takes."""
     floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
-    container = unread.container
-    check_same(unread.part("model"), given.model, unread.text("torch") == torch.__version__)
-    dtypes: dict[str, tuple[torch.dtype, ...]] = {
-        name: (floats[unread.text(name, *floats)],) for name in ("algebra", "working")
-    }
-    dtypes |= {
+    return {
+        **{name: (floats[saved.text(name, *floats)],) for name in ("algebra", "working")},
         "double": (torch.float64,),
         "float": tuple(floats.values()),
         "index": (torch.int64,),
         "label": (torch.int32,),
     }
-    unread = replace(unread, dtypes=dtypes, sizes={"one": (1,)})
-    _build(unread, given, build)
-    unknown = sorted(set(container.entries) - unread.used)
-    if unknown:
-        raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
-    device = Network(given.model).device
-    size = sum(entry.nbytes for entry in container.entries.values())
-    Budget(device, given.limit).require(size, f"the fit in {container.path}", "Load it where there is more memory.")
-    return _build(replace(unread, device=device, sizes={"one": (1,)}), given, build)
 
 
 def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
@@ -145,13 +141,12 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
         raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
     residuals = loo.residuals(slice(0, n), step.change)
     roots = {"ho": noise_roots, **loo.roots_from(residuals, adjusted)}
-    deletions = 1 if saved.unread else loo.deletions(problem)  # there are no weights to count on the meta device
-    meats = Meats(roots, adjusted.hec3, deletions, groups)
+    meats = Meats(roots, adjusted.hec3, loo.deletions(problem), groups)
     part = saved.part("bread")
     read_curvature = KINDS[saved.text("structure", *KINDS)][2]
     problem_of_bread = replace(problem, budget=read_budget(part, given, problem.device))
     bread, sandwich = read_curvature(part, problem_of_bread, meats)
-    if given.loader is not None and not saved.unread:
+    if given.loader is not None:
         _compare(problem, bread)
     return build(
         problem=problem,
@@ -165,7 +160,7 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
         noise_scale=saved.number("noise_scale", 0.0),
         hc1_factor=saved.number("hc1_factor", 0.0),
         diagnostics=_diagnostics(saved),
-        fingerprints={} if saved.unread else fingerprint(given.model),
+        fingerprints=fingerprint(given.model),
     )
 
 
@@ -291,7 +286,7 @@ def _read_labels(saved: Saved, sketch: OutputSketch) -> tuple[int, Labels]:
     """The seed of signs, and labels that were sampled."""
     saved.sizes["columns"] = (sketch.columns,)
     classes = saved.tensor("classes", "label", "n", "labelled", "columns")
-    if not saved.unread and classes.numel() and (int(classes.min()) < -1 or int(classes.max()) >= sketch.width):
+    if classes.numel() and (int(classes.min()) < -1 or int(classes.max()) >= sketch.width):
         raise saved.wrong("classes", f"classes below {sketch.width}, or -1")
     return saved.whole("seed", 0, 2**63), Labels(classes, saved.tensor("floors", "algebra", "n", "labelled"))
 
@@ -403,13 +398,12 @@ def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, li
         retarget = partial(next_labels, ignore_index=getattr(likelihood, "ignore_index", IGNORED))
     sizes, fingerprints = saved.tensor("sizes", "index", "batches"), saved.tensor("fingerprints", "index", "examples")
     notes, positional = saved.texts("notes"), saved.whole("positional", 1)
-    prints: list[tuple[int, ...]] = []
-    if not saved.unread:
-        lengths = sizes.tolist()
-        if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
-            raise saved.wrong("sizes", f"{len(fingerprints)} in all")
-        prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
-    data = NO_DATA if loader is None or saved.unread else loader
-    found = SavedBatches(data, saved.device, progress, [], prints, True, positional, retarget)
+    lengths = sizes.tolist()
+    if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
+        raise saved.wrong("sizes", f"{len(fingerprints)} in all")
+    prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
+    found = SavedBatches(
+        NO_DATA if loader is None else loader, saved.device, progress, [], prints, True, positional, retarget
+    )
     found.notes = notes  # what the fit noted about the loader
     return found

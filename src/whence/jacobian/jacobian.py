@@ -16,9 +16,8 @@ from torch.func import jvp, vmap
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import first_line
 from whence.jacobian.capture import Capture
-from whence.jacobian.functional import OneByOne
 from whence.jacobian.network import Network, Selection
-from whence.jacobian.record import gradients
+from whence.jacobian.record import OneByOne, gradients
 from whence.jacobian.softmax import SoftmaxColumns
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import locked, plain_kernels
