@@ -170,7 +170,7 @@ def example_fingerprints(batches: Batches) -> Tensor:
     parts: list[Tensor] = []
     for batch in batches.read("data"):
         leaves = [*tensors_of((batch.inputs, batch.weights)), batch.targets]
-        each = [(2 * at + 1) * row_checksums(leaf).cpu() for at, leaf in enumerate(leaves)]
+        each = [(2 * at + 1) * row_checksums(leaf) for at, leaf in enumerate(leaves)]
         parts.append(torch.stack(each).sum(0))
     found = torch.cat(parts) if parts else None
     if passes.process_group.alone and found is not None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
-FORMAT = 5
+FORMAT = 6
 """The format that is written and read."""
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -127,11 +127,6 @@ def _sha256(file: BinaryIO, header: bytes, start: int) -> bytes:
 def items(header: bytes) -> int:
     """An upper bound on the number of entries in a header."""
     return sum(header.count(sign) for sign in (b",", b"[", b"{"))
-
-
-def as_bytes(tensor: Tensor) -> Any:
-    """The bytes of a tensor in the order of its axes, as an array of uint8."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 class Container:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from whence.display import listing
 from whence.errors import StaleModelError
-from whence.io.files import Draft, Saved, as_bytes, printable
+from whence.io.files import Draft, Saved, printable
 from whence.jacobian.leaves import LeafSum
-from whence.runtime.model_state import real_values
+from whence.runtime.model_state import as_bytes
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -24,7 +24,7 @@ def write_model(draft: Draft, model: nn.Module) -> None:
     draft.put(
         modules=[[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)],
         tensors=[
-            [name, owner, str(tensor.dtype), list(tensor.shape), digest(tensor)]
+            [name, owner, str(tensor.dtype), list(tensor.shape), _sha256(tensor)]
             for name, owner, tensor in tensors_of(model)
         ],
     )
@@ -46,7 +46,7 @@ def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
             raise _other_model(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
         if list(tensor.shape) != shape:
             raise _other_model(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
-        if str(tensor.dtype) != dtype or digest(tensor) != wanted:
+        if str(tensor.dtype) != dtype or _sha256(tensor) != wanted:
             changed.append(name)
     if changed:
         raise StaleModelError(
@@ -74,9 +74,8 @@ def tensors_of(model: nn.Module) -> list[tuple[str, str, Tensor]]:
     return [(name, first.setdefault(id(tensor), name), tensor) for name, tensor in named]
 
 
-def digest(tensor: Tensor) -> str:
-    """SHA-256 of the bits of a tensor."""
-    return hashlib.sha256(memoryview(as_bytes(real_values(tensor)))).hexdigest()
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(memoryview(as_bytes(tensor))).hexdigest()
 
 
 def _check_modules(saved: Saved, model: nn.Module, same_torch: bool) -> None:
