@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import platform
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.curvature import Groups, Meats, NewtonStep
 from whence.curvature.accumulate import working_precision
-from whence.data.batches import Batch, Batches
+from whence.data.batches import NO_DATA, Batches
 from whence.data.targets import Positions
-from whence.errors import InputError, LoaderError, StaleModelError
+from whence.display import listing
+from whence.errors import InputError, StaleModelError
 from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
 from whence.io.curvature import KINDS, read, write, write_curvature
 from whence.io.files import Draft, Saved, damaged, number, opened, plain, printable, write_file
-from whence.io.model import check_same, rescale, write_model
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization, sketched_derivatives
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
@@ -32,7 +34,7 @@ from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Precision
 from whence.runtime.memory import Budget
-from whence.runtime.model_state import check_model, fingerprint, preserved
+from whence.runtime.model_state import as_bytes, check_model, fingerprint, preserved
 from whence.runtime.progress import Progress
 
 T = TypeVar("T")
@@ -355,55 +357,114 @@ def _option_names(kind: type[Likelihood]) -> list[str]:
     return list(inspect.signature(kind).parameters)
 
 
-NO_DATA: list[Any] = []
-"""Stands for training data that were not given."""
-
-
-@dataclass
-class SavedBatches(Batches):
-    """Training data that must be those of the fit, or `NO_DATA`: what does not need them works."""
-
-    def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, or raise where there are none."""
-        if self.loader is NO_DATA:
-            raise LoaderError(
-                "expected the training data for this question, got a fit that was loaded without them. "
-                "Pass them: whence.load(path, model, train_loader=...)."
-            )
-        return super().read(label)
-
-    def _check_fingerprint(self, number: int, found: tuple[int, ...]) -> None:
-        try:
-            super()._check_fingerprint(number, found)
-        except LoaderError:
-            raise _other_data(f"other data in batch {number}") from None
-
-    def _check_count(self, count: int, examples: int) -> None:
-        if count < len(self.fingerprints):
-            raise _other_data(f"{count} batches instead of {len(self.fingerprints)}")
-        super()._check_count(count, examples)
-
-
-def _other_data(got: str) -> LoaderError:
-    return LoaderError(
-        f"expected the training data of the saved fit, in the same order and batches, got {got}. Pass a loader with "
-        "the same examples and the same batch_size, not shuffled."
-    )
-
-
 def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
     """The batches of a loader, or none."""
     retarget = None
     if saved.flag("next_labels"):  # the model predicts the next token
         retarget = partial(next_labels, ignore_index=getattr(likelihood, "ignore_index", IGNORED))
-    sizes, fingerprints = saved.tensor("sizes", "index", "batches"), saved.tensor("fingerprints", "index", "examples")
-    notes, positional = saved.texts("notes"), saved.whole("positional", 1)
-    lengths = sizes.tolist()
+    lengths, fingerprints = (
+        saved.tensor("sizes", "index", "batches").tolist(),
+        saved.tensor("fingerprints", "index", "any"),
+    )
     if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
         raise saved.wrong("sizes", f"{len(fingerprints)} in all")
     prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
-    found = SavedBatches(
-        NO_DATA if loader is None else loader, saved.device, progress, [], prints, True, positional, retarget
-    )
-    found.notes = notes  # what the fit noted about the loader
+    options = ([], prints, True, saved.whole("positional", 1), retarget)
+    found = Batches(NO_DATA if loader is None else loader, saved.device, progress, *options, saved=True)
+    found.notes = saved.texts("notes")  # what the fit noted about the loader
     return found
+
+
+# --- Is this the model that was fitted? -------------------------------------------------------------------------------
+
+ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def write_model(draft: Draft, model: nn.Module) -> None:
+    """Write modules, and name, dtype, shape and checksum of every parameter and buffer."""
+    draft.put(
+        modules=[[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)],
+        tensors=[
+            [name, owner, str(tensor.dtype), list(tensor.shape), _sha256(tensor)]
+            for name, owner, tensor in tensors_of(model)
+        ],
+    )
+    if isinstance(model, LeafSum):
+        draft.put(scale=model.scale)
+
+
+def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
+    """Raise unless this is the model that was fitted."""
+    _check_modules(saved, model, same_torch)
+    found, rows = tensors_of(model), saved.table("tensors", 5)
+    here, there = [name for name, _, _ in found], [row[0] for row in rows]
+    if here != there:
+        odd = [name for name in [*here, *there] if (name in here) != (name in there)] or here
+        raise _other_model(f"another set of parameters and buffers ({listing([_safe(name) for name in odd])})")
+    changed = []
+    for (name, owner, tensor), (_, other, dtype, shape, wanted) in zip(found, rows, strict=True):
+        if owner != other:
+            raise _other_model(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
+        if list(tensor.shape) != shape:
+            raise _other_model(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
+        if str(tensor.dtype) != dtype or _sha256(tensor) != wanted:
+            changed.append(name)
+    if changed:
+        raise StaleModelError(
+            f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
+            "Load the weights of that time into the model, in the same dtype, or fit and save again."
+        )
+
+
+def rescale(saved: Saved, model: LeafSum) -> None:
+    """Give leaf values the scale of the fit, which came from the training data."""
+    if not saved.has("scale"):
+        raise _other_model("trees where a network was")
+    sizes = {"leaves": tuple(model.scale.shape)}
+    here = replace(saved, device=model.scale.device, dtypes={"double": (torch.float64,)}, sizes=sizes)
+    scale = here.tensor("scale", "double", "leaves")
+    if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        raise saved.wrong("scale", "numbers above zero")
+    model.rescale(scale)
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, str, Tensor]]:
+    """(name, first name of the same tensor, tensor) of all parameters and buffers."""
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [(name, first.setdefault(id(tensor), name), tensor) for name, tensor in named]
+
+
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(memoryview(as_bytes(tensor))).hexdigest()
+
+
+def _check_modules(saved: Saved, model: nn.Module, same_torch: bool) -> None:
+    rows = saved.table("modules", 3)
+    found = [[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)]
+    for here, there in zip(found, rows, strict=False):
+        if here[:2] != there[:2] or (same_torch and here != there):
+            raise _other_model(f"{_module_text(here)} where {_module_text(there)} was")
+    if len(found) != len(rows):
+        raise _other_model(f"{len(found)} modules instead of {len(rows)}")
+
+
+def _class_and_options(module: nn.Module) -> tuple[str, str]:
+    """The class of a module, and its options as it prints them, which another torch may print otherwise."""
+    return type(module).__name__, ADDRESS.sub("0x", module.extra_repr())
+
+
+def _module_text(row: list[Any]) -> str:
+    name, kind, options = row
+    return f"{_safe(name) or 'the model'}: {_safe(kind)}({_safe(options)})"
+
+
+def _safe(thing: Any) -> str:
+    """Something from a file, for a message."""
+    return printable(str(thing), 120)
+
+
+def _other_model(got: str) -> StaleModelError:
+    return StaleModelError(
+        f"expected the model that was fitted, got {got}. Build it as it was then, and load the weights of that time."
+    )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from whence.jacobian.rules import composite, convolution, embeddings, linear, norms, parameters
+from whence.jacobian.rules import composite, embeddings, linear, norms, parameters
 from whence.jacobian.rules.base import Function, Reader
 
 READERS: dict[Function, Reader] = {
     **linear.READERS,
-    **convolution.READERS,
     **norms.READERS,
     **embeddings.READERS,
     **composite.READERS,
