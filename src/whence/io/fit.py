@@ -83,7 +83,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
         sigma=fitted.sigma,
         noise_roots=fitted.meats.roots["ho"],
     )
-    write_problem(draft.part("problem"), problem)
+    _write_problem(draft.part("problem"), problem)
     for name, value in {"groups": loo.groups, "step": step, "adjusted": fitted.adjusted}.items():
         write(draft, name, value)
     write_curvature(draft, structure, fitted.bread, fitted.sandwich)
@@ -124,7 +124,7 @@ def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
 
 def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     """Read the parts of a fit and build it."""
-    problem = read_problem(saved.part("problem"), given)
+    problem = _read_problem(saved.part("problem"), given)
     n, k = problem.n, problem.k
     each = problem.width if problem.sketch is None else 1
     saved.sizes.update(n=(n,), k=(k,), each=(each,), parameters=(problem.selection.size,))
@@ -146,7 +146,7 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     meats = Meats(roots, adjusted.hec3, loo.deletions(problem), groups)
     part = saved.part("bread")
     read_curvature = KINDS[saved.text("structure", *KINDS)][2]
-    problem_of_bread = replace(problem, budget=read_budget(part, given, problem.device))
+    problem_of_bread = replace(problem, budget=_read_budget(part, given, problem.device))
     bread, sandwich = read_curvature(part, problem_of_bread, meats)
     if given.loader is not None:
         _compare(problem, bread)
@@ -207,7 +207,7 @@ def _diagnostics(saved: Saved) -> Diagnostics:
     return Diagnostics(tuple(found))
 
 
-def write_problem(draft: Draft, problem: Linearization) -> None:
+def _write_problem(draft: Draft, problem: Linearization) -> None:
     """Write a problem; of the training data only fingerprints, by which they are recognised."""
     likelihood, batches = problem.likelihood, problem.batches
     own = _own_class(likelihood)
@@ -242,13 +242,12 @@ def write_problem(draft: Draft, problem: Linearization) -> None:
         draft.part("labels").put(seed=sketched.seed, **sketched.labels._asdict())
 
 
-def read_problem(saved: Saved, given: Given) -> Linearization:
-    """Read a problem."""
+def _read_problem(saved: Saved, given: Given) -> Linearization:
     n, k = saved.whole("n", 1), saved.whole("k", 1)
     saved.sizes.update({"n": (n,), "k": (k,)})
     network, progress = Network(given.model), Progress(given.progress)
-    likelihood = read_likelihood(saved.part("likelihood"), given.likelihood)
-    data = read_data(saved.part("data"), given.loader, progress, likelihood)
+    likelihood = _read_likelihood(saved.part("likelihood"), given.likelihood)
+    data = _read_data(saved.part("data"), given.loader, progress, likelihood)
     batches: Batches | SketchedBatches = data
     outputs = saved.tensor("outputs", "algebra", "n", "k")
     sketch = read(saved.part("sketch"), OutputSketch) if saved.has("sketch") else None
@@ -266,7 +265,7 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
         batches = SketchedBatches(data, network, likelihood, *options)
     return Linearization(
         network=network,
-        selection=read_selection(saved, given.model),
+        selection=_read_selection(saved, given.model),
         batches=batches,
         likelihood=likelihood,
         outputs=outputs,
@@ -274,7 +273,7 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
         hessian_roots=roots,
         sample_weights=saved.tensor("sample_weights", "algebra", "n") if saved.has("sample_weights") else None,
         dtype=outputs.dtype,
-        budget=read_budget(saved, given, network.device),
+        budget=_read_budget(saved, given, network.device),
         progress=progress,
         chunk_size=saved.whole("chunk_size", 1) if saved.has("chunk_size") else None,
         units=_read_units(saved.part("units"), k) if saved.has("units") else None,
@@ -302,7 +301,7 @@ def _read_units(saved: Saved, k: int) -> Positions:
     return found
 
 
-def read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
+def _read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
     """The memory limit of the fit, or what is free now, if less: chunks of equal size have equal rounding errors."""
     planned = saved.whole("limit", 0, 2**62)
     if given.limit is not None:
@@ -310,7 +309,7 @@ def read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
     return Budget(device, min(planned, Budget(device).limit))
 
 
-def read_selection(saved: Saved, model: nn.Module) -> Selection:
+def _read_selection(saved: Saved, model: nn.Module) -> Selection:
     """The parameters that were selected, which must be there and trainable."""
     names = saved.texts("parameters")
     known = dict(model.named_parameters())
@@ -325,7 +324,7 @@ def read_selection(saved: Saved, model: nn.Module) -> Selection:
     return Selection({name: known[name] for name in names})
 
 
-def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
+def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
     """The likelihood of the fit: one of whence, or the given one, where a user wrote it."""
     own = saved.text("own")
     if own:
@@ -357,7 +356,7 @@ def _option_names(kind: type[Likelihood]) -> list[str]:
     return list(inspect.signature(kind).parameters)
 
 
-def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
+def _read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
     """The batches of a loader, or none."""
     retarget = None
     if saved.flag("next_labels"):  # the model predicts the next token
