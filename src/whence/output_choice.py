@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.data.batches import Inputs, combine, take
 from whence.data.targets import diagonal_blocks
 from whence.errors import InputError
-from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
+from whence.jacobian.views import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
 from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty
 

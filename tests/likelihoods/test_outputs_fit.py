@@ -19,7 +19,7 @@ from whence.jacobian import softmax
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.network import Network, Selection
 from whence.jacobian.sketches import Labels, SketchedBatches, _scrambled, random_signs, random_uniform
-from whence.jacobian.softmax import SoftmaxColumns
+from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.progress import Progress
 
 TEST = inputs(5, 11)

@@ -40,7 +40,6 @@ from whence.jacobian.record import (
 )
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
-from whence.jacobian.softmax import SoftmaxColumns
 from whence.jacobian.verify import (
     BATCH_SIZES,
     AutogradReference,
@@ -53,6 +52,7 @@ from whence.jacobian.verify import (
     tolerance,
     uncovered_calls,
 )
+from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.processes import ProcessGroup
 
 

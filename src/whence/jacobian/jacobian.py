@@ -18,7 +18,7 @@ from whence.errors import first_line
 from whence.jacobian.capture import Capture
 from whence.jacobian.network import Network, Selection
 from whence.jacobian.record import OneByOne, gradients
-from whence.jacobian.softmax import SoftmaxColumns
+from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import locked, plain_kernels
 

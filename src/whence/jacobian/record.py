@@ -36,7 +36,7 @@ from whence.jacobian.gradients import (
 )
 from whence.jacobian.rules.base import Record, Root, Tracked
 from whence.jacobian.rules.embeddings import scatter
-from whence.jacobian.softmax import Columns
+from whence.jacobian.views import Columns
 from whence.runtime.model_state import plain_kernels
 
 Call = Callable[[Inputs], Tensor]
