@@ -74,7 +74,8 @@ class LossDerivatives(NamedTuple):
         weights = position_weights(batch.weights, outputs, likelihood.counted(targets), where)
         if batch.weights is not None or type(likelihood).counted is not Likelihood.counted:
             each = weights.reshape(-1, 1)
-            roots = each.sqrt().unsqueeze(2) * (_identity(flat) if roots is None else roots)
+            roots = torch.eye(k, dtype=flat.dtype, device=flat.device) if roots is None else roots
+            roots = each.sqrt().unsqueeze(2) * roots
             residuals = each * residuals
         if roots is not None and shape:
             roots = Positions(shape, k, None).join(roots)
@@ -136,10 +137,6 @@ def block_diagonal(blocks: Tensor) -> Tensor:
     at = torch.arange(size, device=blocks.device)
     wide[:, at, :, at] = blocks.transpose(0, 1)
     return wide.reshape(groups, size * k, size * q)
-
-
-def _identity(outputs: Tensor) -> Tensor:
-    return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
 
 
 def check_weights_given(given: Sequence[bool]) -> None:
