@@ -368,8 +368,9 @@ def _read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, l
     if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
         raise saved.wrong("sizes", f"{len(fingerprints)} in all")
     prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
-    options = ([], prints, True, saved.whole("positional", 1), retarget)
-    found = Batches(NO_DATA if loader is None else loader, saved.device, progress, *options, saved=True)
+    data = NO_DATA if loader is None else loader
+    positional = saved.whole("positional", 1)
+    found = Batches(data, saved.device, progress, [], prints, True, positional, retarget, saved=True)
     found.notes = saved.texts("notes")  # what the fit noted about the loader
     return found
 
