@@ -81,6 +81,9 @@ class Batches:
     passes: Passes = field(default_factory=Passes)
     fitting: bool = False  # whether a fit runs, during which the data are not changed without torch's knowledge
     saved: bool = False  # whether these are data of a saved fit, whose fingerprints were read from its file
+    views: Callable[[Batch, str], Iterable[Batch]] | None = (
+        None  # parts of a batch, with views of the outputs as inputs
+    )
     _first: Any = None
     _versions: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
 
@@ -94,7 +97,15 @@ class Batches:
         return self.read(None)
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, showing progress under `label`. Batches without examples are passed over."""
+        """Read all batches once, in views of the outputs where there are some, showing progress under `label`."""
+        for number, batch in enumerate(self.plain(label)):
+            yield from self._viewed(batch, number)
+
+    def _viewed(self, batch: Batch, number: int) -> Iterable[Batch]:
+        return (batch,) if self.views is None else self.views(batch, f"batch {number}")
+
+    def plain(self, label: str | None) -> Iterator[Batch]:
+        """The same as the loader gives them. Batches without examples are passed over."""
         if self.passes.closed:
             raise partial_data_error()
         if self.loader is NO_DATA:
@@ -127,7 +138,7 @@ class Batches:
             batch = self._prepare(number, raw, start)
             start, known = start + batch.size, number + 1
             if batch.size:
-                yield number, batch
+                yield from ((number, view) for view in self._viewed(batch, number))
 
     def _size(self, number: int) -> int:
         """The number of examples of a batch that was not read, of a list or a DataLoader."""
@@ -185,11 +196,11 @@ class Batches:
             self._first = self._find_first()
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
-        return Batch(raw[0], targets, 0, len(targets), raw[2])
+        return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
 
     def _find_first(self) -> Any:
         process_group = self.passes.process_group
-        local = next(self.read(None), None)
+        local = next(self.plain(None), None)
         have_any = process_group.all_gather_object("the first batch", local is not None)
         if not any(have_any):
             raise no_examples()
