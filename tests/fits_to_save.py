@@ -113,6 +113,7 @@ IGNORED |= {
     "_chunks",
     "chunk_bytes",
     "target_transform",
+    "views",
 }
 IGNORED |= {
     "captures",

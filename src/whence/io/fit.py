@@ -92,21 +92,21 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
 
 def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
     """Read a fit from a file; `build` makes a tracer of its parts. See `whence.load`."""
-    with opened(path) as container:
+    with opened(path) as saved:
         check_model(given.model)
         device = Network(given.model).device
-        saved = Saved(container, container.manifest, device, {}, {"one": (1,)})
+        saved = replace(saved, device=device, sizes={"one": (1,)})
         if isinstance(given.model, LeafSum):
             rescale(saved.part("model"), given.model)
         with preserved(given.model):
             check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
-            size = sum(entry.nbytes for entry in container.entries.values())
+            size = sum(entry.nbytes for entry in saved.entries.values())
             instead = "Load it where there is more memory."
-            Budget(device, given.limit).require(size, f"the fit in {container.path}", instead)
+            Budget(device, given.limit).require(size, f"the fit in {saved.path}", instead)
             found = _build(replace(saved, dtypes=_dtypes(saved)), given, build)
-        unknown = sorted(set(container.entries) - saved.used)
+        unknown = sorted(set(saved.entries) - saved.used)
         if unknown:
-            raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
+            raise damaged(saved.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
         return found
 
 
