@@ -30,11 +30,10 @@ from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_c
 from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Execution, Passes
+from whence.runtime.execution import Execution, Passes, Progress, clock
 from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
 from whence.runtime.processes import ProcessGroup
-from whence.runtime.progress import Progress, clock
 from whence.tracer import Tracer
 from whence.trust import trust_of_fit
 from whence.trust.checks import MEANING

@@ -22,7 +22,7 @@ from whence.data.batches import (
     take,
     to_device,
 )
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 
 CPU = torch.device("cpu")
 

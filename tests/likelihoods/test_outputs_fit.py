@@ -20,7 +20,7 @@ from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.network import Network, Selection
 from whence.jacobian.sketches import HessianSketch, Labels, _scrambled, random_signs, random_uniform
 from whence.jacobian.views import SoftmaxColumns
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 
 TEST = inputs(5, 11)
 EXACT = [whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=99, tolerance=0)]

@@ -21,7 +21,7 @@ from whence.cli.texts import TextFolder, beginning, read_texts
 from whence.display import number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, load_table, read_description
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predict_rows

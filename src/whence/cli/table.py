@@ -16,7 +16,7 @@ from whence.cli.console import Output, figure, stop
 from whence.cli.worklist import check_corrected, export_path, print_answers, write_corrected, write_worklist
 from whence.display import count, number, percent
 from whence.io.files import replacing
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 from whence.tabular.answers import apply_answers, compare, read_answers
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table

@@ -23,9 +23,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from whence.errors import InputError, LoaderError, ShapeError
-from whence.runtime.execution import Passes, partial_data_error
+from whence.runtime.execution import Passes, Progress, partial_data_error
 from whence.runtime.model_state import checksum
-from whence.runtime.progress import Progress
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"

@@ -19,9 +19,8 @@ from whence._version import __version__
 from whence.errors import InputError, LoaderError
 from whence.io.files import Draft, Saved, damaged, opened, plain, printable, write_file
 from whence.io.fit import ADDRESS, check_same, write_model
-from whence.runtime.execution import State
+from whence.runtime.execution import Progress, State
 from whence.runtime.model_state import as_bytes, checksum
-from whence.runtime.progress import Progress
 
 START = "start.whence"
 

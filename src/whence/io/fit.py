@@ -32,10 +32,9 @@ from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.jacobian.sketches import HessianSketch, Labels
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Precision
+from whence.runtime.execution import Precision, Progress
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import as_bytes, check_model, fingerprint, preserved
-from whence.runtime.progress import Progress
 
 T = TypeVar("T")
 

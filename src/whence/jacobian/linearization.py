@@ -20,9 +20,8 @@ from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, HessianSketch, Labels
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
-from whence.runtime.execution import Passes, Precision, State
+from whence.runtime.execution import Passes, Precision, Progress, State
 from whence.runtime.memory import Budget, free_memory, readable
-from whence.runtime.progress import Progress
 
 CHUNK_SHARE = 0.05
 """A chunk of Jacobian rows takes at most this share of the memory budget."""
