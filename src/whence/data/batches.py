@@ -149,8 +149,7 @@ class Batches:
     def _prepare(self, number: int, raw: Any, start: int) -> Batch:
         """Move what the loader gave to the device, and check it, also against earlier passes."""
         where = f"batch {number}"
-        given = split(raw, where)
-        inputs, targets, weights = to_device(given, self.device)
+        inputs, targets, weights = to_device(split(raw, where), self.device)
         size = batch_size(inputs, where)
         self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
         if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
@@ -159,7 +158,7 @@ class Batches:
                 f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
                 "Make the loader give one target (a number, or a row of k numbers) for each example."
             )
-        found = self._fingerprint(number, raw, [*tensors_of((given[0], given[2])), given[1]])
+        found = self._fingerprint(number, raw, [*tensors_of((inputs, weights)), targets])
         if self.fingerprints[number : number + 1] != [found]:  # what has not changed was checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
