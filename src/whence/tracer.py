@@ -36,7 +36,7 @@ from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, squared_influence, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
-from whence.jacobian.network import OutputView
+from whence.jacobian.views import OutputView
 from whence.output_choice import OutputChoice
 from whence.results import MAX_OUTPUTS, Uncertainty, findings_table, join, without_padding
 from whence.trust import Trust, assess

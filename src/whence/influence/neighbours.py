@@ -26,8 +26,8 @@ from whence.curvature.primal import Projected, sketch_features
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.network import OutputView, SelectedOutputs
 from whence.jacobian.sketches import SketchedBatches
+from whence.jacobian.views import OutputView, SelectedOutputs
 from whence.linalg import eigh
 from whence.runtime.execution import partial_data_error
 
