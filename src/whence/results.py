@@ -236,9 +236,9 @@ class Uncertainty(Shown):
                 )
             if self.later is None:
                 raise InputError(
-                    "expected inputs that are kept or can be read again, got none: a large iterator is spent, and "
-                    "results gathered from processes have no inputs. Ask for covariances at once with predict(x, "
-                    "covariance=True), or pass a loader or a batch."
+                    "expected inputs that can be read again, got none: an iterator is spent, and results gathered from "
+                    "processes have no inputs. Ask for covariances at once with predict(x, covariance=True), or pass a "
+                    "loader or a batch."
                 )
             self.covariances.update(self.later())
         return self.covariances[estimator]

@@ -292,7 +292,7 @@ def test_a_loader_that_changes_its_order_is_refused(example: Example, tmp_path: 
             self.turn = not self.turn
             return iter(batches if self.turn else batches[::-1])
 
-    with pytest.raises(whence.LoaderError, match="expected the same test inputs in every pass"):
+    with pytest.raises(whence.LoaderError, match="expected the same inputs in every pass"):
         example.tracer.report(tmp_path / "report.html", Changing(), images=example.options["images"])
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from whence.trees.ensemble import Loss, TreeEnsemble
-from whence.trees.reading import LeafNumbers, loss_not_taken, not_fitted, not_taken, noted
+from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_taken, not_fitted, not_taken, noted
 
 LIKELIHOODS: dict[str, Loss] = {
     "regression": "gaussian",
@@ -105,16 +104,14 @@ def _settings(settings: dict[str, str]) -> dict[str, Any]:
         "l2": float(settings["lambda_l2"]),
         "sample_share": share,
         "notes": noted(
-            (
-                (share < 1 and not goss, f"Each tree saw a random {share:.0%} of the training rows."),
-                (goss, f"Each tree saw {share:.0%} of the training rows, those of large gradients first (goss)."),
-                (settings["boosting"] == "rf", "The trees are averaged (boosting='rf')."),
-                (settings["boosting"] == "dart", "Trees were dropped while others grew (dart): shrinkage differs."),
-                (l1, f"An L1 penalty (lambda_l1={l1:g}) shrank the leaf values."),
-                (smooth, f"Leaf values were smoothed towards those of their parents (path_smooth={smooth:g})."),
-                (float(settings["max_delta_step"]), "max_delta_step bounds the leaf values."),
-                (settings["monotone_constraints"], "Monotone constraints bound the leaf values."),
-                (by_class, "The loss weights rows by their class (scale_pos_weight or is_unbalance)."),
-            )
+            (share < 1 and not goss, f"Each tree saw a random {share:.0%} of the training rows."),
+            (goss, f"Each tree saw {share:.0%} of the training rows, those of large gradients first (goss)."),
+            (settings["boosting"] == "rf", "The trees are averaged (boosting='rf')."),
+            (settings["boosting"] == "dart", "Trees were dropped while others grew (dart): shrinkage differs."),
+            (l1, f"An L1 penalty (lambda_l1={l1:g}) shrank the leaf values."),
+            (smooth, f"Leaf values were smoothed towards those of their parents (path_smooth={smooth:g})."),
+            (float(settings["max_delta_step"]), "max_delta_step bounds the leaf values."),
+            (settings["monotone_constraints"], "Monotone constraints bound the leaf values."),
+            (by_class, "The loss weights rows by their class (scale_pos_weight or is_unbalance)."),
         ),
     }

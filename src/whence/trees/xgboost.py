@@ -9,8 +9,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from whence.trees.ensemble import Loss, TreeEnsemble
-from whence.trees.reading import LeafNumbers, loss_not_taken, not_fitted, not_taken, noted
+from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_taken, not_fitted, not_taken, noted
 
 LIKELIHOODS: dict[str, Loss] = {
     "reg:squarederror": "gaussian",
@@ -174,16 +173,14 @@ def _settings(config: Any, own: tuple[float, float] | None) -> dict[str, Any]:
         "l2": l2,
         "sample_share": share,
         "notes": noted(
-            (
-                (lost, READ_OFF.format(shrinkage, l2)),
-                (usual, MAYBE_LOST),
-                (share < 1, f"Each tree saw a random {share:.0%} of the training rows."),
-                (parallel > 1, f"Each iteration averages {parallel} trees."),
-                (dart, "Trees were dropped while others grew (dart), so shrinkage differs between trees."),
-                (float(train["alpha"]), f"An L1 penalty (alpha={train['alpha']}) shrank the leaf values."),
-                (float(train["max_delta_step"]), "max_delta_step bounds the leaf values."),
-                ("1" in train["monotone_constraints"], "Monotone constraints bound the leaf values."),
-                (weight != 1, f"The loss weights positive rows by {weight:g} (scale_pos_weight)."),
-            )
+            (lost, READ_OFF.format(shrinkage, l2)),
+            (usual, MAYBE_LOST),
+            (share < 1, f"Each tree saw a random {share:.0%} of the training rows."),
+            (parallel > 1, f"Each iteration averages {parallel} trees."),
+            (dart, "Trees were dropped while others grew (dart), so shrinkage differs between trees."),
+            (float(train["alpha"]), f"An L1 penalty (alpha={train['alpha']}) shrank the leaf values."),
+            (float(train["max_delta_step"]), "max_delta_step bounds the leaf values."),
+            ("1" in train["monotone_constraints"], "Monotone constraints bound the leaf values."),
+            (weight != 1, f"The loss weights positive rows by {weight:g} (scale_pos_weight)."),
         ),
     }
