@@ -473,8 +473,10 @@ def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
         raise
 
 
-def check_folder(folder: Path, mark: str = DESCRIPTION) -> None:
-    """Raise where saving would fail, or would overwrite something else."""
+def check_folder(folder: Path | None, mark: str = DESCRIPTION) -> None:
+    """Raise where saving would fail, or would overwrite something else; without a folder nothing is saved."""
+    if folder is None:
+        return
     if not folder.absolute().parent.is_dir():
         raise InputError(f"expected a folder that exists to save in, got {folder.parent}. Make it first.")
     if folder.exists() and not folder.is_dir():
