@@ -18,8 +18,7 @@ from whence.io.files import replacing
 from whence.runtime.progress import Progress
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
-from whence.tabular.labels import RowLabels
-from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
+from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
 from whence.tabular.worklist import apply_answers, compare, read_answers, work_items, write_worklist
 

@@ -1,11 +1,15 @@
-"""Everything a report says: computed from a fit and test inputs, read by the templates."""
+"""Everything a report says: computed from a fit and test inputs, read by the templates.
+
+Sections are plain data that anyone can add. Every `str` in them is shown as text, never read as HTML.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +23,6 @@ from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts
 from whence.report.inputs import InputView, ShownInputs
-from whence.report.sections import Section
 from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees, training_targets
 from whence.report.traced import Action, Traced, actions, trace
 from whence.results import Diagnostics, Finding
@@ -34,6 +37,68 @@ SUSPECTS = 24
 """Training examples whose labels are shown as doubtful."""
 GALLERY = 24
 """Predictions that are shown of each verdict."""
+
+
+Tone = Literal["noise", "scarcity", "plain"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some of the predictions, under one name. The tone sets colour and shape: noise, scarcity, or neither."""
+
+    name: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True)
+class Words:
+    """Terms and what they mean."""
+
+    kind: ClassVar[str] = "words"
+    entries: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: a name, and as many cells as the table has columns after the first."""
+
+    name: str
+    cells: tuple[str, ...]
+    group: str = ""  # consecutive rows of the same group stand together under its name
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text and numbers; `caption` says what is in it, `note` how to read it."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+
+    def grouped(self) -> list[tuple[str, list[Row]]]:
+        """Consecutive rows of the same group, under its name."""
+        return [(group, list(rows)) for group, rows in groupby(self.rows, key=lambda row: row.group)]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names, values and a sentence about each."""
+
+    kind: ClassVar[str] = "facts"
+    rows: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, paragraphs, and blocks below them."""
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    blocks: tuple[Words | Table | Facts, ...] = ()
+    tone: Tone = "plain"
 
 
 class ReportCheck(NamedTuple):
@@ -166,20 +231,11 @@ class Report:
         """How many predictions are uncertain; of inputs that cannot be nothing is said."""
         return sum(self.counts[1:CHECK_INPUT])
 
-    @property
-    def by_chance(self) -> bool:
-        """Whether no more predictions are uncertain than chance would make."""
-        return 0 < self.uncertain <= self.expected_by_chance
-
     @cached_property
     def counts(self) -> list[int]:
         """How many predictions have each verdict."""
         counts: list[int] = torch.bincount(self.verdicts, minlength=len(TONES)).tolist()
         return counts
-
-    def tone(self, prediction: int) -> str:
-        """The tone of a prediction's verdict."""
-        return TONES[int(self.verdicts[prediction])]
 
     @cached_property
     def galleries(self) -> dict[int, list[int]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,16 +30,10 @@ WIDEST_ROW = 64
 """Numbers an input may have to be shown as a row of a table without being asked for."""
 LONGEST_TEXT = 600
 """Characters of a text that are shown."""
-LEAST_WEIGHT = 0.3
-"""Words of a smaller weight, relative to the largest in a text, are not marked."""
 SIDE = 64
 """The longer side of a thumbnail, in pixels."""
 FIRST_CELLS = 8
 """Cells of a row that stand before the others: those furthest from the ordinary."""
-WORD = re.compile(r"\w+", re.UNICODE)
-
-MarkedText = list[tuple[str, float]]
-"""Pieces of a text, each with a weight between 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +112,8 @@ class InputView:
         if self.form == "image":
             images = thumbnails(tests, trains)
             return ShownInputs("image", (), *({i: ShownInput(image=uri) for i, uri in part.items()} for part in images))
-        train_texts = {i: text_pieces(text) for i, text in trains.items()}
-        texts = mark_shared_words({i: text_pieces(text) for i, text in tests.items()}, train_texts, traced)
-        parts = ({i: ShownInput(text=tuple(pieces)) for i, pieces in part.items()} for part in (texts, train_texts))
-        return ShownInputs("text", (), *parts)
+        texts = ({i: ShownInput(text=text_pieces(text)) for i, text in part.items()} for part in (tests, trains))
+        return ShownInputs("text", (), *texts)
 
     def _of_examples(
         self, given: Any, source: DataSource, wanted: Sequence[int], total: int, which: str
@@ -265,65 +255,22 @@ def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
     return [{i: thumbnail((image - low) / max(high - low, 1e-12)) for i, image in part.items()} for part in parts]
 
 
-def text_pieces(text: Any) -> MarkedText:
+def text_pieces(text: Any) -> tuple[tuple[str, float], ...]:
     """A text, or its tokens with their weights, as pieces with a weight between 0 and 1 each.
 
     Examples:
         >>> text_pieces("good film"), text_pieces([("good", 2.0), (" film", -1.0)])
-        ([('good film', 0.0)], [('good', 1.0), (' film', 0.5)])
+        ((('good film', 0.0),), (('good', 1.0), (' film', 0.5)))
     """
-    if isinstance(text, str):
-        return [(text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " …", 0.0)]
-    if not isinstance(text, Iterable):
+    pairs = [(text, 0.0)] if isinstance(text, str) else text
+    if not isinstance(pairs, Iterable):
         raise InputError(f"expected a text, or pairs of a token and its weight, got {type(text).__name__}.")
-    pairs = [(str(token), float(weight)) for token, weight in text]
-    largest = max((abs(weight) for _, weight in pairs), default=0.0) or 1.0
-    pieces, length = [], 0
+    pairs = [(str(token), abs(float(weight))) for token, weight in pairs] or [("", 0.0)]
+    largest = max(weight for _, weight in pairs) or 1.0
+    pieces, left = [], LONGEST_TEXT
     for token, weight in pairs:
-        length += len(token)
-        if length > LONGEST_TEXT:
-            pieces.append((" …", 0.0))
-            break
-        pieces.append((token, round(abs(weight) / largest, 3)))
-    return pieces or [("", 0.0)]
-
-
-def mark_shared_words(
-    texts: Mapping[int, MarkedText], train_texts: Mapping[int, MarkedText], traced: Traced
-) -> dict[int, MarkedText]:
-    """Mark the words that a text shares with the training texts behind its uncertainty, rare words more.
-
-    Texts that came with weights of their own keep them.
-    """
-    words = {
-        i: {word.lower() for text, _ in pieces for word in WORD.findall(text)} for i, pieces in train_texts.items()
-    }
-    frequency = Counter(word for some in words.values() for word in some)
-    marked = {}
-    for place, prediction in enumerate(traced.chosen.tolist()):
-        pieces = texts.get(prediction, [])
-        if len(pieces) == 1 and not pieces[0][1]:
-            weights: Counter[str] = Counter()
-            for example, share in zip(
-                traced.check.examples[place].tolist(), traced.check.share[place].tolist(), strict=True
-            ):
-                for word in words.get(example, ()):
-                    weights[word] += share * math.log((1 + len(words)) / frequency[word])
-            pieces = _mark(pieces[0][0], weights)
-        marked[prediction] = pieces
-    return marked
-
-
-def _mark(text: str, weights: Mapping[str, float]) -> MarkedText:
-    """A text cut around its weighty words, each with its weight over the largest."""
-    largest = max((weights.get(word.lower(), 0.0) for word in WORD.findall(text)), default=0.0)
-    pieces: MarkedText = []
-    end = 0
-    for match in WORD.finditer(text):
-        weight = weights.get(match.group().lower(), 0.0) / largest if largest > 0 else 0.0
-        if weight >= LEAST_WEIGHT:
-            if match.start() > end:
-                pieces.append((text[end : match.start()], 0.0))
-            pieces.append((match.group(), round(weight, 2)))
-            end = match.end()
-    return [*pieces, (text[end:], 0.0)] if end < len(text) or not pieces else pieces
+        pieces.append((token[:left], round(weight / largest, 3)))
+        left -= len(token)
+        if left < 0:
+            return (*pieces, (" …", 0.0))
+    return tuple(pieces)

@@ -26,7 +26,6 @@ from whence.report.usual import UsualValues, frame_of
 from whence.runtime.model_state import one_thread
 from whence.runtime.progress import Progress
 from whence.tabular.boosting import ONE_THREAD, Trees, grow
-from whence.tabular.checks import drop_copies, suspicious_columns
 from whence.tabular.columns import (
     MAX_DISTANCE,
     Column,
@@ -45,9 +44,11 @@ from whence.tabular.target import (
     Task,
     check_row_count,
     detect_target,
+    drop_copies,
     find_column,
     group_labels,
     split_rows,
+    suspicious_columns,
 )
 
 FORMAT = "whence table"
@@ -214,6 +215,10 @@ class FittedTable:
     def batches(self, inputs: Tensor) -> Any:
         """Encoded rows as the tracer takes them."""
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
+
+    def row_batches(self, table: TextTable) -> Any:
+        """The rows of a table as the tracer takes them."""
+        return self.batches(self.model.encode(table))
 
 
 def prepare(

@@ -22,8 +22,7 @@ from whence.errors import InputError, WhenceError, did_you_mean
 from whence.io.files import replacing
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared
-from whence.tabular.labels import RowLabels, row_batches
-from whence.tabular.predictions import RowPredictions, affordable_rows
+from whence.tabular.predictions import RowLabels, RowPredictions, affordable_rows
 from whence.tabular.target import RowSplit, Target
 
 if TYPE_CHECKING:
@@ -78,9 +77,9 @@ def rows_to_label(prepared: Prepared, fitted: FittedTable, most: int) -> list[in
         return []
     pool = max(1, POOL // prepared.model.target.outputs)
     if len(unlabelled) > pool:
-        variance = fitted.tracer.predict(row_batches(fitted, prepared.table.take(unlabelled))).hec3.sum(1)
+        variance = fitted.tracer.predict(fitted.row_batches(prepared.table.take(unlabelled))).hec3.sum(1)
         unlabelled = unlabelled[variance.argsort(descending=True)[:pool].sort().values.cpu().numpy()]
-    batches = row_batches(fitted, prepared.table.take(unlabelled))
+    batches = fitted.row_batches(prepared.table.take(unlabelled))
     chosen = fitted.tracer.suggest(min(most, len(unlabelled)), pool=batches).index
     return [int(at) for at in unlabelled[chosen.cpu().numpy()]]
 
@@ -373,12 +372,12 @@ def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions |
     target, test, tracer = fitted.model.target, prepared.split.test, fitted.tracer
     if len(affordable_rows(test, test, len(fitted.rows), target.outputs, tracer.problem.selection.size)) < len(test):
         return None, float("nan")
-    inputs = row_batches(fitted, prepared.table.take(test))
+    inputs = fitted.row_batches(prepared.table.take(test))
     try:
         found = tracer.what_if(inputs, relabel=_relabelled(answered, fitted))
         left = 1.0
         if len(answered.labelled):
-            pool = row_batches(fitted, prepared.table.take(answered.labelled))
+            pool = fitted.row_batches(prepared.table.take(answered.labelled))
             label = tracer.suggest(len(answered.labelled), pool=pool, test=inputs)
             left = float(label.total[-1] / (label.total[-1] + label.score.sum()))
         outputs = tracer.predict(inputs).mean + found.change
