@@ -18,7 +18,7 @@ from whence.display import number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
 from whence.influence.intervals import Intervals
-from whence.influence.wrong_labels import WrongLabels, wrong_labels
+from whence.influence.training import WrongLabels, wrong_labels
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.report.charts import Chart, charts

@@ -12,7 +12,7 @@ import torch
 from whence import Explanation, Uncertainty
 from whence.display import number
 from whence.influence.intervals import LEVEL
-from whence.influence.wrong_labels import WrongLabels, wrong_labels
+from whence.influence.training import WrongLabels, wrong_labels
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
 from whence.tabular.target import Target
