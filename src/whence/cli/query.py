@@ -326,8 +326,9 @@ class SavedTable(SavedNetwork):
     unit, label = "row", "label"
 
     def __init__(self, fitted: FittedTable, table: TextTable, data: Path) -> None:
+        inputs = fitted.model.encode(table)
         notes = [*table.notes, *fitted.model.unrecognized(table)]
-        super().__init__(fitted.tracer, fitted.model.encode(table), notes, data.name.split(".")[0] or "table")
+        super().__init__(fitted.tracer, inputs, notes, data.name.split(".")[0] or "table")
         self.fitted, self.table, self.data = fitted, table, data
 
     @cached_property
