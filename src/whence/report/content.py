@@ -21,10 +21,10 @@ from whence.influence.intervals import Intervals
 from whence.influence.training import WrongLabels, wrong_labels
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
-from whence.report.charts import Chart, charts
-from whence.report.inputs import InputView, ShownInputs
+from whence.report.charts import charts
+from whence.report.inputs import InputView
 from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees, training_targets
-from whence.report.traced import Action, Traced, actions, trace
+from whence.report.traced import Traced, actions, trace
 from whence.results import Diagnostics, Finding
 from whence.trust import Trust, trust_of_fit
 
@@ -109,30 +109,11 @@ class ReportCheck(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
 class Report:
-    """A whole report."""
+    """A whole report. `whence.Tracer.report` says what the arguments are; views are its images, texts and table."""
 
-    fitted: Fitted
-    title: str
-    about: tuple[str, ...]  # paragraphs below the title
-    sections: tuple[Section, ...]  # of whoever asked for the report
-    predictions: Predictions
-    traced: Traced
-    training: TrainingLabels
-    actions: list[Action]
-    suspects: list[int]  # training examples whose labels to doubt, the most doubtful first
-    inputs: ShownInputs
-    test_ids: tuple[str, ...] | None  # names of the predictions, where given
-    train_ids: tuple[str, ...] | None  # names of the training examples, where given
-    charts: list[Chart]
-    trust: Trust  # how far to trust the fit
-    checks: list[ReportCheck]
-    wrong_labels: WrongLabels | None  # in all; for classes
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         fitted: Fitted,
         test: Any,
         train: Any,
@@ -147,11 +128,8 @@ class Report:
         level: float = 0.95,
         traced: int = 500,
         intervals: Intervals | None = None,
-    ) -> Report:
-        """Compute a report.
-
-        `whence.Tracer.report` says what the arguments are; views are its images, texts and table.
-        """
+    ) -> None:
+        """Compute everything."""
         check_level(level)
         check_count(traced, "traced")
         check_ungrouped(fitted)
@@ -164,41 +142,29 @@ class Report:
             next(batches.read(None))  # a fit that was loaded without its data says so here
             train = batches.loader
         train_data = DataSource.of(train, batches.positional, "train")
-        training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
-        predictions, first_batch = _predict(fitted, test_data, training, intervals)
-        sizes = len(predictions), len(training)
+        self.fitted, self.title, self.sections = fitted, title, sections
+        self.about = [about] if isinstance(about, str) else about  # paragraphs below the title
+        self.training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
+        self.predictions, first_batch = _predict(fitted, test_data, self.training, intervals)
+        sizes = len(self.predictions), len(self.training)
         pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str)
         test_ids, train_ids = ids if pair else (ids, None)
-        test_ids = _as_ids(test_ids, sizes[0], "prediction")
-        train_ids = _as_ids(train_ids, sizes[1], "training example")
+        self.test_ids = _as_ids(test_ids, sizes[0], "prediction")
+        self.train_ids = _as_ids(train_ids, sizes[1], "training example")
         view = InputView.of(*views, first_batch)
-        found = trace(fitted, test_data, predictions.uncertainty, float(level), traced)
+        self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced)
         with using_model(fitted):
-            trusted = trust if isinstance(trust, Trust) else trust_of_fit(fitted)
-        todo = actions(fitted, found, training.contradicted)
-        suspects = training.order[:SUSPECTS].tolist()
-        needed = [action.at for action in todo if action.kind == "label"] + suspects
-        shown = view.show(test_data, train_data, sizes, found, needed)
-        wrong = {at for at, one in shown.test.items() if one.impossible}
-        todo = [action for action in todo if action.kind == "label" or action.at not in wrong]
-        return cls(
-            fitted=fitted,
-            title=title,
-            about=(about,) if isinstance(about, str) else tuple(about),
-            sections=tuple(sections),
-            predictions=predictions,
-            traced=found,
-            training=training,
-            actions=todo,
-            suspects=suspects,
-            inputs=shown,
-            test_ids=test_ids,
-            train_ids=train_ids,
-            charts=charts(predictions),
-            trust=trusted,
-            checks=list(checks(fitted, found, trusted, trust)),
-            wrong_labels=_wrong_labels(training, predictions, isinstance(model, LeafSum)),
-        )
+            self.trust = trust if isinstance(trust, Trust) else trust_of_fit(fitted)
+        self.checks = list(checks(fitted, self.traced, self.trust, trust))
+        self.charts = charts(self.predictions)
+        todo = actions(fitted, self.traced, self.training.contradicted)
+        self.suspects = self.training.order[:SUSPECTS].tolist()  # training examples whose labels to doubt
+        needed = [action.at for action in todo if action.kind == "label"] + self.suspects
+        self.inputs = view.show(test_data, train_data, sizes, self.traced, needed)
+        # predictions whose inputs cannot be, with the reason
+        self.impossible = {at: shown.impossible for at, shown in self.inputs.test.items() if shown.impossible}
+        self.actions = [action for action in todo if action.kind == "label" or action.at not in self.impossible]
+        self.wrong_labels = _wrong_labels(self.training, self.predictions, isinstance(model, LeafSum))
 
     def prediction_id(self, prediction: int) -> str:
         """What a prediction is called."""
@@ -220,11 +186,6 @@ class Report:
         found = self.traced.explanation.noisy.long() + 2 * self.traced.explanation.scarce.long()
         found[list(self.impossible)] = CHECK_INPUT
         return found
-
-    @property
-    def impossible(self) -> dict[int, str]:
-        """Predictions whose inputs cannot be, with the reason."""
-        return {at: shown.impossible for at, shown in self.inputs.test.items() if shown.impossible}
 
     @property
     def uncertain(self) -> int:

@@ -31,12 +31,12 @@ MOST_OUTPUTS = 8
 
 
 def write(fitted: Fitted, path: str | Path, *args: Any, **options: Any) -> Path:
-    """Write a report of a fit and return where it is; see `Report.of` for the other arguments."""
+    """Write a report of a fit and return where it is; see `Report` for the other arguments."""
     environment = jinja_environment()
     target = Path(path)
     if not target.parent.is_dir():
         raise InputError(f"expected a folder that exists, got {target.parent} in {target}. Make it first.")
-    html = render(environment, Report.of(fitted, *args, **options))
+    html = render(environment, Report(fitted, *args, **options))
     # A lone surrogate (half a character, from broken text) cannot be encoded; it is shown by its number.
     target.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
     return target
