@@ -110,5 +110,5 @@ def test_zeros_that_training_knows_are_no_mistake() -> None:
 
 def test_the_cells_furthest_from_the_ordinary_come_first() -> None:
     train = frame_of({"a": np.arange(100.0), "b": np.arange(100.0), "town": ["Ulm"] * 99 + ["Bonn"]})
-    shares = UsualValues.of(train).shares(frame_of({"a": [50.0], "b": [97.0], "town": ["Ulm"]}))
+    shares = UsualValues.of(train).tails(frame_of({"a": [50.0], "b": [97.0], "town": ["Ulm"]})).min(0)
     np.testing.assert_allclose(shares, [[0.5, 0.03, 0.99]])

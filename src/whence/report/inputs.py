@@ -173,10 +173,10 @@ class InputView:
 def _standing_out(usual: UsualValues, table: Any, chosen: Sequence[int]) -> dict[int, ShownInput]:
     """Rows of a table, with the cells that stand out."""
     some = table.iloc[list(chosen)]
-    shares, found = usual.shares(some), {}
+    tails, found = usual.tails(some), {}
     for place, (i, cells) in enumerate(zip(chosen, rows_as_text(table, chosen), strict=True)):
-        first = tuple(shares[place].argsort(kind="stable")[:FIRST_CELLS].tolist())
-        found[i] = ShownInput(cells=cells, unusual=tuple(usual.unusual(some, place, shares)), first=first)
+        first = tuple(tails[:, place].min(0).argsort(kind="stable")[:FIRST_CELLS].tolist())
+        found[i] = ShownInput(cells=cells, unusual=tuple(usual.unusual(some, place, tails)), first=first)
     return found
 
 
