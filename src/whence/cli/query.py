@@ -211,11 +211,17 @@ class SavedNetwork:
     def _uncertainty(self) -> whence.Uncertainty:
         return self.tracer.predict(self.inputs)
 
+    @cached_property
+    def _residual_sizes(self) -> tuple[list[float], list[float]]:
+        """Of all training examples, and in the fits without them."""
+        residuals, left_out = self.tracer.residuals, self.tracer.loo_residuals
+        return residuals.norm(dim=1).tolist(), left_out.norm(dim=1).tolist()
+
     @property
     def _one_class(self) -> bool:
         """Whether one class of several is predicted."""
-        u = self._uncertainty
-        return u.likelihood is not None and u.likelihood.couples_outputs and u.chosen is None
+        known = self.tracer.problem.likelihood
+        return known.has_classes and known.couples_outputs and self._uncertainty.chosen is None
 
     def frame(self, verdicts: bool) -> pandas.DataFrame:
         """What `predict` and `explain` give, side by side."""
@@ -291,8 +297,8 @@ class SavedNetwork:
 
     def left_out(self, example: int) -> dict[str, str]:
         """The label of a training example, or its residual, and what the fit without it says in its place."""
-        residuals, left_out = self.tracer.residuals[example], self.tracer.loo_residuals[example]
-        return {"label": number(float(residuals.norm())), "without": number(float(left_out.norm()))}
+        residual, left_out = (sizes[example] for sizes in self._residual_sizes)
+        return {"label": number(residual), "without": number(left_out)}
 
 
 class SavedTexts(SavedNetwork):

@@ -398,14 +398,13 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             predictor.load_state_dict(weights)
         training = load_file(folder / TRAINING)
         inputs, values, rows = training["inputs"], training["values"].numpy(), training["rows"].numpy()
-        parts: dict[str, dict[str, Tensor]] = {"intervals": {}, "usual": {}}
-        for name, one in training.items():
-            part, _, rest = name.partition(".")
-            if rest:
-                parts[part][rest] = one
-        intervals = Intervals(**parts["intervals"]) if model.target.task == "regression" else None
-        numbers = {name: one.numpy() for name, one in parts["usual"].items()}
-        usual = UsualValues(numbers, {}, frozenset(), float(training["constant"]))
+        calibrated, numbers = (
+            {name.removeprefix(part): one for name, one in training.items() if name.startswith(part)}
+            for part in ("intervals.", "usual.")
+        )
+        intervals = Intervals(**calibrated) if model.target.task == "regression" else None
+        known = {name: one.numpy() for name, one in numbers.items()}
+        usual = UsualValues(known, {}, frozenset(), float(training["constant"]))
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(
