@@ -139,19 +139,20 @@ class InputView:
         self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: list[int], examples: list[int]
     ) -> ShownInputs:
         rows = self._table(self.test, test, sizes[0], "test")
-        known = isinstance(self.train, UsualValues)  # what is usual is known, and the training rows are not
-        train_rows = None if known else self._table(self.train, train, sizes[1], "train")
         assert rows is not None
         most = CELLS // max(len(rows.columns), 1)
         chosen = list(range(sizes[0])) if sizes[0] <= most else traced[:most]
-        tests = {i: ShownInput(cells=cells) for i, cells in zip(chosen, rows_as_text(rows, chosen), strict=True)}
-        trains = {}
-        if known or train_rows is not None:
-            usual = self.train if known else UsualValues.of(train_rows)
+        usual, trains = self.train, {}
+        if not isinstance(usual, UsualValues):  # else what is usual is known, and the training rows are not
+            train_rows = self._table(self.train, train, sizes[1], "train")
+            usual = None if train_rows is None else UsualValues.of(train_rows)
+            trains = {} if usual is None else _standing_out(usual, train_rows, examples[:most])
+        if usual is None:
+            tests = {i: ShownInput(cells=cells) for i, cells in zip(chosen, rows_as_text(rows, chosen), strict=True)}
+        else:
+            impossible = zip(chosen, usual.impossible(rows.iloc[chosen]), strict=True)
             tests = _standing_out(usual, rows, chosen)
-            trains = {} if known else _standing_out(usual, train_rows, examples[:most])
-            impossible = usual.impossible(rows.iloc[chosen])
-            tests = {i: replace(tests[i], impossible=why) for i, why in zip(chosen, impossible, strict=True)}
+            tests = {i: replace(tests[i], impossible=reason) for i, reason in impossible}
         return ShownInputs("row", tuple(rows.columns), tests, trains)
 
     def _table(self, given: Any, source: DataSource, total: int, which: str) -> Any:
@@ -222,9 +223,8 @@ def thumbnail(image: Tensor, side: int = SIDE) -> str:
     """
     from PIL import Image  # an extra: only reports need it
 
-    h, w = image.shape[1:]
-    if max(h, w) > side:
-        size = (max(1, round(h * side / max(h, w))), max(1, round(w * side / max(h, w))))
+    if max(image.shape[1:]) > side:
+        size = [max(1, round(length * side / max(image.shape[1:]))) for length in image.shape[1:]]
         image = F.interpolate(image.unsqueeze(0), size=size, mode="area").squeeze(0)
     pixels = (image.double().nan_to_num(0.0).clamp(0.0, 1.0) * 255).round().byte()
     picture = Image.fromarray(pixels.squeeze(0).numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).numpy())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -102,6 +101,7 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
     if len(chosen) < len(uncertainty) or not uncertainty.covariances:
         again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
         check_same(uncertainty.mean.cpu()[chosen], again.mean.cpu())
+    check, near = (LargestShares(*map(torch.cat, zip(*parts, strict=True))) for parts in (check, near))
     total = again.hec3.sum(1).cpu()
     ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
     return Traced(
@@ -109,8 +109,8 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
         inputs=inputs,
         uncertainty=again,
         explanation=explanation,
-        check=_joined(check),
-        near=_joined(near),
+        check=check,
+        near=near,
         excess=torch.stack(excess).sum(0).cpu(),
         total=float(total.sum()),
         gap=float(torch.where(total > 0, ratio - 1.0, 0.0).abs().median()),
@@ -123,10 +123,6 @@ def usual_noise(fitted: Fitted) -> float:
     squares = fitted.adjusted.hec3.double().square().sum(1)[fitted.counted]
     values = (squares[noise > 0] / noise[noise > 0]).clamp_max(LARGEST)
     return float(values.mean()) if len(values) else 1.0
-
-
-def _joined(parts: Sequence[LargestShares]) -> LargestShares:
-    return LargestShares(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor]:
