@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy
+
 from whence.trees import catboost, lightgbm, sklearn, xgboost
 from whence.trees.ensemble import TreeEnsemble
 
@@ -45,8 +47,15 @@ def read(model: Any) -> TreeEnsemble | None:
             return _last_step(model)
         adapter = ADAPTERS.get(kind.__module__.split(".")[0])
         if adapter is not None:
-            return adapter(model)
+            found = adapter(model)
+            return found and replace(found, classes=_classes(model, found))
     return None
+
+
+def _classes(model: Any, found: TreeEnsemble) -> tuple[Any, ...] | None:
+    """The labels of a classifier; native boosters number theirs."""
+    known = tuple(numpy.asarray(getattr(model, "classes_", ())).tolist())
+    return known or (None if found.likelihood == "gaussian" else tuple(range(max(len(found.base), 2))))
 
 
 def _last_step(pipeline: Any) -> TreeEnsemble | None:

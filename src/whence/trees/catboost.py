@@ -31,18 +31,16 @@ def read(model: Any) -> TreeEnsemble | None:
     numbers = LeafNumbers([numpy.ones(count, bool) for count in model.get_tree_leaf_counts()])
     scale, bias = model.get_scale_and_bias()
     base = numpy.array(bias, numpy.float64).reshape(-1)
-    likelihood = LIKELIHOODS[loss]
     return TreeEnsemble(
         leaves=lambda x: numbers(model.calc_leaf_indexes(x)),
         own_raw=lambda x: model.predict(x, prediction_type="RawFormulaVal"),
         values=scale * numpy.asarray(model.get_leaf_values(), numpy.float64).reshape(-1, len(base)),
         outputs=None,
         base=base,
-        likelihood=likelihood,
+        likelihood=LIKELIHOODS[loss],
         shrinkage=float(settings["learning_rate"]),
         l2=float(settings["l2_leaf_reg"]),
         l2_by_weight=True,
-        classes=None if likelihood == "gaussian" else tuple(numpy.asarray(model.classes_).tolist()),
         sample_share=float(settings.get("subsample", 1.0)),
         notes=_notes(model, settings),
     )

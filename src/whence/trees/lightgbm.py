@@ -36,7 +36,10 @@ def read(model: Any) -> TreeEnsemble | None:
     head, *trees, settings = _sections(booster.model_to_string())  # as predict does: up to the best iteration
     if not trees:
         raise not_fitted(model)
-    likelihood = _likelihood(model, head.get("objective", "an objective of one's own"))
+    loss = head.get("objective", "an objective of one's own")
+    likelihood = LIKELIHOODS.get(loss.split()[0] if loss.startswith("multiclass ") else loss)
+    if likelihood is None:
+        raise loss_not_taken(model, loss, TAKEN)
     if settings["linear_tree"] == "1":
         raise not_taken(model, "constant leaves", "with linear_tree=True", "Train it with linear_tree=False.")
     values = [_numbers(tree["leaf_value"]) for tree in trees]
@@ -55,9 +58,6 @@ def read(model: Any) -> TreeEnsemble | None:
                 base[output] += constant
                 found -= constant
     trees_each = len(trees) // len(base) if average else 1
-    classes = getattr(model, "classes_", None)
-    if classes is None and likelihood != "gaussian":
-        classes = numpy.arange(max(len(base), 2))
     return TreeEnsemble(
         leaves=lambda x: numbers(model.predict(x, pred_leaf=True)),
         own_raw=lambda x: model.predict(x, raw_score=True) / trees_each,  # raw scores are sums, also of averaged trees
@@ -66,7 +66,6 @@ def read(model: Any) -> TreeEnsemble | None:
         base=base / trees_each,
         likelihood=likelihood,
         shrinkage=1 / trees_each if average else float(settings["learning_rate"]),
-        classes=None if classes is None else tuple(classes.tolist()),
         **_settings(settings),
     )
 
@@ -83,13 +82,6 @@ def _sections(text: str) -> list[dict[str, str]]:
 
 def _numbers(line: str) -> NDArray[numpy.float64]:
     return numpy.array(line.split(), numpy.float64)
-
-
-def _likelihood(model: Any, loss: str) -> Loss:
-    known = loss.split()[0] if loss.startswith("multiclass ") else loss
-    if known not in LIKELIHOODS:
-        raise loss_not_taken(model, loss, TAKEN)
-    return LIKELIHOODS[known]
 
 
 def _settings(settings: dict[str, str]) -> dict[str, Any]:

@@ -33,12 +33,12 @@ def read(model: Any) -> TreeEnsemble | None:
         check_is_fitted(model)
     except NotFittedError:
         raise not_fitted(model) from None
-    found, classes = reader(model), getattr(model, "classes_", None)
+    found = reader(model)
     notes = noted(
         (getattr(model, "class_weight", None), "The loss weights rows by their class (class_weight)."),
         (getattr(model, "monotonic_cst", None) is not None, "Monotone constraints bound the leaf values."),
     )
-    return replace(found, classes=None if classes is None else tuple(classes.tolist()), notes=found.notes + notes)
+    return replace(found, notes=found.notes + notes)
 
 
 def _averaged(model: Any) -> TreeEnsemble:
