@@ -102,7 +102,10 @@ class Tracer(Fitted):
         def covariances() -> Mapping[str, Tensor]:
             again = self.predict(x, covariance=True, outputs=outputs)
             rounding = 10 * torch.finfo(found.mean.dtype).eps ** 0.5
-            check_same(found.mean, again.mean, rounding, ", or ask for covariances at once, with covariance=True")
+            advice = ", or ask for covariances at once, with covariance=True"
+            check_same(found.mean, again.mean, rounding, advice)
+            for name, variance in found.variances.items():
+                check_same(variance, again.variance(name), rounding, advice)
             return again.covariances
 
         few = choice is None or found.mean.shape[-1] <= MAX_OUTPUTS
