@@ -317,7 +317,7 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[st
         for decay in given.decays:
             name, tracer = fitted(model, data, text, decay, given)
             row[f"seconds of {name}"] = clock.lap()
-            found = [behind(tracer, batch["input_ids"][:, :-1], len(texts)) for batch in each]
+            found = [behind(tracer, batch, len(texts)) for batch in each]
             scores |= {f"{name}, {key}": torch.cat([one[key] for one in found]) for key in found[0]}
             row[f"seconds of the questions, {name}"] = clock.lap()
             del tracer
@@ -339,16 +339,17 @@ def one_word(words: Sequence[int], word: int, device: str) -> Batch:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def behind(tracer: whence.Tracer, question: Tensor, n: int) -> dict[str, Tensor]:
-    """(1, n) of all documents: shares of Ho and HeC3, and how far each holds up the logit of what the model says."""
-    asked = {"input_ids": question, "attention_mask": torch.ones_like(question)}
-    found = tracer.attribute(asked, top=n, matrix=True, positions=[-1])
-    assert found.ho.matrix is not None
-    assert found.hec3.matrix is not None
-    order = found.hec3.index.argsort(1)
-    pull = found.hec3.pull.squeeze(2).gather(1, order)
-    shares = {"share of Ho": found.ho.matrix, "share of HeC3": found.hec3.matrix, "pull": pull}
-    return {name: one.double().cpu() for name, one in shares.items()}
+def behind(tracer: whence.Tracer, question: Batch, n: int) -> dict[str, Tensor]:
+    """(1, n) of all documents: how far each makes the answer more likely, and shares of the variance of its logit."""
+    asked = {name: question[name][:, :-1] for name in ("input_ids", "attention_mask")}
+    shares = tracer.attribute(asked, top=1, matrix=True, positions=[-1])
+    losses = tracer.attribute(question, top=n, loss=True).hec3
+    found = {
+        "pull on the loss": -losses.pull.squeeze(2).gather(1, losses.index.argsort(1)),
+        "share of Ho": torch.as_tensor(shares.ho.matrix),
+        "share of HeC3": torch.as_tensor(shares.hec3.matrix),
+    }
+    return {name: one.double().cpu() for name, one in found.items()}
 
 
 @torch.no_grad()
