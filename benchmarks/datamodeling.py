@@ -72,8 +72,24 @@ class Case:
     batch: int = 128
 
 
-WORDS, LENGTH, PARTS = 600, 32, 10
+WORDS, LENGTH, PARTS = 300, 32, 10
 """Of a small GPT: words it knows, words of a sequence, sequences of each review to learn from."""
+
+
+class SmallGPT(tokens.Model):
+    """With an output layer of its own, which kronfluence sees, too."""
+
+    def __init__(self, layers: int, width: int, heads: int, words: int, tokens: int) -> None:
+        super().__init__(layers, width, heads, words, tokens)
+        self.head = nn.Linear(width, words)
+        nn.init.normal_(self.words.weight)
+        nn.init.normal_(self.places.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, t, words) of the next words."""
+        found: Tensor = self.head(self.hidden(x))
+        return found
+
 
 CASES: dict[str, Case] = {
     "digits": Case(
@@ -97,9 +113,9 @@ CASES: dict[str, Case] = {
         "reviews",
         500,
         50,
-        lambda k: tokens.Model(2, 64, 4, k, LENGTH),
+        lambda k: SmallGPT(2, 64, 4, k, LENGTH),
         "GPT of 2 layers, width 64",
-        20,
+        15,
         ("ekfac", "core:size=1024", "sketch:size=2048"),
         rate=3e-3,
         batch=50,
@@ -108,7 +124,7 @@ CASES: dict[str, Case] = {
 TINY: dict[str, Any] = {"n": 60, "test": 10, "epochs": 5, "projection": 16}
 SMALLER: dict[str, dict[str, Any]] = {
     "cifar-10": {"make": lambda k: networks.resnet9(k, width=2), "structures": ("sketch:size=32",)},
-    "reviews": {"make": lambda k: tokens.Model(1, 8, 2, k, LENGTH), "structures": ("ekfac", "sketch:size=32"), "n": 50},
+    "reviews": {"make": lambda k: SmallGPT(1, 8, 2, k, LENGTH), "structures": ("ekfac", "sketch:size=32"), "n": 50},
 }
 
 

@@ -68,12 +68,17 @@ class Model(nn.Module):
         self.last = nn.LayerNorm(width)
         nn.init.normal_(self.words.weight, std=0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Of token numbers (n, t)."""
+    def hidden(self, x: Tensor) -> Tensor:
+        """(n, t, width) before the output layer, of token numbers (n, t)."""
         hidden = self.words(x) + self.places.weight[: x.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
-        return nn.functional.linear(self.last(hidden), self.words.weight)
+        found: Tensor = self.last(hidden)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of token numbers (n, t)."""
+        return nn.functional.linear(self.hidden(x), self.words.weight)
 
 
 class Llama(nn.Module):
