@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import whence
+from whence.influence.training import change_without
 from whence_paper.scores import auroc
 from whence_paper.texts import decoder, reviews
 
@@ -106,8 +107,8 @@ def token_losses(model: nn.Module, batch: Batch) -> Tensor:
 @torch.no_grad()
 def mean_losses(model: nn.Module, data: Sequence[Batch]) -> Tensor:
     """(n,) over the words of each answer."""
-    found = [token_losses(model, batch).sum(1) / (batch["labels"][:, 1:] >= 0).sum(1) for batch in data]
-    return torch.cat(found).double().cpu()
+    found = [token_losses(model, batch).sum(1) for batch in data]
+    return torch.cat(found).double().cpu() / labelled(data)
 
 
 # --- Gradients of single texts, for the plain scores ------------------------------------------------------------------
@@ -211,8 +212,9 @@ def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]
         for decay in given.decays:
             name, tracer = fitted(model, data, text, decay, given)
             frame = tracer.training_frame()
-            for column in ("suspicion", "loo_residual", "cook"):
-                scores[f"{name}, {column}"] = torch.from_numpy(frame[column].to_numpy()).double()
+            for column in ("suspicion", "cook"):
+                scores[f"{name}, {column}"] = torch.tensor(frame[column].tolist(), dtype=torch.float64)
+            scores[f"{name}, loss without the text"] = scores["loss"] + added_loss(tracer) / labelled(data)
             row[f"seconds of {name}"] = clock.lap()
             row[f"trust in {name}"] = tracer.diagnostics["trust"]
             del tracer
@@ -220,12 +222,22 @@ def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]
     return {**row, "scores": judged(scores, [text.kind for text in texts])}
 
 
+def added_loss(tracer: whence.Tracer) -> Tensor:
+    """(n,) how far the summed loss of each text rises when it is left out, to second order in the outputs."""
+    change = change_without(tracer).double().cpu()  # along the columns S of the Hessian's root, and the residual
+    return 0.5 * change[:, :-1].square().sum(1) - change[:, -1]
+
+
+def labelled(data: Sequence[Batch]) -> Tensor:
+    """(n,) how many words of each text have a label."""
+    return torch.cat([(batch["labels"][:, 1:] >= 0).sum(1) for batch in data]).cpu()
+
+
 def fitted(
     model: nn.Module, data: Sequence[Batch], text: str, decay: float, given: argparse.Namespace
 ) -> tuple[str, whence.Tracer]:
     """A fit of the linear layers with the ridge of a weight decay, and its name."""
-    labels = sum(int((batch["labels"][:, 1:] >= 0).sum()) for batch in data)
-    ridge = whence.ridge_from_weight_decay(decay, n=labels, loss="cross_entropy")
+    ridge = whence.ridge_from_weight_decay(decay, n=int(labelled(data).sum()), loss="cross_entropy")
     settings: dict[str, Any] = {**options(text), "ridge": ridge, "hessian_columns": given.columns}
     return f"{text}, decay {decay:g}", whence.fit(model, list(data), "categorical", progress=False, **settings)
 
@@ -317,7 +329,7 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[st
         for decay in given.decays:
             name, tracer = fitted(model, data, text, decay, given)
             row[f"seconds of {name}"] = clock.lap()
-            found = [behind(tracer, batch, len(texts)) for batch in each]
+            found = [behind(tracer, batch, len(texts)) for batch in padded(each, given.batch)]
             scores |= {f"{name}, {key}": torch.cat([one[key] for one in found]) for key in found[0]}
             row[f"seconds of the questions, {name}"] = clock.lap()
             del tracer
@@ -339,15 +351,25 @@ def one_word(words: Sequence[int], word: int, device: str) -> Batch:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def behind(tracer: whence.Tracer, question: Batch, n: int) -> dict[str, Tensor]:
-    """(1, n) of all documents: how far each makes the answer more likely, and shares of the variance of its logit."""
-    asked = {name: question[name][:, :-1] for name in ("input_ids", "attention_mask")}
-    shares = tracer.attribute(asked, top=1, matrix=True, positions=[-1])
-    losses = tracer.attribute(question, top=n, loss=True).hec3
+def padded(each: Sequence[Batch], size: int) -> Iterator[Batch]:
+    """Batches of one, so many together."""
+    for low in range(0, len(each), size):
+        some = each[low : low + size]
+        longest = max(one["input_ids"].shape[1] for one in some)
+        fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        yield {
+            name: torch.cat([F.pad(one[name], (0, longest - one[name].shape[1]), value=value) for one in some])
+            for name, value in fill.items()
+        }
+
+
+def behind(tracer: whence.Tracer, questions: Batch, n: int) -> dict[str, Tensor]:
+    """(m, n) of all documents: how far each makes the answer more likely, and shares of the variance of its loss."""
+    losses = tracer.attribute(questions, top=n, matrix=True, loss=True)
     found = {
-        "pull on the loss": -losses.pull.squeeze(2).gather(1, losses.index.argsort(1)),
-        "share of Ho": torch.as_tensor(shares.ho.matrix),
-        "share of HeC3": torch.as_tensor(shares.hec3.matrix),
+        "pull on the loss": -losses.hec3.pull.squeeze(2).gather(1, losses.hec3.index.argsort(1)),
+        "share of Ho": torch.as_tensor(losses.ho.matrix),
+        "share of HeC3": torch.as_tensor(losses.hec3.matrix),
     }
     return {name: one.double().cpu() for name, one in found.items()}
 
