@@ -148,7 +148,7 @@ def gradient_norms(model: nn.Module, data: Sequence[Batch]) -> Tensor:
     return torch.cat(found)
 
 
-def gradient_products(model: nn.Module, data: Sequence[Batch], asked: Sequence[Batch], few: int = 16) -> Tensor:
+def gradient_products(model: nn.Module, data: Sequence[Batch], asked: Sequence[Batch], few: int = 40) -> Tensor:
     """(m, n) inner products of the gradients of questions, asked one by one, with those of all texts."""
     layers = [layer for _, layer in linear_layers(model)]
     rows = []
