@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from torch.utils.data import TensorDataset
 import whence
 from whence_paper.texts import reviews
 
-from . import influences, networks, tokens, trak
+from . import influences, networks, studied, tokens, trak
 from .data import Split, batches, read_cifar
 from .record import failed, save, say
 from .scores import spearman
@@ -48,7 +47,7 @@ DAMPINGS = {"default damping 1e-8": 1e-8, "its own rule": None}
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(studied.Case):
     """A data set, the network that learns it, and how.
 
     Attributes:
@@ -58,11 +57,6 @@ class Case:
         classes: labels that are kept; all of them if there are none.
     """
 
-    data: str
-    n: int
-    test: int
-    make: Callable[[int], nn.Module]
-    describe: str
     epochs: int
     structures: tuple[str, ...]
     what_if: bool = False

@@ -30,7 +30,7 @@ from whence.influence.fitted import (
     variance_terms,
 )
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.network import OutputMixtures, SelectedOutputs
+from whence.jacobian.views import OutputMixtures, SelectedOutputs
 from whence.linalg import largest, largest_first
 from whence.results import frame
 
