@@ -171,7 +171,7 @@ def run_fit(
     with preserved(model):
         network = Network(model)
         bar = Progress(progress and processes.rank == 0)
-        batches = Batches(loader, network.device, bar, passes=Passes(processes), fitting=True)
+        batches = Batches(loader, network.device, bar, passes=Passes(processes))
         selection = _inspect_first_batch(network, batches, options)
         budget = _prepare_passes(batches, model, options, selection)
         columns = default_columns(network, batches) if options.columns == 0 else options.columns
@@ -277,7 +277,6 @@ def _finish_passes(batches: Batches) -> None:
     if batches.passes.shared:
         gathered = batches.passes.process_group.all_gather_object("the fingerprints of the data", batches.fingerprints)
         batches.fingerprints[:] = [one for each in gathered for one in each]
-    batches.end_fit()
     batches.passes.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice
@@ -78,13 +77,11 @@ class Batches:
     positional: int = 1  # how many positional arguments the inputs are
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
-    fitting: bool = False  # whether a fit runs, during which the data are not changed without torch's knowledge
     saved: bool = False  # whether these are data of a saved fit, whose fingerprints were read from its file
     views: Callable[[Batch, str], Iterable[Batch]] | None = (
         None  # parts of a batch, with views of the outputs as inputs
     )
     _first: Any = None
-    _versions: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
@@ -158,7 +155,7 @@ class Batches:
                 f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
                 "Make the loader give one target (a number, or a row of k numbers) for each example."
             )
-        found = self._fingerprint(number, raw, [*tensors_of((inputs, weights)), targets])
+        found = tuple(map(checksum, [*tensors_of((inputs, weights)), targets]))
         if self.fingerprints[number : number + 1] != [found]:  # what has not changed was checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
@@ -168,23 +165,6 @@ class Batches:
         if self.target_transform is not None and size:
             targets = self.target_transform(targets)
         return Batch(inputs, targets, start, size, weights)
-
-    def _fingerprint(self, number: int, raw: Any, leaves: Sequence[Tensor]) -> tuple[int, ...]:
-        """A checksum of each tensor of a batch; reused while a fit runs, for tensors of a list that did not change."""
-        if self.fitting and isinstance(self.loader, (list, tuple)):
-            now = [(weakref.ref(leaf), leaf._version) for leaf in tensors_of(raw) if not leaf.is_inference()]
-            before, self._versions[number] = self._versions.get(number, []), now
-            comparable = len(before) == len(now) == len(leaves) and number < len(self.fingerprints)
-            if comparable and all(
-                one[0]() is two[0]() and one[1] == two[1] for one, two in zip(before, now, strict=True)
-            ):
-                return self.fingerprints[number]
-        return tuple(map(checksum, leaves))
-
-    def end_fit(self) -> None:
-        """The fit is over: from now on the data may be changed without torch's knowledge."""
-        self.fitting = False
-        self._versions.clear()
 
     def first(self) -> Batch:
         """The first batch of all: that of the first process which has one."""
