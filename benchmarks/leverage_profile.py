@@ -60,12 +60,25 @@ def kernels(work: Any, device: torch.device, rows: int = 45) -> dict[str, Any]:
     }
 
 
+def by_shape(work: Any, device: torch.device, rows: int = 90) -> list[Any]:
+    """The longest operations with the shapes they have."""
+    on_gpu = device.type == "cuda"
+    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with profile(activities=kinds, record_shapes=True) as seen:
+        timed(work, device)
+    found = []
+    for event in seen.key_averages(group_by_input_shape=True):
+        own = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
+        found.append((round(own, 5), event.count, event.key[:60], str(event.input_shapes)[:140]))
+    return sorted(found, reverse=True)[:rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--network", default="resnet18")
     parser.add_argument("--structure", default="fp16")
-    parser.add_argument("--n", type=int, default=4000)
+    parser.add_argument("--n", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("out/leverage_profile.json"))
     given = parser.parse_args()
@@ -129,8 +142,10 @@ def main() -> None:
         found[f"{label}_kernels"] = kernels(work, device)
         print(label, found[label], found[f"{label}_kernels"]["kinds"], found[f"{label}_kernels"]["launches"], flush=True)
         save()
+    found["leverage_shapes"] = by_shape(leverage, device)
+    save()
     usual = problem.chunk_size
-    for size in (100, 250, 500, 1000):
+    for size in (250, 500, 1000):
         object.__setattr__(problem, "chunk_size", size)
         for label, work in (("leverage", leverage), ("network", network_alone), ("predict", predict)):
             try:

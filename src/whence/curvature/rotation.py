@@ -41,8 +41,12 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
         return g * weights.reshape(len(g), -1, *[1] * (g.dim() - 2))
     transposed = is_transposed_in_memory(g)
     lying = g.transpose(-1, -2) if transposed else g
-    rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
-    mixed: Tensor = (rows @ lying.flatten(2)).unflatten(2, lying.shape[2:])
+    count = weights.shape[2]
+    if g.dtype in HALVES and g.is_cuda:  # whose tensor units take rows of eight
+        rows = pad(weights, (0, -count % 8)).transpose(1, 2)
+    else:
+        rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
+    mixed: Tensor = (rows @ lying.flatten(2))[:, :count].unflatten(2, lying.shape[2:])
     return mixed.transpose(-1, -2) if transposed else mixed
 
 
@@ -404,9 +408,22 @@ def outer(a: Tensor, g: Tensor) -> Tensor:
         for at in range(c):
             torch.bmm(g[:, at, 0].transpose(1, 2), a[:, 0], out=found[:, at, 0])
         return found
-    left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)
+    if is_transposed_in_memory(g) or g.dtype not in HALVES:
+        left = g.permute(BY_OUTPUT).reshape(n, e, c * o, t)
+    else:
+        left = g.permute(BY_POSITION).reshape(n, e, t, c * o).transpose(2, 3)
     matrices = left @ a if g.dtype == torch.bfloat16 else product(left, a)
     return matrices.reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
+
+
+BY_OUTPUT, BY_POSITION = (0, 2, 1, 4, 3), (0, 2, 3, 1, 4)  # axes of gradients (n, c, e, t, o), as products want them
+
+
+def in_bfloat16(g: Tensor) -> Tensor:
+    """Gradients (n, c, e, t, o) in bfloat16; those of images in the order that `outer` takes, by the same copy."""
+    if not is_transposed_in_memory(g):
+        return g.bfloat16()
+    return g.permute(BY_OUTPUT).to(torch.bfloat16, memory_format=torch.contiguous_format).permute(BY_OUTPUT)
 
 
 def products_are_rounded(device: torch.device) -> bool:
@@ -696,7 +713,7 @@ class BasisView:
             if not self.coarse or not self.complete or (not self._rotates_factors_first and a.dtype != g.dtype):
                 self._factors = raised(a), raised(g)
             else:  # matrices that are rotated later are formed of what was captured, and come in single precision
-                self._factors = (a.bfloat16(), g.bfloat16()) if self._rotates_factors_first else (a, g)
+                self._factors = (a.bfloat16(), in_bfloat16(g)) if self._rotates_factors_first else (a, g)
             self._free_captured()
         return self._factors
 
