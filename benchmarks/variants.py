@@ -31,7 +31,7 @@ class Variant:
     name: str
     structure: whence.Structure
     options: dict[str, Any] = field(default_factory=dict)
-    tf32: bool = False
+    tf32: bool | None = None  # `None` for torch's defaults, by which convolutions may be rounded to TF32
     bfloat16: bool = False
 
 
@@ -42,12 +42,12 @@ def parse(text: str) -> Variant:
         raise SystemExit(f"expected one of {', '.join(KINDS)} before the colon, got {text!r}.")
     given = dict(part.split("=", 1) for part in rest.split(",") if part)
     values = {key: _literal(value) for key, value in given.items()}
-    tf32, half = bool(values.pop("tf32", False)), bool(values.pop("bfloat16", False))
+    tf32, half = values.pop("tf32", None), bool(values.pop("bfloat16", False))
     options = {key: values.pop(key) for key in OPTIONS if key in values}
     execution = {key: values.pop(key) for key in ("chunk_size", "max_memory", "precision") if key in values}
     if execution:
         options["execution"] = whence.Execution(**execution)
-    return Variant(text, KINDS[kind](**values), options, tf32, half)
+    return Variant(text, KINDS[kind](**values), options, None if tf32 is None else bool(tf32), half)
 
 
 def _literal(text: str) -> Any:
@@ -58,8 +58,11 @@ def _literal(text: str) -> Any:
 
 
 @contextmanager
-def precision(tf32: bool) -> Iterator[None]:
-    """Let products and convolutions use TF32, or not."""
+def precision(tf32: bool | None) -> Iterator[None]:
+    """Let products and convolutions use TF32, or not; as torch has it where that is not said."""
+    if tf32 is None:
+        yield
+        return
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     try:

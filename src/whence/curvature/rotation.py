@@ -24,7 +24,9 @@ from whence.jacobian.gradients import (
     Rows,
     Tangent,
     Whole,
+    cotangents_first,
     is_transposed_in_memory,
+    promoted,
 )
 from whence.linalg import HALVES, product
 
@@ -431,34 +433,41 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def outside_of(
-    tangent: Tangent, basis: Basis, inputs: Tensor | None = None, grads: Tensor | None = None
-) -> list[Tangent]:
+def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> list[Tangent]:
     """Tangents whose squared lengths add up to what of a gradient G lies outside a basis.
 
     G - P G Q = G (I - Q) + (I - P) G Q, two parts at right angles. The difference of the squared lengths of G and P G Q
     is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
-    The factors of a Kronecker tangent in the basis are taken as given where they are known.
+    The inputs of a Kronecker tangent in the basis are taken as given where they are known.
     """
     if isinstance(tangent, Dense):
         return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
     if isinstance(tangent, Rows):
         columns = None if basis.outputs is None else basis.outputs[0]
         return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns))]
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
+    a, g = tangent.inputs(), tangent.grads()
     if inputs is None:
-        inputs = a if basis.inputs is None else times(a, basis.inputs)
-    return [
-        Kronecker(tangent.block, Whole(_rest(a, basis.inputs, inputs)), Whole(g)),
-        Kronecker(tangent.block, Whole(inputs), Whole(_rest(g, basis.outputs, grads))),
-    ]
+        inputs = a if basis.inputs is None else Whole(raised(a)).project(basis.inputs)
+    parts: list[Tangent] = []
+    if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
+        rest = a - Whole(inputs).project(basis.inputs.transpose(-1, -2))
+        parts.append(Kronecker(tangent.block, Whole(rest), Whole(g)))
+    if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
+        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(_left_over(g, basis))))
+    return parts
 
 
-def _rest(values: Tensor, columns: Tensor | None, inside: Tensor | None = None) -> Tensor:
-    """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r); or (e, i, r), for rows (..., e, t, i)."""
-    if columns is None:
-        return torch.zeros_like(values)
-    return values - times(times(values, columns) if inside is None else inside, columns.transpose(-1, -2))
+def _left_over(g: Tensor, basis: Basis) -> Tensor:
+    """Gradients (n, c, e, t, o) along the complement of a basis, or less what lies in it."""
+    assert basis.outputs is not None
+    if basis.complement is not None and len(basis.outputs) == 1:
+        return Whole(g).project(basis.complement.unsqueeze(0))
+    return g - Whole(Whole(g).project(basis.outputs)).project(basis.outputs.transpose(-1, -2))
+
+
+def _rest(values: Tensor, columns: Tensor | None) -> Tensor:
+    """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r)."""
+    return torch.zeros_like(values) if columns is None else values - times(times(values, columns), columns.T)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -496,23 +505,36 @@ def energy(tangent: Tangent) -> Tensor:
     if isinstance(tangent, Rows):
         plain = rotated_values(tangent, Basis(tangent.block))
         return plain.grams(plain.values.new_ones(1, *plain.shape))[0]
-    g = raised(tangent.grads()).flatten(2)
-    return _with_inputs(tangent) @ g.transpose(1, 2)
+    g, moved = _with_inputs(tangent)
+    return product(moved, g.transpose(1, 2))
 
 
 def lengths(tangent: Tangent) -> Tensor:
     """Squared lengths of the gradients, (n, c): the diagonals of `energy` alone."""
     if not isinstance(tangent, Kronecker):
         return torch.diagonal(energy(tangent), dim1=1, dim2=2)
-    return (_with_inputs(tangent) * raised(tangent.grads()).flatten(2)).sum(2)
+    g, moved = _with_inputs(tangent)
+    return raised(g * moved).sum(2)
 
 
-def _with_inputs(tangent: Kronecker) -> Tensor:
-    """(n, c, e t o) sum_s <a_t, a_s> g_s, whose inner products with g are those of the gradient matrices."""
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
+def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
+    """(n, c, e t o) g, and sum_s <a_t, a_s> g_s, whose inner products with it are those of the gradient matrices."""
+    a, g = promoted(tangent.inputs(), tangent.grads())
     if tangent.positions == 1:
-        return (g * a.square().sum(-1, keepdim=True).unsqueeze(1)).flatten(2)
-    return ((a @ a.transpose(-1, -2)).unsqueeze(1) @ g).flatten(2)
+        a, g = raised(a), raised(g)
+        return g.flatten(2), (g * a.square().sum(-1, keepdim=True).unsqueeze(1)).flatten(2)
+    inner = product(a, a.transpose(-1, -2))
+    if g.dtype in HALVES:  # float16 has no room for them
+        inner, g = inner.bfloat16(), g.bfloat16()
+    first = cotangents_first(g)
+    g, inner = (g.transpose(0, 1), inner) if first else (g, inner.unsqueeze(1))
+    if is_transposed_in_memory(g):
+        g = g.transpose(-1, -2)
+        moved = g @ inner
+    else:
+        moved = inner @ g
+    g, moved = (g.transpose(0, 1), moved.transpose(0, 1)) if first else (g, moved)
+    return g.flatten(2), moved.flatten(2)
 
 
 def total(tangent: Tangent, weights: Tensor) -> Tensor:
@@ -581,8 +603,9 @@ class BasisView:
         self.reads = reads
         self.rounded = rounded
         self.coarse = coarse
-        self._tangent: Tangent | None = _computed(tangent) if basis.outside and measured else tangent
+        self._tangent: Tangent | None = _computed(tangent, coarse) if basis.outside and measured else tangent
         self._held: Rotated | None = None
+        self._inputs: Tensor | None = None  # of the layer in the basis, before they are rounded to bfloat16
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
 
@@ -669,11 +692,12 @@ class BasisView:
             return [self.tangent]
         held = self._rotated()
         if isinstance(held, Factored):
-            return outside_of(self.tangent, self.basis, held.a.unsqueeze(2), held.g.unsqueeze(3))
+            return outside_of(self.tangent, self.basis, held.a.unsqueeze(2))
         if held is not None or not self._rotates_factors_first:
             return outside_of(self.tangent, self.basis)
-        a, g = self._factors_to_form()
-        return outside_of(self.tangent, self.basis, a[..., : self.basis.shape[-1]], g)
+        self._factors_to_form()
+        assert self._inputs is not None
+        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]])
 
     def _rotated(self) -> Rotated | None:
         """The gradients of all examples, unless that takes matrices."""
@@ -710,7 +734,8 @@ class BasisView:
                 inputs = pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
             factors = ((tangent.a, inputs), (tangent.g, outputs))
             a, g = (part.tensor() if one is None else part.project(one) for part, one in factors)
-            if not self.coarse or not self.complete or (not self._rotates_factors_first and a.dtype != g.dtype):
+            self._inputs = None if self.complete else a
+            if not self.coarse or (not self._rotates_factors_first and a.dtype != g.dtype):
                 self._factors = raised(a), raised(g)
             else:  # matrices that are rotated later are formed of what was captured, and come in single precision
                 self._factors = (a.bfloat16(), in_bfloat16(g)) if self._rotates_factors_first else (a, g)
@@ -796,12 +821,14 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
     return 0.0 if tangent.positions == 1 or chunk <= room else 2.0 * grads.element_size() * e * o * i
 
 
-def _computed(tangent: Tangent) -> Tangent:
-    """Gradients that are rotated and measured are computed once, and lie as many products want them."""
+def _computed(tangent: Tangent, coarse: bool) -> Tangent:
+    """Gradients that are rotated and measured are computed once; in single precision they lie as products want them."""
     if isinstance(tangent, Dense):
         return Dense(tangent.block, (raised(tangent.values),))
     if isinstance(tangent, Rows):
         return tangent
+    if coarse and tangent.positions > 1:
+        return Kronecker(tangent.block, Whole(tangent.inputs().contiguous()), Whole(tangent.grads()))
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     if g.is_cuda:
         a, g = a.contiguous(), g.contiguous()
