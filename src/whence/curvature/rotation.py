@@ -33,7 +33,7 @@ from whence.linalg import HALVES, product
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
 GROUP_ROWS = 128  # fill the tensor units of a GPU
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
-LARGEST_COMPLEMENT = 2048  # outputs of a layer whose directions outside a basis are worked out
+LARGEST_COMPLEMENT = 4608  # inputs or outputs of a layer whose directions outside a basis are worked out
 ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
 
 
@@ -54,7 +54,11 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
 
 def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
     """Inner products of sum_t g_t a_t^T with a direction (e, o, i), for (n, e, t, i) and (n, c, e, t, o): (n, c)."""
-    moved = times(a, direction.transpose(-1, -2)).to(g.dtype)  # (n, e, t, o)
+    return inner_products(g, times(a, direction.transpose(-1, -2)).to(g.dtype))
+
+
+def inner_products(g: Tensor, moved: Tensor) -> Tensor:
+    """(n, c) inner products of gradients (n, c, e, t, o) with one of each example, (n, e, t, o)."""
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
     return product(g.flatten(2), moved.flatten(1).unsqueeze(2)).squeeze(2)
@@ -348,11 +352,12 @@ class Basis:
     @cached_property
     def complement(self) -> Tensor | None:
         """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
-        if not self.outside or self.outputs is None or self.outputs.shape[1] > LARGEST_COMPLEMENT:
-            return None
-        spanned = self.outputs[0].double()
-        whole: Tensor = torch.linalg.qr(spanned, mode="complete").Q
-        return whole[:, spanned.shape[1] :].to(self.outputs.dtype)
+        return _complement(self.outputs) if self.outside else None
+
+    @cached_property
+    def input_complement(self) -> Tensor | None:
+        """The same of input directions, (i, i - x)."""
+        return _complement(self.inputs) if self.outside else None
 
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
@@ -386,6 +391,16 @@ class Basis:
         """The same basis in another precision, perhaps elsewhere."""
         parts = [None if part is None else part.to(device=device, dtype=dtype) for part in (self.inputs, self.outputs)]
         return Basis(self.block, *parts)
+
+
+def _complement(columns: Tensor | None) -> Tensor | None:
+    """Orthonormal directions (i, i - r) at right angles to columns (1, i, r), if there are any and they are few."""
+    if columns is None or columns.dim() != 3 or len(columns) > 1 or columns.shape[1] > LARGEST_COMPLEMENT:
+        return None
+    if columns.shape[1] == columns.shape[2]:
+        return None
+    whole: Tensor = torch.linalg.qr(columns[0].double(), mode="complete").Q
+    return whole[:, columns.shape[2] :].to(columns.dtype)
 
 
 def raised(values: Tensor) -> Tensor:
@@ -445,24 +460,23 @@ def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> 
     if isinstance(tangent, Rows):
         columns = None if basis.outputs is None else basis.outputs[0]
         return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns))]
-    a, g = tangent.inputs(), tangent.grads()
     if inputs is None:
-        inputs = a if basis.inputs is None else Whole(raised(a)).project(basis.inputs)
+        inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
     parts: list[Tangent] = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
-        rest = a - Whole(inputs).project(basis.inputs.transpose(-1, -2))
-        parts.append(Kronecker(tangent.block, Whole(rest), Whole(g)))
+        rest = _left_over(tangent.a, basis.inputs, basis.input_complement)
+        parts.append(Kronecker(tangent.block, Whole(rest), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
-        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(_left_over(g, basis))))
+        rest = _left_over(tangent.g, basis.outputs, basis.complement)
+        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(rest)))
     return parts
 
 
-def _left_over(g: Tensor, basis: Basis) -> Tensor:
-    """Gradients (n, c, e, t, o) along the complement of a basis, or less what lies in it."""
-    assert basis.outputs is not None
-    if basis.complement is not None and len(basis.outputs) == 1:
-        return Whole(g).project(basis.complement.unsqueeze(0))
-    return g - Whole(Whole(g).project(basis.outputs)).project(basis.outputs.transpose(-1, -2))
+def _left_over(factor: Factor, columns: Tensor, complement: Tensor | None) -> Tensor:
+    """A factor along what columns (e, i, r) do not span, or less what lies along them."""
+    if complement is not None:
+        return factor.project(complement.unsqueeze(0))
+    return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
 
 
 def _rest(values: Tensor, columns: Tensor | None) -> Tensor:
@@ -551,8 +565,9 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     if not isinstance(tangent, Kronecker):
         plain = rotated_values(tangent, Basis(tangent.block))
         return plain.along(direction.to(plain.dtype))
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
-    return along_factors(a, g, direction.to(a.dtype))
+    size = torch.linalg.vector_norm(direction)  # float16 has no room for small steps
+    unit = direction / torch.where(size > 0, size, 1.0)
+    return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
@@ -828,7 +843,7 @@ def _computed(tangent: Tangent, coarse: bool) -> Tangent:
     if isinstance(tangent, Rows):
         return tangent
     if coarse and tangent.positions > 1:
-        return Kronecker(tangent.block, Whole(tangent.inputs().contiguous()), Whole(tangent.grads()))
+        return Kronecker(tangent.block, tangent.a, Whole(tangent.grads()))
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     if g.is_cuda:
         a, g = a.contiguous(), g.contiguous()
