@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 import whence
 
-from . import influences, networks, trak
+from . import influences, networks, studied, trak
 from .data import Split, batches, read_cifar
 from .record import failed, save, say
 from .scores import spearman
@@ -42,7 +41,7 @@ DAMPINGS = {"default damping 1e-8": 1e-8, "its own rule": None}
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(studied.Case):
     """A data set, the network that learns it, and how.
 
     Attributes:
@@ -52,11 +51,6 @@ class Case:
         classes: labels that are kept; all of them if there are none.
     """
 
-    data: str
-    n: int
-    test: int
-    make: Callable[[int], nn.Module]
-    describe: str
     epochs: int
     structures: tuple[str, ...]
     what_if: bool = False
