@@ -13,7 +13,7 @@ import whence
 from whence.curvature import accumulate, kronecker, rotation
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian import gradients
-from whence.jacobian.rules import convolution
+from whence.jacobian.rules import linear
 from whence.linalg import product
 from whence.tracer import Tracer
 
@@ -91,7 +91,7 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
             half = values.dtype == torch.float16
             return (values, basis.half()) if half else (values.to(basis.dtype), basis)
 
-        for module in (gradients, convolution):
+        for module in (gradients, linear):
             monkeypatch.setattr(module, "matched", matched)
         monkeypatch.setattr(kronecker, "halved", lambda values: values)
     check_same(traced(network, structure, precision="fp16"), wanted)
