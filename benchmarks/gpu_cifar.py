@@ -28,7 +28,7 @@ from .record import save, say, surroundings
 from .reference import forward_backward, wall_seconds
 from .scores import auroc, median_scale, spearman
 from .training import accuracy, augment, train
-from .variants import Variant, parse, precision
+from .variants import Variant, parse, precision, sampling
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": networks.resnet18,
@@ -106,7 +106,7 @@ def measure(
         kept.append(whence.fit(network, loader, structure=variant.structure, ridge=ridge, progress=False, **options))
 
     row: dict[str, Any] = {"structure": variant.name}
-    with precision(variant.tf32):
+    with precision(variant.tf32), sampling(variant.everything):
         row["fit_s"] = wall_seconds(fit, device)
         row["fit_peak_gib"] = _peak(device, held)
         tracer = kept[0]

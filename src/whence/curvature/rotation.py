@@ -93,7 +93,8 @@ def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     the blocks on the diagonal are kept.
     """
     n, c, p = left.shape
-    together = max(1, min(n, GROUP_ROWS // c))
+    most = max(1, min(n, GROUP_ROWS // c))
+    together = next((count for count in range(most, most // 2, -1) if n % count == 0), most)  # none is left over
     even = n - n % together
     ours, theirs = (one[:even].reshape(-1, together * c, p) for one in (left, right))
     blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
@@ -750,10 +751,12 @@ class BasisView:
             factors = ((tangent.a, inputs), (tangent.g, outputs))
             a, g = (part.tensor() if one is None else part.project(one) for part, one in factors)
             self._inputs = None if self.complete else a
-            if not self.coarse or (not self._rotates_factors_first and a.dtype != g.dtype):
+            if self.coarse and self._rotates_factors_first:
+                self._factors = a.bfloat16(), in_bfloat16(g)
+            elif self.coarse and a.dtype == g.dtype == torch.float16:
+                self._factors = a, g  # of which matrices come in single precision, to be rotated later
+            else:
                 self._factors = raised(a), raised(g)
-            else:  # matrices that are rotated later are formed of what was captured, and come in single precision
-                self._factors = (a.bfloat16(), in_bfloat16(g)) if self._rotates_factors_first else (a, g)
             self._free_captured()
         return self._factors
 
