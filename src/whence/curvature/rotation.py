@@ -566,7 +566,7 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     if not isinstance(tangent, Kronecker):
         plain = rotated_values(tangent, Basis(tangent.block))
         return plain.along(direction.to(plain.dtype))
-    size = torch.linalg.vector_norm(direction)  # float16 has no room for small steps
+    size: Tensor = torch.linalg.vector_norm(direction)  # float16 has no room for small steps
     unit = direction / torch.where(size > 0, size, 1.0)
     return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
 
