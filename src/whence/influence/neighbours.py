@@ -109,7 +109,8 @@ class Neighbours:
         moments.diagonal().add_(ridge)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
         whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(moments), eye, upper=False).mT
-        whitening = whitening.to(gradients.dtype)
+        single = classes and not whitening.is_cuda  # lambda is strong then: single precision serves, but TF32 would not
+        whitening = whitening.to(working_precision(problem) if single else gradients.dtype)
         notes = []
         if features.size < problem.selection.size:
             what = "leading directions" if isinstance(features, LeafFeatures) else "random projections"
@@ -121,7 +122,7 @@ class Neighbours:
                 f"Gradients are those of {len(directions)} random combinations of the {problem.width:,} outputs, not "
                 "of each output."
             )
-        white = gradients @ whitening
+        white = gradients.to(whitening.dtype) @ whitening
         if isinstance(features, LeafFeatures):
             left_out = torch.where(
                 fitted.counted.unsqueeze(1), torch.cat([rest for _, _, rest in found if rest is not None]), 0.0
@@ -137,7 +138,7 @@ class Neighbours:
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
         rows, outputs, rest = prediction_gradients(fitted, inputs, self.features, self.directions, self.unit_length)
-        white = rows @ self.whitening
+        white = (rows.to(self.whitening.dtype) @ self.whitening).to(rows.dtype)
         return white if rest is None else _with_rest(white, rest / self.ridge), outputs
 
     def leverages(self) -> Tensor:
@@ -158,8 +159,8 @@ class Neighbours:
         flat = self.gradients[..., :r].reshape(n * c, r)
         for low in range(0, len(whitened), step):
             some = whitened[low : low + step]
-            aligned = (some[..., :r].reshape(-1, r) @ flat.T).reshape(len(some), c, n, c)
-            yield slice(low, low + len(some)), aligned.square().sum((1, 3))
+            aligned = (some[..., :r].reshape(-1, r).to(flat.dtype) @ flat.T).reshape(len(some), c, n, c)
+            yield slice(low, low + len(some)), aligned.square().sum((1, 3)).to(whitened.dtype)
 
 
 def prediction_gradients(
@@ -221,10 +222,11 @@ def last_features(fitted: Fitted, inputs: Inputs) -> Tensor | None:
     return given[0].float() if given and given[0].dim() == 2 and len(given[0]) == len(outputs) else None
 
 
-def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> Tensor:
+def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """(s,) share of the nearest training examples, by cosine of features, whose label is not the example's own.
 
-    An example of a rare class is compared with as many others as that class has: no more could agree with it.
+    And its standard error (s,). An example of a rare class is compared with as many others as that class has: no more
+    could agree with it.
 
     Args:
         features: (n, d) of the training examples.
@@ -235,20 +237,23 @@ def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tenso
     Examples:
         >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.9, 0.1], [0.0, 1.0]])
         >>> labels, counted = torch.tensor([0, 0, 1, 0]), torch.tensor([True, True, True, True])
-        >>> disagreement(features, labels, torch.tensor([0, 2]), counted)
+        >>> disagreement(features, labels, torch.tensor([0, 2]), counted)[0]
         tensor([0.5000, 0.0000])
     """
     unit = functional.normalize(features, dim=1)
     sizes = torch.bincount(labels[counted], minlength=int(labels.max()) + 1)
     most = min(VOTERS, int(sizes.max()) - 1)
-    found = [unit.new_zeros(0 if most > 0 else len(index))]
+    found = [unit.new_zeros(2, 0 if most > 0 else len(index))]
     for some in index.split(max(1, WEIGHED_AT_ONCE // len(unit))) if most > 0 else ():
         alike = (unit[some] @ unit.T).masked_fill_(~counted, -2.0).scatter_(1, some.unsqueeze(1), -2.0)
         others = labels[alike.topk(most, dim=1).indices] != labels[some].unsqueeze(1)
         voters = (sizes[labels[some]] - 1).clamp(0, most).unsqueeze(1)
         heard = torch.arange(most, device=voters.device) < voters
-        found.append(((others & heard).sum(1) / voters.squeeze(1).clamp_min(1)).to(unit.dtype))
-    return torch.cat(found)
+        number = voters.squeeze(1).clamp_min(1).to(unit.dtype)
+        share = (others & heard).sum(1) / number
+        found.append(torch.stack([share, (share * (1.0 - share) / number).sqrt()]))
+    shares, errors = torch.cat(found, 1)
+    return shares, errors
 
 
 def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:
