@@ -14,9 +14,8 @@ import typer
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
 from whence.display import count, number, percent
-from whence.io.files import replacing
 from whence.runtime.progress import Progress
-from whence.tabular.files import TextTable, read_table
+from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
@@ -186,12 +185,6 @@ def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts
     else:
         some = {"all": everything, "held-out": held_out, "none": everything[:0]}[verdicts]
     return numpy.sort(some)
-
-
-def write_csv(path: Path, frame: Any) -> None:
-    """Write a data frame, whole or not at all."""
-    with replacing(path) as file:
-        frame.to_csv(file, index=False, float_format="%.6g")
 
 
 def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:

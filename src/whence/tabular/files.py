@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from whence.errors import InputError, TooLargeError, did_you_mean
+from whence.io.files import replacing
 from whence.runtime.memory import RESERVE, free_memory, readable
 from whence.runtime.progress import Progress
 
@@ -70,6 +71,12 @@ class _Source:
     count: int
     size: float
     notes: list[str]
+
+
+def write_csv(path: Path, frame: pandas.DataFrame) -> None:
+    """Write a data frame, whole or not at all."""
+    with replacing(path) as file:
+        frame.to_csv(file, index=False, float_format="%.6g")
 
 
 def read_table(
