@@ -345,11 +345,7 @@ def compare(
         | {"expected": expected_std},
         "contradicted": {when: int(labels.contradicted.sum()) for when, (_, labels) in ends.items()},
         "predictions_changed": len(moved),
-        "moved": [
-            {"row": int(new.table.rows[at])}
-            | {when: one.frame["prediction"].iloc[at] for when, (one, _) in ends.items()}
-            for at in moved[:MOVED]
-        ],
+        "moved": [dict(zip(("row", "before", "after"), one, strict=True)) for one in zip(*named, strict=True)],
     }
 
 
