@@ -36,7 +36,7 @@ from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, squared_influence, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
-from whence.jacobian.network import OutputView
+from whence.jacobian.views import OutputView
 from whence.output_choice import OutputChoice
 from whence.results import MAX_OUTPUTS, Uncertainty, findings_table, join, without_padding
 from whence.trust import Trust, assess
@@ -102,7 +102,10 @@ class Tracer(Fitted):
         def covariances() -> Mapping[str, Tensor]:
             again = self.predict(x, covariance=True, outputs=outputs)
             rounding = 10 * torch.finfo(found.mean.dtype).eps ** 0.5
-            check_same(found.mean, again.mean, rounding, ", or ask for covariances at once, with covariance=True")
+            advice = ", or ask for covariances at once, with covariance=True"
+            check_same(found.mean, again.mean, rounding, advice)
+            for name, variance in found.variances.items():
+                check_same(variance, again.variance(name), rounding, advice)
             return again.covariances
 
         few = choice is None or found.mean.shape[-1] <= MAX_OUTPUTS

@@ -79,6 +79,20 @@ def test_inputs_that_changed_are_refused(wrap: Any) -> None:
             number()
 
 
+def test_inputs_whose_predictions_stay_the_same_but_not_their_variances_are_refused() -> None:
+    model = nn.Linear(2, K).double()
+    model.weight.data[:, 1] = 0.0
+    labels = torch.randint(0, K, (N,), generator=torch.Generator().manual_seed(2))
+    ekfac = whence.EKFAC(tolerance=0.0)
+    tracer = whence.fit(model, [(drawn(N, 2), labels)], "categorical", structure=ekfac, ridge=RIDGE, progress=False)
+    x = drawn(10, 2, seed=4)
+    found = tracer.predict(x)
+    x[3, 1] += 1.0
+    torch.testing.assert_close(tracer.predict(x).mean, found.mean)
+    with pytest.raises(whence.LoaderError, match=CHANGED):
+        found.covariance()
+
+
 def test_a_loader_that_shuffles_is_refused() -> None:
     tracer, loader = fit(), shuffling(drawn(20, 2, seed=3))
     torch.manual_seed(0)

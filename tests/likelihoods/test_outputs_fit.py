@@ -16,11 +16,11 @@ from classification import ESTIMATORS, PROBLEMS, N, categorical, inputs
 from networks import Decoder
 from whence.data.batches import Batches
 from whence.influence.fitted import leave_one_out_leverage
-from whence.jacobian import softmax
+from whence.jacobian import views
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.network import Network, Selection
 from whence.jacobian.sketches import Labels, SketchedBatches, _scrambled, random_signs, random_uniform
-from whence.jacobian.softmax import SoftmaxColumns
+from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.progress import Progress
 
 TEST = inputs(5, 11)
@@ -253,7 +253,7 @@ def test_fits_do_not_depend_on_batches_and_padding(likelihood: str, monkeypatch:
         if name == "chunks":
             monkeypatch.setattr("whence.jacobian.sketches.CHUNK_BYTES", {"cpu": 1})
             monkeypatch.setattr("whence.jacobian.sketches.MIXTURE_BYTES", 1)
-            monkeypatch.setitem(softmax.CHUNK, "cpu", 1)
+            monkeypatch.setitem(views.CHUNK, "cpu", 1)
         found = whence.fit(model, data, **options)
         assert found.problem.gram is not None
         assert_close(found.problem.gram, wanted.problem.gram, name, rtol=1e-9)

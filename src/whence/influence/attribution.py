@@ -27,7 +27,7 @@ from whence.influence.fitted import (
     predicted_outputs,
     variance_terms,
 )
-from whence.jacobian.network import SelectedOutputs
+from whence.jacobian.views import SelectedOutputs
 from whence.linalg import largest, largest_first
 from whence.results import frame
 

@@ -15,7 +15,7 @@ from whence.data.targets import LossDerivatives, Positions, check_weights_given,
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
-from whence.jacobian.network import Network, OutputView, Selection, SeparateExamples
+from whence.jacobian.network import Network, Selection, SeparateExamples
 from whence.jacobian.sketches import (
     ALL_OUTPUTS,
     COLUMNS,
@@ -25,6 +25,7 @@ from whence.jacobian.sketches import (
     SketchedOutputs,
     usual_columns,
 )
+from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
 from whence.runtime.execution import Passes, Precision, State
