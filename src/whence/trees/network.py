@@ -70,17 +70,6 @@ def check_sum(ensemble: TreeEnsemble, x: Any) -> None:
         )
 
 
-def _likelihood(given: str | Likelihood | None, ensemble: TreeEnsemble) -> Likelihood:
-    """That of the trees; one that is given must be of the same kind, perhaps with options."""
-    name = given.name if isinstance(given, Likelihood) else given
-    if name is not None and name != ensemble.likelihood:
-        raise InputError(
-            f"expected likelihood {ensemble.likelihood!r}, that of the loss these trees were grown with, got {name!r}. "
-            "Leave it out."
-        )
-    return given if isinstance(given, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
-
-
 def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[Any, ...]]) -> Tensor:
     """(leaves,) sum over the training rows in a leaf of their weight times the Hessian of the loss in its output."""
     masses = torch.zeros_like(model.scale)
@@ -135,7 +124,13 @@ def fitted_trees(
     if not isinstance(parameters, str) or parameters != "all":
         raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
     network, ensemble = leaf_sum(model)
-    likelihood = _likelihood(likelihood, ensemble)
+    name = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
+    if name not in (None, ensemble.likelihood):
+        raise InputError(
+            f"expected likelihood {ensemble.likelihood!r}, that of the loss these trees were grown with, got {name!r}. "
+            "Leave it out."
+        )
+    likelihood = likelihood if isinstance(likelihood, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
     batches = training_batches(network, data)
     check_sum(ensemble, data[0])
     if ridge == "auto":
