@@ -18,7 +18,7 @@ from whence.data.batches import Inputs, check_finite
 from whence.display import Table, count
 from whence.errors import InputError, ShapeError
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
-from whence.influence.attribution import Positions, attribute, attribute_positions
+from whence.influence.attribution import Positions, attribute, attribute_loss, attribute_positions
 from whence.influence.explanation import explain
 from whence.influence.fitted import (
     Fitted,
@@ -196,7 +196,7 @@ class Tracer(Fitted):
         return findings_table(self.diagnostics, repr(self))
 
     def attribute(
-        self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None
+        self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None, loss: bool = False
     ) -> Attribution:
         """The training examples that carry the variance of each prediction.
 
@@ -211,6 +211,9 @@ class Tracer(Fitted):
             positions: of a network that answers at several positions, such as tokens: "each", or a list such as
                 [0, -1], makes the predicted class at each of them a prediction of its own, an input's one after the
                 other; `where` says which is which. Without it an input's positions are taken together.
+            loss: attribute the loss of each input, to first order, in place of its prediction: `x` then has targets,
+                as in training. A negative `pull` says that the example lowers this loss; for a language model and an
+                answer, that it makes the answer more likely.
 
         Examples:
             >>> import torch, whence
@@ -222,6 +225,10 @@ class Tracer(Fitted):
         """
         check_count(top, "top")
         check_ungrouped(self)
+        if loss and positions is not None:
+            raise InputError("expected positions or loss=True, got both. Give targets of -100 to all other positions.")
+        if loss:
+            return attribute_loss(self, x, top, matrix)
         if positions is not None:
             return attribute_positions(self, x, top, matrix, positions)
         return join_batches(for_each_batch(self, x, lambda inputs, where: attribute(self, inputs, top, matrix)))

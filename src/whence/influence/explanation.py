@@ -326,14 +326,15 @@ class Calibration(Shown):
     scatter, and their leverages would hide scarce data.
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
-    whether or not the network has learned their labels by heart. Around an input they are averaged with weights a_i^2.
-    An average over many examples is nearer to that of the whole data set than the truth is: how much nearer comes from
-    an isotonic regression on the averages around training examples, each without itself. For classes it says how often
-    labels differ there: what is regressed is the share of the 50 training examples nearest in the features of the last
-    layer whose label is another (`disagreement`), because of a label that was learned by heart little is left in the
-    residuals of cross-entropy. For regression, and where there are no such features, it is the squares. If noise were
-    the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean mean(v) and
-    variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the p-value.
+    where the network has not learned their labels by heart. Around an input they are averaged with weights a_i^2. An
+    average over many examples is nearer to that of the whole data set than the truth is: how much nearer comes from an
+    isotonic regression of the squares of training examples on the averages around them, each without itself. Of a label
+    that a network has learned by heart little is left in the residuals of cross-entropy. So where clearly more of the
+    50 training examples nearest in the features of the last layer have another label, by two standard errors of their
+    share, this share takes the place of the square there (`disagreement`): both say how often two labels differ. If
+    noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
+    mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
+    p-value.
 
     Attributes:
         neighbours: gradients of the training examples' predictions.
@@ -399,7 +400,8 @@ class Calibration(Shown):
         order = around.argsort(stable=True)
         own, labels = squares[index], class_labels(fitted, codes)
         if features is not None and labels is not None:
-            own = disagreement(features, labels, index, counted).to(own.dtype)
+            shares, errors = (some.to(own.dtype) for some in disagreement(features, labels, index, counted))
+            own = torch.where(shares - 2.0 * errors > own, shares, own)
         expected = isotonic(without_ties(around[order], own[order]))
         limit = NOISIER_TARGETS * mean
         if classes:

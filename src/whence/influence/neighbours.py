@@ -223,10 +223,11 @@ def last_features(fitted: Fitted, inputs: Inputs) -> Tensor | None:
     return given[0].float() if given and given[0].dim() == 2 and len(given[0]) == len(outputs) else None
 
 
-def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> Tensor:
+def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """(s,) share of the nearest training examples, by cosine of features, whose label is not the example's own.
 
-    An example of a rare class is compared with as many others as that class has: no more could agree with it.
+    And its standard error (s,). An example of a rare class is compared with as many others as that class has: no more
+    could agree with it.
 
     Args:
         features: (n, d) of the training examples.
@@ -237,20 +238,23 @@ def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tenso
     Examples:
         >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.9, 0.1], [0.0, 1.0]])
         >>> labels, counted = torch.tensor([0, 0, 1, 0]), torch.tensor([True, True, True, True])
-        >>> disagreement(features, labels, torch.tensor([0, 2]), counted)
+        >>> disagreement(features, labels, torch.tensor([0, 2]), counted)[0]
         tensor([0.5000, 0.0000])
     """
     unit = functional.normalize(features, dim=1)
     sizes = torch.bincount(labels[counted], minlength=int(labels.max()) + 1)
     most = min(VOTERS, int(sizes.max()) - 1)
-    found = [unit.new_zeros(0 if most > 0 else len(index))]
+    found = [unit.new_zeros(2, 0 if most > 0 else len(index))]
     for some in index.split(max(1, WEIGHED_AT_ONCE // len(unit))) if most > 0 else ():
         alike = (unit[some] @ unit.T).masked_fill_(~counted, -2.0).scatter_(1, some.unsqueeze(1), -2.0)
         others = labels[alike.topk(most, dim=1).indices] != labels[some].unsqueeze(1)
         voters = (sizes[labels[some]] - 1).clamp(0, most).unsqueeze(1)
         heard = torch.arange(most, device=voters.device) < voters
-        found.append(((others & heard).sum(1) / voters.squeeze(1).clamp_min(1)).to(unit.dtype))
-    return torch.cat(found)
+        number = voters.squeeze(1).clamp_min(1).to(unit.dtype)
+        share = (others & heard).sum(1) / number
+        found.append(torch.stack([share, (share * (1.0 - share) / number).sqrt()]))
+    shares, errors = torch.cat(found, 1)
+    return shares, errors
 
 
 def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:

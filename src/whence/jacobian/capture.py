@@ -210,7 +210,7 @@ class Capture:
                 draw = torch.Generator("cpu").manual_seed(0)
                 cotangents = torch.randn(2, *run.outputs.shape, generator=draw, dtype=torch.float64, device="cpu")
                 each = [run.tangents(cotangents, batched=batched) for batched in (False, True)]
-                pairs = [(one.materialize(), other.materialize()) for one, other in zip(*each, strict=True)]
+                pairs = ((one.materialize(), other.materialize()) for one, other in zip(*each, strict=True))
                 return all(close(other, one, tolerance(one.dtype, one.device)) for one, other in pairs)
         except torch.cuda.OutOfMemoryError:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -372,6 +373,11 @@ class Selection:
     def weights(self, dtype: torch.dtype) -> Tensor:
         """The current weights as one flat vector."""
         return self.flatten(self.detached()).to(dtype)
+
+    def norm(self) -> float:
+        """Of the current weights, above zero."""
+        each = (torch.linalg.vector_norm(one, dtype=torch.float64) for one in self.detached().values())
+        return max(math.hypot(*map(float, each)), torch.finfo(torch.float64).tiny)
 
 
 def select(network: Network, choice: Choice, inputs: Inputs) -> Selection:

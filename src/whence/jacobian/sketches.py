@@ -16,7 +16,7 @@ hashes of the numbers of example, position and column, the same on every device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -132,6 +132,11 @@ class SketchedBatches:
     def positional(self) -> int:
         """How many positional arguments the inputs are."""
         return self.plain.positional
+
+    @property
+    def target_transform(self) -> Callable[[Tensor], Tensor] | None:
+        """What is done to the targets of every batch."""
+        return self.plain.target_transform
 
     def __iter__(self) -> Iterator[Batch]:
         """Read all batches once, without a progress bar."""
