@@ -87,20 +87,6 @@ def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[
     return masses
 
 
-def own_penalty(ensemble: TreeEnsemble, masses: Tensor, l2: float, several: bool) -> tuple[Tensor, str]:
-    """(leaves,) the penalty of each squared leaf value that the trees' own shrinkage and L2 amount to, and in words.
-
-    One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - shrinkage) / shrinkage + l2 /
-    shrinkage, for n the mass of the leaf and r the sum of its residuals.
-    """
-    eta = ensemble.shrinkage
-    if several:
-        eta = min(eta, LARGEST_SHRINKAGE)
-    penalty = masses * ((1 - eta) / eta) + l2 / eta
-    words = f"the trees' own, shrinkage {eta:.4g} and L2 {l2:g}, on each leaf value by the mass of its leaf"
-    return penalty, words
-
-
 STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "core": LeafCore}
 """Structures of the curvature of leaf values, by name."""
 
@@ -134,11 +120,14 @@ def fitted_trees(
     batches = training_batches(network, data)
     check_sum(ensemble, data[0])
     if ridge == "auto":
+        # One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - eta) / eta + l2 / eta, for the
+        # shrinkage eta, n the mass of the leaf and r the sum of its residuals.
         several = batches[0][0]["leaves"].shape[1] > 1
-        l2 = ensemble.l2
+        l2, eta = ensemble.l2, min(ensemble.shrinkage, LARGEST_SHRINKAGE) if several else ensemble.shrinkage
         if ensemble.l2_by_weight and len(batches[0]) == 3:
             l2 *= float(torch.cat([weights for _, _, weights in batches]).mean())
-        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches), l2, several)
+        penalty = leaf_masses(network, likelihood, batches) * ((1 - eta) / eta) + l2 / eta
+        words = f"the trees' own, shrinkage {eta:.4g} and L2 {l2:g}, on each leaf value by the mass of its leaf"
         exists = bool((penalty > 0).all())
         if exists:
             network.rescale(penalty.sqrt())
