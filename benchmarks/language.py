@@ -43,7 +43,7 @@ TASKS = ("sentiment", "continuation", "planted")
 SHARE = 0.05
 """Of texts that are corrupted."""
 WEIGHT_DECAY = 1e-2
-FULL: dict[str, Any] = {"texts": 3000, "words": 80, "people": (80, 40), "batch": 32, "size": 4096, "columns": 4}
+FULL: dict[str, Any] = {"texts": 2000, "words": 80, "people": (80, 40), "batch": 32, "size": 4096, "columns": 4}
 TINY: dict[str, Any] = {"texts": 200, "words": 12, "people": (24, 6), "batch": 20, "size": 64, "columns": 4}
 EPOCHS = {"sentiment": 3, "continuation": 3, "planted": 15}
 RATES = {"sentiment": 5e-5, "continuation": 5e-5, "planted": 2e-4}
@@ -211,7 +211,7 @@ def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]
     row["seconds of the loss"] = clock.lap()
     scores["gradient norm"] = gradient_norms(model, data)
     row["seconds of gradient norms"] = clock.lap()
-    for text in given.structures or [f"sketch:size={given.size}"]:
+    for text in given.structures or [f"core:size={given.size}", f"sketch:size={given.size}"]:
         for decay in given.decays:
             name, tracer = fitted(model, data, text, decay, given)
             frame = tracer.training_frame()
@@ -329,7 +329,7 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[st
     row["seconds of gradient products"] = clock.lap()
     scores["gradients, cosine"] = scores["gradients, inner product"] / gradient_norms(model, data)
     clock.lap()
-    for text in given.structures or [f"sketch:size={given.size}"]:
+    for text in given.structures or [f"core:size={given.size}", f"sketch:size={given.size}"]:
         for decay in given.decays:
             name, tracer = fitted(model, data, text, decay, given)
             row[f"seconds of {name}"] = clock.lap()
