@@ -271,8 +271,9 @@ def prepared(given: argparse.Namespace, texts: Sequence[Text], seed: int) -> tup
         torch.cuda.reset_peak_memory_stats()
     learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
     count = sum(len(encode(text.prompt)) + len(encode(text.answer)) for text in texts)
+    where = torch.cuda.get_device_name() if given.device == "cuda" else "a CPU"
     about = "a small Llama" if given.tiny else "SmolLM2-135M"
-    return model, encode, {"model": about, "learned": learned, "texts": len(texts), "tokens": count}
+    return model, encode, {"model": about, "where": where, "learned": learned, "texts": len(texts), "tokens": count}
 
 
 # --- Which document does an answer lean on? ---------------------------------------------------------------------------
