@@ -43,7 +43,7 @@ TASKS = ("sentiment", "continuation", "planted")
 SHARE = 0.05
 """Of texts that are corrupted."""
 WEIGHT_DECAY = 1e-2
-FULL: dict[str, Any] = {"texts": 2000, "words": 80, "people": (80, 40), "batch": 32, "size": 4096, "columns": 4}
+FULL: dict[str, Any] = {"texts": 3000, "words": 80, "people": (80, 40), "batch": 32, "size": 4096, "columns": 4}
 TINY: dict[str, Any] = {"texts": 200, "words": 12, "people": (24, 6), "batch": 20, "size": 64, "columns": 4}
 EPOCHS = {"sentiment": 3, "continuation": 3, "planted": 15}
 RATES = {"sentiment": 5e-5, "continuation": 5e-5, "planted": 2e-4}

@@ -25,6 +25,7 @@ PAGES = {
     "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES, **study_tables.TABLES, **gpu_tables.TABLES},
     "choosing.md": tables.TABLES,
     "classification.md": worth_tables.TABLES,
+    "language-models.md": language_tables.TABLES,
     "many-outputs.md": language_tables.TABLES,
     "services.md": tables.TABLES,
     "sources.md": study_tables.TABLES,
