@@ -35,6 +35,7 @@ def read(model: Any) -> TreeEnsemble | None:
     likelihood = LIKELIHOODS[loss]
     return TreeEnsemble(
         leaves=lambda x: numbers(model.calc_leaf_indexes(x)),
+        own_raw=lambda x: model.predict(x, prediction_type="RawFormulaVal"),
         values=scale * numpy.asarray(model.get_leaf_values(), numpy.float64).reshape(-1, len(base)),
         outputs=None,
         base=base,

@@ -33,6 +33,7 @@ class TreeEnsemble:
         classes: labels in the order of the classes; `None` for regression.
         sample_share: of the training rows that each tree saw; one where all saw all of them.
         notes: what users should know, such as a bootstrap.
+        own_raw: from X to the raw outputs by the library itself, to compare the sum of leaf values with.
     """
 
     leaves: Callable[[Any], numpy.ndarray[Any, numpy.dtype[numpy.int64]]]
@@ -46,6 +47,7 @@ class TreeEnsemble:
     classes: tuple[Any, ...] | None = None
     sample_share: float = 1.0
     notes: tuple[str, ...] = ()
+    own_raw: Callable[[Any], Any] | None = None
 
     def raw(self, x: Any) -> numpy.ndarray[Any, numpy.dtype[numpy.float64]]:
         """(n, k) the outputs as the sum of leaf values: what the model itself must say."""

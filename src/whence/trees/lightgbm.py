@@ -61,6 +61,7 @@ def read(model: Any) -> TreeEnsemble | None:
         classes = numpy.arange(max(len(base), 2))
     return TreeEnsemble(
         leaves=lambda x: numbers(model.predict(x, pred_leaf=True)),
+        own_raw=lambda x: model.predict(x, raw_score=True) / trees_each,  # raw scores are sums, also of averaged trees
         values=numpy.concatenate(values)[:, None] / trees_each,
         outputs=None if len(base) == 1 else outputs,
         base=base / trees_each,

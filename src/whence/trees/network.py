@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -54,6 +55,22 @@ def training_batches(model: LeafSum, data: Any) -> list[tuple[Any, ...]]:
     return model.batches(*data)
 
 
+def check_sum(ensemble: TreeEnsemble, x: Any) -> None:
+    """Raise unless the leaf values add up to what the library itself predicts, for some rows of X."""
+    if ensemble.own_raw is None:
+        return
+    some = x[:COMPARED_ROWS] if hasattr(x, "shape") or isinstance(x, list) else x
+    ours = ensemble.raw(some)
+    own = numpy.asarray(ensemble.own_raw(some), numpy.float64).reshape(ours.shape)
+    gap = float(numpy.abs(ours - own).max(initial=0.0))
+    if gap > SAME_SUM * max(1.0, float(numpy.abs(own).max(initial=0.0))):
+        raise InputError(
+            f"expected the leaf values of the trees to add up to the model's own predictions, got a difference of "
+            f"{gap:.3g} in the first {len(ours)} rows. The library's format of trees may have changed: try an older "
+            "version of it, and report this."
+        )
+
+
 def _likelihood(given: str | Likelihood | None, ensemble: TreeEnsemble) -> Likelihood:
     """That of the trees; one that is given must be of the same kind, perhaps with options."""
     name = given.name if isinstance(given, Likelihood) else given
@@ -99,6 +116,10 @@ def own_penalty(ensemble: TreeEnsemble, masses: Tensor, l2: float, several: bool
 STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "core": LeafCore}
 """Structures of the curvature of leaf values, by name."""
 
+COMPARED_ROWS, SAME_SUM = 200, 1e-3
+"""Training rows whose sums of leaf values are compared with the library's predictions, and how closely they agree in
+units of the largest: libraries add in single precision."""
+
 LARGEST_SHRINKAGE = 0.9
 """Of several trees: without shrinkage they share directions that no penalty would tell apart."""
 
@@ -117,6 +138,7 @@ def fitted_trees(
     network, ensemble = leaf_sum(model)
     likelihood = _likelihood(likelihood, ensemble)
     batches = training_batches(network, data)
+    check_sum(ensemble, data[0])
     if ridge == "auto":
         several = batches[0][0]["leaves"].shape[1] > 1
         l2 = ensemble.l2

@@ -48,5 +48,9 @@ def _last_step(pipeline: Any) -> TreeEnsemble | None:
     found = read(pipeline[-1])
     if found is None or len(pipeline) == 1:
         return found
-    inner, steps = found.leaves, pipeline[:-1]
-    return replace(found, leaves=lambda x: inner(steps.transform(x)))
+    inner, raw, steps = found.leaves, found.own_raw, pipeline[:-1]
+    return replace(
+        found,
+        leaves=lambda x: inner(steps.transform(x)),
+        own_raw=None if raw is None else lambda x: raw(steps.transform(x)),
+    )

@@ -65,6 +65,7 @@ def _averaged(model: Any, trees: list[Any], share: float, notes: tuple[tuple[Any
     values = nodes[numbers.is_leaf] / len(trees)
     return TreeEnsemble(
         leaves=lambda x: numbers(model.apply(x)),
+        own_raw=model.predict if classes is None else model.predict_proba,
         values=values,
         outputs=None,
         base=numpy.zeros(values.shape[1]),
@@ -104,6 +105,7 @@ def _boosting(model: Any) -> TreeEnsemble:
 
     return TreeEnsemble(
         leaves=leaves,
+        own_raw=model.predict if classes is None else model.decision_function,
         values=values[:, None],
         outputs=_outputs(len(trees), len(base)),
         base=base,
@@ -150,6 +152,7 @@ def _histogram_boosting(model: Any) -> TreeEnsemble:
 
     return TreeEnsemble(
         leaves=leaves,
+        own_raw=model.predict if classes is None else model.decision_function,
         values=values[:, None].astype(numpy.float64),
         outputs=_outputs(len(predictors), len(base)),
         base=base,

@@ -63,22 +63,24 @@ def read(model: Any) -> TreeEnsemble | None:
     vectors = int(trees[0]["tree_param"]["size_leaf_vector"]) > 1
     nodes = [_values(tree, vectors) * weight for tree, weight in zip(trees, weights, strict=True)]
 
+    def rows(x: Any) -> Any:
+        native = model is booster and not isinstance(x, xgboost.DMatrix)
+        return xgboost.DMatrix(x, enable_categorical=True) if native else x
+
     def leaves(x: Any) -> NDArray[numpy.int64]:
-        if model is not booster:
-            return numbers(model.apply(x))
-        matrix = x if isinstance(x, xgboost.DMatrix) else xgboost.DMatrix(x, enable_categorical=True)
-        return numbers(model.predict(matrix, pred_leaf=True))
+        return numbers(model.predict(rows(x), pred_leaf=True) if model is booster else model.apply(x))
 
     config = json.loads(booster.save_config())["learner"]
     own = None if vectors else own_settings(trees)
     return TreeEnsemble(
         leaves=leaves,
+        own_raw=lambda x: model.predict(rows(x), output_margin=True),
         values=numpy.concatenate(nodes)[numbers.is_leaf],
         outputs=None if vectors or len(base) == 1 else outputs,
         base=base,
         likelihood=likelihood,
         classes=_classes(model, likelihood, len(base)),
-        **_settings(config, own),
+        **_settings(config, own, dart=any(weight != 1 for weight in weights)),
     )
 
 
@@ -96,7 +98,8 @@ def _trees(booster: Any) -> tuple[list[Any], list[float], NDArray[numpy.int64]]:
     """Trees, the weight of each in the sum, and the output that each adds to."""
     content = booster["gbtree"]["model"] if booster["name"] == "dart" else booster["model"]
     trees = content["trees"]
-    weights = booster["weight_drop"] if booster["name"] == "dart" else [1.0] * len(trees)
+    # Weights of trees that dropout (dart) gave them: beside the trees, from version 3.4 on among them.
+    weights = booster.get("weight_drop") or content.get("weight_drop") or [1.0] * len(trees)
     return trees, weights, numpy.array(content["tree_info"], "int64")
 
 
@@ -156,11 +159,10 @@ SINGLE = 1e-5
 """Relative gap between sums of gradients that rounding to single precision may leave."""
 
 
-def _settings(config: Any, own: tuple[float, float] | None) -> dict[str, Any]:
+def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[str, Any]:
     """Shrinkage, penalty, share of rows and notes, out of the configuration of a booster and what its trees say."""
     booster = config["gradient_booster"]
-    dart = booster["name"] == "dart"
-    booster = booster["gbtree"] if dart else booster
+    booster = booster.get("gbtree", booster)
     train = booster["tree_train_param"]
     parallel = int(booster["gbtree_model_param"]["num_parallel_tree"])
     share = float(train["subsample"])
