@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 import whence
 from whence.trust import trust_of_fit
+from whence.trust.checks import stationarity
 
 from .record import save, say, surroundings
 from .scores import auroc, spearman
@@ -137,14 +138,34 @@ def study(kind: str, recipe: str, planted: bool, seed: int) -> dict[str, Any]:
             "noise_of_noisy": auroc(explained.noise, classes == noisy) if planted else None,
             "scarcity_of_missing": auroc(explained.scarcity, classes == missing) if planted else None,
         }
-        if name == "fit":
-            row[name]["checks"] = {one.name: [one.level, dict(one.numbers)] for one in tracer.trust(tests, seconds=20)}
     return row
 
 
 def _accuracy(model: nn.Module, x: Tensor, y: Tensor, among: list[bool]) -> float:
     right = (model(x).argmax(1) == y)[torch.tensor(among)]
     return float(right.double().mean()) if len(right) else float("nan")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """One line for each network and recipe: as they are, and with a noisy and a missing class."""
+    names = ("network, training", "HeC3 / after the step", "level", "standard errors", "recentered", "same verdicts")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for kind, recipe in sorted({(row["network"], row["recipe"]) for row in rows}):
+        some = [row for row in rows if (row["network"], row["recipe"]) == (kind, recipe)]
+        fits, moved = [row["fit"] for row in some], [row["recentered"] for row in some]
+        cells = [
+            ", ".join(f"{one['after the step']:.2g}" for one in fits),
+            ", ".join(level_now(one) for one in fits),
+            *(", ".join(f"{one['hec3_over_retrained'] ** 0.5:.2g}" for one in both) for both in (fits, moved)),
+            ", ".join(f"{one['same_verdicts']:.2f}" for one in moved),
+        ]
+        lines.append(f"| {kind.upper()}, {recipe} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def level_now(fit: dict[str, Any]) -> str:
+    """By the numbers that were measured and the bounds of today."""
+    return stationarity(fit["step"], fit["standard errors"], fit["after the step"], taken=False, far=True).level
 
 
 def main() -> None:
@@ -164,6 +185,7 @@ def main() -> None:
             say(rows[-1]["network"], rows[-1]["recipe"], rows[-1]["fit"])
             whole = {**surroundings(), "seconds": round(time.perf_counter() - began), "rows": rows}
             save(options.out, whole)
+    say(table(rows))
 
 
 if __name__ == "__main__":
