@@ -37,32 +37,27 @@ REPEATS = 5
 FLOOR = 1.0
 """Forward passes a test point, about, that attribution may take."""
 
-CASES: dict[str, tuple[str, Study]] = {
-    "mlp": (
+CASES: dict[str, Study] = {
+    "mlp": Study(
         "mnist",
-        Study(
-            3000,
-            100,
-            lambda k: networks.mlp(784, 256, 256, k),
-            "MLP 784-256-256",
-            3,
-            ("core:size=1024", "core:size=2048", "sketch:size=1024", "ekfac"),
-        ),
+        3000,
+        100,
+        lambda k: networks.mlp(784, 256, 256, k),
+        "MLP 784-256-256",
+        3,
+        ("core:size=1024", "core:size=2048", "sketch:size=1024", "ekfac"),
     ),
-    "cnn": (
+    "cnn": Study(
         "fashion-mnist",
-        Study(
-            3000,
-            100,
-            lambda k: networks.cnn(k, (16, 32, 32)),
-            "CNN of 16, 32, 32 channels",
-            3,
-            ("core:size=1024", "core:size=2048", "sketch:size=1024", "ekfac"),
-        ),
+        3000,
+        100,
+        lambda k: networks.cnn(k, (16, 32, 32)),
+        "CNN of 16, 32, 32 channels",
+        3,
+        ("core:size=1024", "core:size=2048", "sketch:size=1024", "ekfac"),
     ),
-    "small": (
-        "digits",
-        Study(400, 100, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 20, ("exact", "core:size=512", "ekfac")),
+    "small": Study(
+        "digits", 400, 100, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 20, ("exact", "core:size=512", "ekfac")
     ),
 }
 
@@ -100,8 +95,8 @@ def measure(tracer: whence.Tracer, tests: Tensor, counts: Sequence[int], unit: f
 
 def run_case(name: str, given: argparse.Namespace, record: dict[str, Any]) -> None:
     """Train quickly, then measure every structure; the forward pass is timed before and after each."""
-    source, study = CASES[name]
-    split: Split = read(source, given.data)
+    study = CASES[name]
+    split: Split = read(study.data, given.data)
     n = given.n or study.n
     inputs, labels, tests = split.inputs[:n], split.labels[:n], split.test_inputs[: max(given.points)]
     targets = one_hot(labels, CLASSES)
@@ -129,7 +124,7 @@ def run_case(name: str, given: argparse.Namespace, record: dict[str, Any]) -> No
         )
         row: dict[str, Any] = {
             "case": name,
-            "data": source,
+            "data": study.data,
             "network": study.describe,
             "structure": text,
             "n": n,

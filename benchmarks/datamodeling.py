@@ -7,13 +7,17 @@ that each half leads to is foreseen from the first network alone, and compared w
 over the halves; the score is its mean over test points. Beside `attribute` (the pulls of the examples that are left
 out, summed) and `what_if` (these examples left out together): TRAK from one network and from ten, and EK-FAC influence
 by kronfluence. `--tiny` is a trial of a minute.
+
+`reviews` is a small GPT, trained from scratch on parts of 32 words of 50 film reviews, and asked for the loss of one
+more part of each. There whole reviews are left out, too: the same score over 50 trainings without one of them, which
+start from the first network's own weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +28,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import whence
+from whence_paper.texts import reviews
 
-from . import influences, networks, trak
+from . import influences, networks, studied, tokens, trak
 from .data import Split, batches, read_cifar
 from .record import failed, save, say
 from .scores import spearman
@@ -42,7 +47,7 @@ DAMPINGS = {"default damping 1e-8": 1e-8, "its own rule": None}
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(studied.Case):
     """A data set, the network that learns it, and how.
 
     Attributes:
@@ -52,17 +57,32 @@ class Case:
         classes: labels that are kept; all of them if there are none.
     """
 
-    data: str
-    n: int
-    test: int
-    make: Callable[[int], nn.Module]
-    describe: str
     epochs: int
     structures: tuple[str, ...]
     what_if: bool = False
     projection: int = 512
     classes: tuple[int, ...] = ()
     rate: float = 1e-3
+    batch: int = 128
+
+
+WORDS, LENGTH, PARTS = 300, 32, 10
+"""Of a small GPT: words it knows, words of a sequence, sequences of each review to learn from."""
+
+
+class SmallGPT(tokens.Model):
+    """With an output layer of its own, which kronfluence sees, too."""
+
+    def __init__(self, layers: int, width: int, heads: int, words: int, tokens: int) -> None:
+        super().__init__(layers, width, heads, words, tokens)
+        self.head = nn.Linear(width, words)
+        nn.init.normal_(self.words.weight)
+        nn.init.normal_(self.places.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, t, words) of the next words."""
+        found: Tensor = self.head(self.hidden(x))
+        return found
 
 
 CASES: dict[str, Case] = {
@@ -83,9 +103,23 @@ CASES: dict[str, Case] = {
         what_if=True,
         classes=(3, 5),
     ),
+    "reviews": Case(
+        "reviews",
+        500,
+        50,
+        lambda k: SmallGPT(2, 64, 4, k, LENGTH),
+        "GPT of 2 layers, width 64",
+        15,
+        ("ekfac", "core:size=1024", "sketch:size=2048"),
+        rate=3e-3,
+        batch=50,
+    ),
 }
 TINY: dict[str, Any] = {"n": 60, "test": 10, "epochs": 5, "projection": 16}
-NARROW: dict[str, Any] = {"make": lambda k: networks.resnet9(k, width=2), "structures": ("sketch:size=32",)}
+SMALLER: dict[str, dict[str, Any]] = {
+    "cifar-10": {"make": lambda k: networks.resnet9(k, width=2), "structures": ("sketch:size=32",)},
+    "reviews": {"make": lambda k: SmallGPT(1, 8, 2, k, LENGTH), "structures": ("ekfac", "sketch:size=32"), "n": 50},
+}
 
 
 @dataclass(frozen=True)
@@ -96,6 +130,12 @@ class Drawn:
     labels: Tensor
     tests: Tensor
     answers: Tensor
+    documents: Tensor | None = None  # (n,) which one a training sequence is a part of
+
+    @property
+    def classes(self) -> int:
+        """How many labels there are."""
+        return 1 + int(max(self.labels.max(), self.answers.max()))
 
     def part(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Some of the training set."""
@@ -117,11 +157,24 @@ def drawn(case: Case, split: Split, seed: int, device: str) -> Drawn:
     return Drawn(*parts)
 
 
-def train_on(case: Case, inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
+def parts_of_reviews(found: list[reviews.Review], count: int, device: str) -> Drawn:
+    """Parts of long reviews to learn from, and one more part of each to ask for; rare words are one and the same."""
+    long = [words for words in (one.text.lower().split() for one in found) if len(words) > (PARTS + 1) * LENGTH]
+    kept = [words[: (PARTS + 1) * LENGTH + 1] for words in long[:count]]
+    often = [word for word, _ in Counter(word for words in kept for word in words).most_common(WORDS - 1)]
+    number = {word: at for at, word in enumerate(often)}
+    rows = torch.tensor([[number.get(word, len(often)) for word in words] for words in kept], device=device)
+    inputs, labels = (rows[:, low : low + (PARTS + 1) * LENGTH].unflatten(1, (-1, LENGTH)) for low in (0, 1))
+    learned = (inputs[:, :PARTS].flatten(0, 1), labels[:, :PARTS].flatten(0, 1))
+    documents = torch.arange(len(kept)).repeat_interleave(PARTS)
+    return Drawn(*learned, inputs[:, PARTS], labels[:, PARTS].contiguous(), documents)
+
+
+def train_on(case: Case, classes: int, inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
     """A network trained on some examples by cross-entropy."""
     with torch.random.fork_rng(devices=[]):  # modules draw their weights from the global generator
         torch.manual_seed(seed)
-        network = case.make(len(case.classes) or 10).to(inputs.device)
+        network = case.make(classes).to(inputs.device)
     flips = case.data == "cifar-10"
     return train(
         network,
@@ -130,16 +183,18 @@ def train_on(case: Case, inputs: Tensor, labels: Tensor, seed: int) -> nn.Module
         epochs=case.epochs,
         seed=seed,
         rate=case.rate,
+        batch=case.batch,
         flips=flips,
-        loss=LOSSES["cross-entropy"],
+        loss=lambda outputs, targets: LOSSES["cross-entropy"](outputs.flatten(0, -2), targets.flatten()),
     )
 
 
 @torch.no_grad()
 def test_losses(network: nn.Module, task: Drawn) -> Tensor:
-    """(m,) of the test points."""
+    """(m,) of the test points, summed over positions."""
     outputs = torch.cat([network(some) for some in task.tests.split(500)])
-    return F.cross_entropy(outputs, task.answers, reduction="none").double().cpu()
+    found = F.cross_entropy(outputs.flatten(0, -2), task.answers.flatten(), reduction="none")
+    return found.reshape(len(outputs), -1).sum(1).double().cpu()
 
 
 def halves(n: int, count: int, seed: int) -> Tensor:
@@ -168,19 +223,26 @@ def from_scores(helpful: Tensor, kept: Tensor) -> Tensor:
 
 
 def by_pulls(tracer: whence.Tracer, task: Drawn, kept: Tensor) -> dict[str, Tensor]:
-    """From `attribute`: pulls f - f_(-i) of all examples; the loss at the summed change, and to first order in it."""
+    """From `attribute`: pulls f - f_(-i) of all examples; the loss to first order, and that at the summed change."""
+    left_out, asked = (~kept).double(), list(zip(task.tests.split(25), task.answers.split(25), strict=True))
+    losses = in_order([tracer.attribute(some, top=len(task.inputs), loss=True) for some in asked]).squeeze(2)
+    found = {"attribute": -(left_out @ losses.T)}
+    if task.documents is None:
+        pull = in_order([tracer.attribute(some, top=len(task.inputs)) for some, _ in asked])  # (m, n, k)
+        outputs = tracer.predict(list(task.tests.split(500))).mean.cpu().double()
+        answers, change = task.answers.cpu(), -torch.einsum("sn,mnk->smk", left_out, pull)
+        after = [F.cross_entropy(outputs + one, answers, reduction="none") for one in change]
+        found["attribute, loss of the summed change"] = torch.stack(after)
+    return found
+
+
+def in_order(found: list[whence.Attribution]) -> Tensor:
+    """(m, n, k) pulls of the training examples, in their order."""
     pieces = []
-    for some in task.tests.split(25):
-        found = tracer.attribute(some, top=len(task.inputs)).hec3
-        order = found.index.argsort(1).unsqueeze(2).expand_as(found.pull)
-        pieces.append(found.pull.gather(1, order).cpu().double())
-    pull = torch.cat(pieces)  # (m, n, k)
-    outputs = tracer.predict(list(task.tests.split(500))).mean.cpu().double()
-    answers = task.answers.cpu()
-    slope = outputs.softmax(1) - F.one_hot(answers, outputs.shape[1])
-    change = -torch.einsum("sn,mnk->smk", (~kept).double(), pull)
-    after = torch.stack([F.cross_entropy(outputs + one, answers, reduction="none") for one in change])
-    return {"attribute": torch.einsum("smk,mk->sm", change, slope), "attribute, loss of the summed change": after}
+    for one in (each.hec3 for each in found):
+        order = one.index.argsort(1).unsqueeze(2).expand_as(one.pull)
+        pieces.append(one.pull.gather(1, order).cpu().double())
+    return torch.cat(pieces)
 
 
 def by_what_if(tracer: whence.Tracer, task: Drawn, kept: Tensor) -> Tensor:
@@ -197,13 +259,16 @@ def by_whence(case: Case, network: nn.Module, task: Drawn, kept: Tensor) -> dict
     """Every structure."""
     found = {}
     for text in case.structures:
+        settings = options(text)
+        if task.documents is not None:  # those that kronfluence looks at
+            settings["parameters"] = linear_weights(network)
         tracer = whence.fit(
             network,
-            batches(task.inputs, task.labels, 500),
+            batches(task.inputs, task.labels, case.batch if task.documents is not None else 500),
             likelihood="categorical",
             progress=False,
             execution=whence.Execution(max_memory=MEMORY),
-            **options(text),
+            **settings,
         )
         found.update({f"whence {text}, {name}": values for name, values in by_pulls(tracer, task, kept).items()})
         if case.what_if and not text.startswith("ekfac"):
@@ -211,11 +276,17 @@ def by_whence(case: Case, network: nn.Module, task: Drawn, kept: Tensor) -> dict
     return found
 
 
+def linear_weights(network: nn.Module) -> list[str]:
+    """Names of the weights and biases of linear layers."""
+    layers = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+    return [f"{name}.{kind}" for name in layers for kind in ("weight", "bias")]
+
+
 def by_peers(case: Case, checkpoints: list[nn.Module], task: Drawn, kept: Tensor, seed: int) -> dict[str, Any]:
     """TRAK and kronfluence; or why they did not run."""
     known, asked = (task.inputs, task.labels), (task.tests, task.answers)
     found: dict[str, Any] = {}
-    for count in dict.fromkeys((1, len(checkpoints))):
+    for count in dict.fromkeys((1, len(checkpoints))) if task.documents is None else ():
         found[f"TRAK of {count}"] = from_scores(trak.scores(checkpoints[:count], known, asked, case.projection), kept)
     if task.inputs.is_cuda:
         return found  # kronfluence is measured on a CPU alone
@@ -230,38 +301,60 @@ def by_peers(case: Case, checkpoints: list[nn.Module], task: Drawn, kept: Tensor
     return found
 
 
-def run(case: Case, split: Split, seed: int, count: int, checkpoints: int, device: str) -> dict[str, Any]:
+def run(case: Case, task: Drawn, seed: int, count: int, checkpoints: int) -> dict[str, Any]:
     """Train, retrain, foresee, compare."""
     start = time.perf_counter()
-    task = drawn(case, split, seed, device)
+    classes, device = len(case.classes) or task.classes, task.inputs.device
     kept = halves(len(task.inputs), count, seed)
-    members = [train_on(case, task.inputs, task.labels, 1000 * seed + member) for member in range(checkpoints)]
-    true = torch.stack(
-        [
-            test_losses(train_on(case, *task.part(half.nonzero().squeeze(1).to(device)), 1000 * seed + 100 + at), task)
-            for at, half in enumerate(kept)
-        ]
-    )
+    seeds = [1000 * seed + 100 + at for at in range(count)]
+    if task.documents is not None:  # the same first weights: what one review does is small
+        without = task.documents != task.documents.unique().unsqueeze(1)
+        kept, seeds = torch.cat([kept, without]), seeds + len(without) * [1000 * seed]
+    members = [train_on(case, classes, task.inputs, task.labels, 1000 * seed + at) for at in range(checkpoints)]
+    losses = []
+    for half, each in zip(kept, seeds, strict=True):
+        some = task.part(half.nonzero().squeeze(1).to(device))
+        losses.append(test_losses(train_on(case, classes, *some, each), task))
+    true = torch.stack(losses)
     retrained = time.perf_counter()
     foreseen: dict[str, Any] = by_whence(case, members[0], task, kept)
     foreseen.update(by_peers(case, members, task, kept, seed))
-    right = torch.cat([members[0](some).argmax(1) for some in task.tests.split(500)]) == task.answers
-    return {
+    right = torch.cat([members[0](some).argmax(-1) for some in task.tests.split(500)]) == task.answers
+    known = {name: value for name, value in foreseen.items() if isinstance(value, Tensor)}
+    row = {
         "n": len(task.inputs),
         "test": len(task.tests),
         "halves": count,
         "accuracy": float(right.double().mean()),
-        "score": {name: score(value, true) for name, value in foreseen.items() if isinstance(value, Tensor)},
-        "did_not_run": {name: value["failed"] for name, value in foreseen.items() if not isinstance(value, Tensor)},
+        "score": {name: score(value[:count], true[:count]) for name, value in known.items()},
+        "did_not_run": {name: value["failed"] for name, value in foreseen.items() if name not in known},
         "retraining_s": round(retrained - start, 1),
         "attribution_s": round(time.perf_counter() - retrained, 1),
     }
+    if task.documents is not None:
+        row["documents"] = {name: score(value[count:], true[count:]) for name, value in known.items()}
+    return row
+
+
+def task_of(case: Case, given: argparse.Namespace, seed: int) -> Drawn:
+    """Training and test points of a draw."""
+    if case.data == "reviews":
+        if given.tiny:
+            some = reviews.made_up(400, 0, seed)[0]
+            joined = [" ".join(one.text for one in some[low : low + 80]) for low in range(0, 400, 80)]
+            found = [reviews.Review(str(at), text, 0) for at, text in enumerate(joined)]
+        else:
+            found = reviews.read_reviews(given.data, 1000, 0, seed)[0]
+        return parts_of_reviews(found, case.n // PARTS, given.device)
+    cifar = case.data == "cifar-10"
+    split = read_cifar(given.data, 1 if given.tiny else 5) if cifar else read(case.data, given.data)
+    return drawn(case, split, seed, given.device)
 
 
 def main() -> None:
     """Every case and draw that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with mnist/ and cifar-10/")
+    parser.add_argument("--data", type=Path, help="folder with mnist/, cifar-10/ and imdb/")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["digits", "mnist"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[300, 301, 302])
     parser.add_argument("--halves", type=int, default=HALVES)
@@ -275,16 +368,14 @@ def main() -> None:
     for name in given.cases:
         case = CASES[name]
         if given.tiny:
-            case = replace(case, **TINY, **(NARROW if case.data == "cifar-10" else {}))
-        split = (
-            read_cifar(given.data, 1 if given.tiny else 5) if case.data == "cifar-10" else read(case.data, given.data)
-        )
+            case = replace(case, **{**TINY, **SMALLER.get(case.data, {})})
         for seed in given.seeds:
-            row = run(case, split, seed, given.halves, given.checkpoints, given.device)
+            row = run(case, task_of(case, given, seed), seed, given.halves, given.checkpoints)
             about = {"case": name, "seed": seed, "network": case.describe, "epochs": case.epochs}
             put(record, {**about, "checkpoints": given.checkpoints, **row}, ("case", "seed"))
             save(given.out, record)
             say(name, seed, {key: round(value, 3) for key, value in row["score"].items()})
+            say({key: round(value, 3) for key, value in row.get("documents", {}).items()})
             say(row["did_not_run"], row["accuracy"], row["retraining_s"], row["attribution_s"])
 
 

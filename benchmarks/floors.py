@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .gpu_cifar import NETWORKS
+from .gpu_cifar import NETWORKS, profile_arguments
 from .record import attempt, save, say, surroundings
 from .reference import wall_seconds
 from .variants import precision
@@ -92,14 +91,7 @@ def product_rates(device: torch.device, n: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/floors.json"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--network", choices=NETWORKS, default="resnet18")
-    parser.add_argument("--n", type=int, default=4000)
-    parser.add_argument("--batch", type=int, default=1000)
-    parser.add_argument("--commit", help="recorded as the commit, where there is no repository")
-    parser.add_argument("--tiny", action="store_true")
+    parser = profile_arguments(__doc__, "out/floors.json", 4000)
     given = parser.parse_args()
     sizes: tuple[int, ...] = SIZES
     if given.tiny:

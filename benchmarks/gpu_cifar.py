@@ -193,6 +193,19 @@ def run_network(name: str, split: Split, given: argparse.Namespace, record: dict
             show_profile(network, loader, text, given.out.parent / f"profile-{name}.txt")
 
 
+def profile_arguments(about: str | None, out: str, n: int) -> argparse.ArgumentParser:
+    """The options of programs that look into one network: its name, sizes, and where the record goes."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--network", choices=NETWORKS, default="resnet18")
+    parser.add_argument("--n", type=int, default=n)
+    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--commit", help="recorded as the commit, where there is no repository")
+    parser.add_argument("--tiny", action="store_true", help="a few images and a small network: does it run?")
+    return parser
+
+
 def main() -> None:
     """Run the networks that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -34,6 +34,7 @@ def analyzer_of(network: nn.Module, folder: str, classes: bool = False) -> Any:
         def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
             outputs, wanted = model(batch[0]), batch[1]
             if classes:
+                outputs, wanted = outputs.flatten(0, -2), wanted.flatten()  # positions are summed over
                 if sample:
                     wanted = torch.multinomial(outputs.detach().softmax(1), 1).squeeze(1)
                 return F.cross_entropy(outputs, wanted, reduction="sum")

@@ -44,12 +44,20 @@ FOLDS = 5
 CLASSES = 10
 
 CASES: dict[str, Study] = {
-    "digits": Study(1000, 0, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 40, ("ekfac", "core:size=512", "exact")),
+    "digits": Study(
+        "digits", 1000, 0, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 40, ("ekfac", "core:size=512", "exact")
+    ),
     "mnist": Study(
-        2000, 0, lambda k: networks.mlp(784, 128, 128, k), "MLP 784-128-128", 15, ("ekfac", "core:size=1024")
+        "mnist", 2000, 0, lambda k: networks.mlp(784, 128, 128, k), "MLP 784-128-128", 15, ("ekfac", "core:size=1024")
     ),
     "fashion-mnist": Study(
-        2000, 0, lambda k: networks.cnn(k, (8, 16, 32)), "CNN of 8, 16, 32 channels", 20, ("ekfac", "core:size=1024")
+        "fashion-mnist",
+        2000,
+        0,
+        lambda k: networks.cnn(k, (8, 16, 32)),
+        "CNN of 8, 16, 32 channels",
+        20,
+        ("ekfac", "core:size=1024"),
     ),
 }
 CASES["mnist, long"] = replace(CASES["mnist"], epochs=60)
@@ -229,7 +237,7 @@ def main() -> None:
     record = open_record(given.out, given.append, **PEERS, flipped=FLIPPED, folds=FOLDS)
     for name in given.cases:
         study = adjusted(CASES[name], given)
-        split = read(name.partition(",")[0], given.data)
+        split = read(CASES[name].data, given.data)
         for loss in given.losses:
             for seed in given.seeds:
                 row = run_draw(name, study, split, loss, seed, given.keep)

@@ -24,7 +24,7 @@ from torch import nn
 
 import whence
 
-from . import networks
+from . import networks, studied
 from .data import Split, batches, random_images, read_cifar
 from .record import attempt, save, say
 from .studied import open_record, options, put, read
@@ -37,14 +37,9 @@ FLOOR = 3.0
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(studied.Case):
     """A data set and its network."""
 
-    data: str
-    n: int
-    test: int
-    make: Callable[[int], nn.Module]
-    describe: str
     structures: tuple[str, ...]
 
 

@@ -29,22 +29,33 @@ WEIGHT_DECAY = 1e-2
 
 
 @dataclass(frozen=True)
-class Study:
+class Case:
     """A data set and the network that learns it.
 
     Attributes:
+        data: name of the data set.
         n: training examples.
         test: test points.
         make: the network, from the number of its outputs.
         describe: the network in words.
-        epochs: passes over the training set.
-        structures: what is fitted, as `structure[:option=value][@parameters]`; the first is the main one.
     """
 
+    data: str
     n: int
     test: int
     make: Callable[[int], nn.Module]
     describe: str
+
+
+@dataclass(frozen=True)
+class Study(Case):
+    """The same, and how it is trained and fitted.
+
+    Attributes:
+        epochs: passes over the training set.
+        structures: what is fitted, as `structure[:option=value][@parameters]`; the first is the main one.
+    """
+
     epochs: int
     structures: tuple[str, ...]
 

@@ -28,11 +28,19 @@ def datamodeling(record: Row) -> str:
             f"random halves, {first['test']} test points, draws {seeds}; accuracy "
             f"{mean(row['accuracy'] for row in rows):.3f}."
         )
-        names = list(dict.fromkeys(name for row in rows for name in row["score"]))
-        found = {name: [row["score"][name] for row in rows if name in row["score"]] for name in names}
-        best = max(mean(values) for values in found.values())
-        lines = [[name, bold(mean(values), best), draws(values)] for name, values in found.items()]
-        parts.append(table("method | mean | every draw", lines))
+        columns = {"mean | every draw": "score"}
+        if "documents" in first:
+            columns = {
+                "random halves: mean | every draw": "score",
+                "without one review: mean | every draw": "documents",
+            }
+        lines: dict[str, list[str]] = {name: [name] for row in rows for name in row["score"]}
+        for key in columns.values():
+            found = {name: [row[key][name] for row in rows if name in row[key]] for name in lines}
+            best = max(mean(values) for values in found.values())
+            for name, values in found.items():
+                lines[name] += [bold(mean(values), best), draws(values)]
+        parts.append(table(" | ".join(["method", *columns]), lines.values()))
     return "\n\n".join(parts)
 
 

@@ -1,8 +1,8 @@
 """What a fit of a language model costs, in forward + backward passes: `python -m benchmarks.tokens`.
 
 A GPT-2-like model with random weights: time and memory do not depend on training. The linear layers of its blocks are
-selected, as where such models are traced. `--device cuda --dtype bfloat16 --layers 12 --width 768 --heads 12
---words 50257 --tokens 1024` has the shape of GPT-2 small.
+selected, as where such models are traced. `--shape gpt2 --device cuda --dtype bfloat16` has the sizes of GPT-2 small;
+`llama-1b` and `llama-7b` are those of Llama 3.2 1B and Llama 2 7B, as `transformers` builds them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,19 @@ from whence import fitting
 from whence.curvature import accumulate, core, kronecker, primal
 
 from .record import save, say, surroundings
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "small": {"layers": 4, "width": 128, "heads": 4, "words": 8000, "tokens": 128, "size": 256},
+    "gpt2": {"layers": 12, "width": 768, "heads": 12, "words": 50257, "tokens": 1024, "size": 4096},
+    "llama-tiny": {"layers": 2, "width": 64, "heads": 4, "words": 500, "tokens": 32, "size": 64, "hidden": 160},
+    "llama-1b": {"layers": 16, "width": 2048, "heads": 32, "words": 128256, "tokens": 1024, "size": 4096}
+    | {"hidden": 8192, "keys": 8},
+    "llama-7b": {"layers": 32, "width": 4096, "heads": 32, "words": 32000, "tokens": 1024, "size": 4096}
+    | {"hidden": 11008},
+}
+"""Sizes by name; those with hidden units of their own are Llamas."""
+TIMED = 512
+"""Sequences whose forward + backward are timed: more take as long each."""
 
 
 class Block(nn.Module):
@@ -55,12 +68,56 @@ class Model(nn.Module):
         self.last = nn.LayerNorm(width)
         nn.init.normal_(self.words.weight, std=0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Of token numbers (n, t)."""
+    def hidden(self, x: Tensor) -> Tensor:
+        """(n, t, width) before the output layer, of token numbers (n, t)."""
         hidden = self.words(x) + self.places.weight[: x.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
-        return nn.functional.linear(self.last(hidden), self.words.weight)
+        found: Tensor = self.last(hidden)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of token numbers (n, t)."""
+        return nn.functional.linear(self.hidden(x), self.words.weight)
+
+
+class Llama(nn.Module):
+    """A Llama of random weights, made by `transformers`."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM  # an extra
+
+        config = LlamaConfig(
+            vocab_size=given.words,
+            hidden_size=given.width,
+            intermediate_size=given.hidden,
+            num_hidden_layers=given.layers,
+            num_attention_heads=given.heads,
+            num_key_value_heads=given.keys or given.heads,
+            use_cache=False,
+        )
+        with torch.device(given.device):  # slow to draw on a CPU
+            self.blocks = LlamaForCausalLM._from_config(config, dtype=getattr(torch, given.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (n, t, words) of token numbers (n, t)."""
+        logits: Tensor = self.blocks(input_ids=x).logits
+        return logits
+
+
+def built(given: argparse.Namespace) -> nn.Module:
+    """A model of the sizes that were asked for, of which the linear layers of the blocks want gradients."""
+    if given.hidden:
+        model: nn.Module = Llama(given)
+    else:
+        model = Model(given.layers, given.width, given.heads, given.words, max(given.tokens, given.query_tokens))
+    model = model.to(given.device, getattr(torch, given.dtype)).eval()
+    for name, module in model.named_modules():
+        wanted = isinstance(module, nn.Linear) and "blocks" in name and "lm_head" not in name
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(wanted and parameter.ndim == 2)
+    return model
 
 
 def clock(device: str) -> float:
@@ -131,20 +188,31 @@ def peak(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def profiled(work: Callable[[], object], device: str) -> list[dict[str, Any]]:
+    """The kernels that take longest, their seconds and calls."""
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+        spent(work, device)
+    rows = [(row.self_device_time_total if cuda else row.self_cpu_time_total, row) for row in seen.key_averages()]
+    ordered = sorted(rows, key=lambda pair: -pair[0])[:25]
+    return [{"kernel": row.key[:120], "seconds": took / 1e6, "calls": row.count} for took, row in ordered]
+
+
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a forward + backward, and multiples of it."""
     torch.manual_seed(0)
     if given.device == "cpu":
         torch.set_num_threads(given.threads)
-    sizes = (given.layers, given.width, given.heads, given.words, given.tokens)
-    model = Model(*sizes).to(given.device, getattr(torch, given.dtype)).eval()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("blocks" in name and parameter.ndim == 2)
+    model = built(given)
     tokens = torch.randint(0, given.words, (given.sequences, given.tokens + 1), device=given.device)
     batches = [(some[:, :-1], some[:, 1:].contiguous()) for some in tokens.split(given.batch)]
     count = given.sequences * given.tokens
-    train(model, batches)  # warm
-    once = min(spent(lambda: train(model, batches), given.device) for _ in range(3))
+    timed = batches[: max(1, TIMED // given.batch)]
+    train(model, timed[:2])  # warm
+    share = sum(len(x) for x, _ in timed) / given.sequences
+    once = min(spent(lambda: train(model, timed), given.device) for _ in range(3)) / share
     found: dict[str, Any] = {
         "forward + backward, seconds": once,
         "forward + backward, tokens a second": count / once,
@@ -152,6 +220,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "selected": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "peak before, GiB": peak(given.device),
     }
+    say(found)
     structures = {
         "sketch": whence.Sketch(size=given.size),
         "core": whence.Core(size=given.size),
@@ -162,27 +231,38 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             options: dict[str, Any] = {"ridge": given.ridge, "hessian_columns": columns, "progress": False}
 
             def fit(name: str = name, options: dict[str, Any] = options, data: Any = batches) -> whence.Tracer:
-                return whence.fit(model, data, "categorical", structures[name], parameters="blocks.*.weight", **options)
+                return whence.fit(model, data, "categorical", structures[name], given.parameters, **options)
 
-            fit(data=batches[:1])  # modules are imported and libraries loaded by the first fit of a process
-            took = spent(fit, given.device)
-            row: dict[str, Any] = {"multiple": took / once, "tokens a second": count / took}
-            row["peak so far, GiB"] = peak(given.device)
+            if not given.cold:
+                fit(data=batches[:1])  # modules are imported and libraries loaded by the first fit of a process
+            if given.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            kept: list[whence.Tracer] = []
+            took = spent(lambda fit=fit, kept=kept: kept.append(fit()), given.device)
+            row: dict[str, Any] = {"seconds": took, "multiple": took / once, "tokens a second": count / took}
+            row["peak, GiB"] = peak(given.device)
             if given.queries:
-                tracer, queries = fit(), batches[0][0][: given.queries]
-                ask = {"top": min(100, given.sequences), "positions": [-1]}
-                tracer.attribute(queries, **ask)  # warm
-                row["variance of the last word and its sequences, seconds"] = spent(
-                    lambda tracer=tracer, queries=queries, ask=ask: tracer.attribute(queries, **ask), given.device
-                )
+                row["variance of the last word and its sequences, seconds"] = asked(kept[0], given)
+            kept.clear()
+            found[f"{name}, {columns} columns"] = row
+            write(given, found)
             if given.stages:
                 with stages(given.device) as seconds:
                     fit()
                 row["stages"] = {label: one / once for label, one in seconds.items()}
-            found[f"{name}, {columns} columns"] = row
+            if given.profile:
+                row["kernels"] = profiled(fit, given.device)
             say(f"{name}, {columns} columns", row)
             write(given, found)
     return found
+
+
+def asked(tracer: whence.Tracer, given: argparse.Namespace) -> float:
+    """Seconds of one batch of queries: the variance of each one's last word, and its 100 first training sequences."""
+    queries = torch.randint(0, given.words, (given.queries, given.query_tokens or given.tokens), device=given.device)
+    ask: dict[str, Any] = {"top": min(100, given.sequences), "positions": [-1]}
+    tracer.attribute(queries, **ask)  # warm
+    return spent(lambda: tracer.attribute(queries, **ask), given.device)
 
 
 def write(given: argparse.Namespace, found: dict[str, Any]) -> None:
@@ -240,8 +320,11 @@ def main() -> None:
     add("--device", default="cpu")
     add("--dtype", default="float32")
     add("--threads", type=int, default=1)
-    for name, value in {"layers": 4, "width": 128, "heads": 4, "words": 8000, "tokens": 128, "size": 256}.items():
-        add(f"--{name}", type=int, default=value)
+    add("--shape", choices=SHAPES, default="small", help="sizes, which other options replace")
+    for name in ("layers", "width", "heads", "words", "tokens", "size"):
+        add(f"--{name}", type=int)
+    add("--hidden", type=int, default=0, help="units between the two layers of a block: then it is a Llama")
+    add("--keys", type=int, default=0, help="heads of keys and values of a Llama, if fewer")
     add("--sequences", type=int, default=32)
     add("--batch", type=int, default=8)
     add("--columns", type=int, nargs="+", default=[4, 16])
@@ -249,9 +332,14 @@ def main() -> None:
     add("--ridge", type=float, default=1.0)
     add("--stages", action="store_true", help="fit once more, and say what its parts take, in multiples too")
     add("--queries", type=int, default=0, help="sequences whose last word is attributed, in seconds")
+    add("--query-tokens", type=int, default=0, help="their length, if not that of the training sequences")
+    add("--cold", action="store_true", help="without a first fit of one batch, which takes long for large layers")
+    add("--parameters", default="all", help="names of weights, among the linear layers of the blocks")
+    add("--profile", action="store_true", help="fit once more, and list the kernels that take longest")
     add("--errors", type=int, default=0, help="instead, errors of variances over so many draws")
     add("--small", type=int, nargs=2, default=[120, 4], help="with --errors: sequences, and width of the model")
     add("--out", type=Path)
+    parser.set_defaults(**SHAPES[parser.parse_known_args()[0].shape])
     given = parser.parse_args()
     write(given, {"errors": errors(given.errors, *given.small, given.columns)} if given.errors else measure(given))
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from whence_paper.feature_scores import (
 )
 from whence_paper.networks import ViT
 
-from . import networks
+from . import networks, studied
 from .data import Split, Task, batches, corrupt, one_hot, read_cifar
 from .record import save, say
 from .scores import auroc
@@ -50,14 +49,9 @@ CONTRASTS = {"noisy, rest": ("noisy", "other"), "missing, rest": ("missing", "ot
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(studied.Case):
     """A data set, the network that learns it, and how."""
 
-    data: str
-    n: int
-    test: int
-    make: Callable[[int], nn.Module]
-    describe: str
     epochs: int
     structure: str
     loss: str = "cross-entropy"

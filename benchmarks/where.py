@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -30,7 +29,7 @@ from whence.jacobian import capture, network
 
 from . import networks
 from .data import batches, random_images
-from .gpu_cifar import NETWORKS
+from .gpu_cifar import NETWORKS, profile_arguments
 from .record import save, say, surroundings
 from .reference import forward_backward, wall_seconds
 from .variants import parse, precision
@@ -259,18 +258,11 @@ def measure(net: nn.Module, x: Tensor, y: Tensor, text: str, clock: Clock, given
 
 def main() -> None:
     """Measure the structures that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/where.json"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--network", choices=NETWORKS, default="resnet18")
+    parser = profile_arguments(__doc__, "out/where.json", 50_000)
     parser.add_argument("--structures", nargs="+", default=["ekfac", "core", "sketch"])
-    parser.add_argument("--n", type=int, default=50_000)
     parser.add_argument("--test", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--profiled", type=int, default=2000, help="images for the table of kernels; 0 for none")
     parser.add_argument("--ridge-share", type=float, default=0.01, help="lambda / n")
-    parser.add_argument("--commit", help="recorded as the commit, where there is no repository")
-    parser.add_argument("--tiny", action="store_true", help="a few images and a small network: does it run?")
     given = parser.parse_args()
     if given.tiny:
         given.network, given.n, given.test, given.batch, given.profiled = "tiny", 60, 30, 20, 20

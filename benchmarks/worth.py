@@ -30,18 +30,38 @@ from .training import accuracy
 from .worth_scores import Scores, laplace, ours, plain
 
 CASES: dict[str, Study] = {
-    "digits": Study(1000, 497, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 60, ("exact", "core:size=512", "ekfac")),
+    "digits": Study(
+        "digits", 1000, 497, lambda k: networks.mlp(64, 32, k), "MLP 64-32", 60, ("exact", "core:size=512", "ekfac")
+    ),
     "mnist": Study(
-        3000, 1000, lambda k: networks.mlp(784, 128, 128, k), "MLP 784-128-128", 15, ("core:size=1024", "ekfac")
+        "mnist",
+        3000,
+        1000,
+        lambda k: networks.mlp(784, 128, 128, k),
+        "MLP 784-128-128",
+        15,
+        ("core:size=1024", "ekfac"),
     ),
     "fashion-mnist": Study(
-        3000, 1000, lambda k: networks.cnn(k, (8, 16, 32)), "CNN of 8, 16, 32 channels", 15, ("core:size=1024", "ekfac")
+        "fashion-mnist",
+        3000,
+        1000,
+        lambda k: networks.cnn(k, (8, 16, 32)),
+        "CNN of 8, 16, 32 channels",
+        15,
+        ("core:size=1024", "ekfac"),
     ),
     "mnist, large": Study(
-        6000, 2000, lambda k: networks.mlp(784, 256, 256, k), "MLP 784-256-256", 20, ("core:size=2048", "ekfac")
+        "mnist",
+        6000,
+        2000,
+        lambda k: networks.mlp(784, 256, 256, k),
+        "MLP 784-256-256",
+        20,
+        ("core:size=2048", "ekfac"),
     ),
     "fashion-mnist, large": Study(
-        6000, 2000, networks.cnn, "CNN of 32, 64, 128, 256 channels", 20, ("core:size=2048", "ekfac")
+        "fashion-mnist", 6000, 2000, networks.cnn, "CNN of 32, 64, 128, 256 channels", 20, ("core:size=2048", "ekfac")
     ),
 }
 TASKS = {"two classes": True, "ten classes": False}
@@ -186,7 +206,7 @@ def main() -> None:
     record = open_record(given.out, given.append, laplace=peer(), **known)
     for name in given.cases:
         study = adjusted(CASES[name], given)
-        split = read(name.partition(",")[0], given.data)
+        split = read(CASES[name].data, given.data)
         for kind in given.tasks:
             for loss in given.losses:
                 for seed in given.seeds:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whence.influence.wrong_labels import WrongLabels, wrong_labels
+from whence.influence.training import WrongLabels, wrong_labels
 
 SHARES, DRAWS = (0.0, 0.02, 0.05, 0.1), 6
 STRENGTHS = (0.003, 0.03, 0.3)

@@ -71,6 +71,21 @@ class Recurrent(nn.Module):
         return self.head(self.cell(steps)[0][:, -1])
 
 
+class Decoder(nn.Module):
+    """Logits (n, t, words) of the next token, from one causal layer."""
+
+    def __init__(self, words: int, width: int = 4, seed: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.words = nn.Embedding(words, width)
+        self.layer = nn.TransformerEncoderLayer(width, 2, 6, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.words.weight.dtype)
+        return self.head(self.layer(self.words(x), src_mask=mask))
+
+
 class BagOfWords(nn.Module):
     """The same embedding row may be used several times in one example, or never at all."""
 

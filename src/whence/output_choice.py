@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -14,7 +14,7 @@ from torch import Tensor
 from whence.data.batches import Inputs, combine, take
 from whence.data.targets import diagonal_blocks
 from whence.errors import InputError
-from whence.jacobian.network import OutputMixtures, OutputView, SelectedOutputs
+from whence.jacobian.views import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
 from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty
 
@@ -105,21 +105,18 @@ class OutputChoice:
 
 def _picked(inputs: Inputs, index: Tensor, k: int, variances_of: ViewVariances, full: bool) -> dict[str, Tensor]:
     """Covariances (m, t, c, c) of outputs (m, t, c) at t positions, or variances (m, t, c)."""
-    m, t, c = index.shape
+    _, t, c = index.shape
     places = index + k * torch.arange(t, device=index.device).reshape(1, t, 1)
     parts = []
-    for low, high in _ranges(t, max(1, MAX_OUTPUTS // c)):
-        flat = places[:, low:high].reshape(m, -1)
-        step = flat.shape[1] if full else MAX_OUTPUTS
-        views = [SelectedOutputs(inputs, flat[:, a:b]) for a, b in _ranges(flat.shape[1], step)]
+    for some in places.split(max(1, MAX_OUTPUTS // c), dim=1):
+        flat = some.flatten(1)
+        views = [SelectedOutputs(inputs, part) for part in flat.split(flat.shape[1] if full else MAX_OUTPUTS, dim=1)]
         found = combine([variances_of(view, full) for view in views], partial(torch.cat, dim=1))
-        some = high - low
-        parts.append(
-            {
-                name: diagonal_blocks(values, some) if full else values.reshape(m, some, c)
-                for name, values in found.items()
-            }
-        )
+        shaped = {
+            name: diagonal_blocks(values, some.shape[1]) if full else values.reshape(some.shape)
+            for name, values in found.items()
+        }
+        parts.append(shaped)
     return combine(parts, partial(torch.cat, dim=1))
 
 
@@ -131,12 +128,11 @@ def _sketched(
     t = outputs.numel() // (m * k)
     rows = max(1, MAX_SKETCH_BYTES // (k * sketches * outputs.element_size()))
     parts = []
-    for low, high in _ranges(m, rows):
-        some, pieces = take(inputs, slice(low, high)), []
+    for low in range(0, m, rows):
+        some, pieces = take(inputs, slice(low, low + rows)), []
+        shape = (min(rows, m - low), k, sketches)
         for at in range(t):
-            signs = torch.randint(
-                0, 2, (high - low, k, sketches), generator=generator, dtype=torch.int8, device=generator.device
-            )
+            signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
             found = variances_of(OutputMixtures(some, (2 * signs - 1).to(outputs), at * k), False)
             pieces.append({name: values.unsqueeze(1) for name, values in found.items()})
         parts.append(combine(pieces, partial(torch.cat, dim=1)))
@@ -145,7 +141,3 @@ def _sketched(
 
 def _is_integer(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral)
-
-
-def _ranges(size: int, step: int) -> Iterator[tuple[int, int]]:
-    return ((low, min(low + step, size)) for low in range(0, size, step))

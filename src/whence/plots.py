@@ -173,7 +173,11 @@ def bands(
     for line, label in zip(lines, (f"Ho, {level:.0%}", None), strict=True):
         ax.plot(x, line, color=VERMILLION, linewidth=1.3, linestyle=DASHES["ho"], label=label, zorder=3)
     ax.plot(x, curve, color=INK, linewidth=1.8, label="prediction", zorder=4)
-    ax.set(xlabel="input", ylabel="output", xlim=(x.min(), x.max()), ylim=_limits(shown, area + lines))
+    low, high = min(part.min() for part in shown), max(part.max() for part in shown)
+    room = max(high - low, 1e-12)  # for curve and dots, and for the bounds unless they would flatten both
+    bottom = max(low - 0.6 * room, min(low, *(part.min() for part in area + lines)) - 0.05 * room)
+    top = min(high + 0.6 * room, max(high, *(part.max() for part in area + lines)) + 0.05 * room)
+    ax.set(xlabel="input", ylabel="output", xlim=(x.min(), x.max()), ylim=(bottom, top))
     labelled = list(zip(*ax.get_legend_handles_labels(), strict=True))[::-1]
     labelled.sort(key=lambda pair: pair[1] != "prediction")
     handles, labels = zip(*labelled, strict=True)
@@ -264,14 +268,6 @@ def ridge_path(path: RidgePath | None, ax: Axes | None = None) -> Axes:
     if errors.min() > 0 and errors.max() / errors.min() > 20:
         ax.set_yscale("log")
     return quiet(ax)
-
-
-def _limits(shown: Sequence[Numbers], bounds: Sequence[Numbers]) -> tuple[float, float]:
-    """Limits with room for curve and dots, and for the bounds unless they would flatten both."""
-    low, high = min(part.min() for part in shown), max(part.max() for part in shown)
-    lowest, highest = min([low, *(part.min() for part in bounds)]), max([high, *(part.max() for part in bounds)])
-    room = max(high - low, 1e-12)
-    return max(low - 0.6 * room, lowest - 0.05 * room), min(high + 0.6 * room, highest + 0.05 * room)
 
 
 LARGEST = 130.0
@@ -554,12 +550,16 @@ def decision_regions(
         >>> len(plots.decision_regions(two, corners, sides[:, 0], steps=8, ax=Figure().subplots()).images)
         1
     """
+    from matplotlib.patheffects import withStroke  # an extra: only plots need it
+
     if show not in ("doubt", "ho", "hec3", "ratio"):
         raise InputError(f'expected show to be "doubt", "ho", "hec3" or "ratio", got {show!r}.')
     points = inputs if isinstance(inputs, Tensor) else torch.as_tensor(inputs, device="cpu")
     if points.ndim != 2 or points.shape[1] != 2:
         raise ShapeError(f"expected inputs of shape (n, 2), got {tuple(points.shape)}.")
-    east, north = (_grid(points[:, axis], pad, steps) for axis in (0, 1))
+    low, high = points.amin(0).double().cpu().numpy(), points.amax(0).double().cpu().numpy()
+    extra = pad * np.maximum(high - low, 1e-9)
+    east, north = np.linspace(low - extra, high + extra, steps).T
     plane = torch.cartesian_prod(torch.from_numpy(east), torch.from_numpy(north)).to(points)
     found = tracer.predict(list(plane.split(BATCH)), covariance=(show == "doubt" and tracer.problem.k > 1) or None)
     ax = axes(ax)
@@ -569,8 +569,12 @@ def decision_regions(
         ax.imshow(colours, extent=extent, origin="lower", aspect="auto", interpolation="bilinear")
     else:
         _shade(ax, east, north, score(found, show).cpu().numpy().reshape(steps, steps).T, show)
-    for lead in _leads(found.mean):
-        _border(ax, east, north, lead.reshape(steps, steps).T)
+    best = found.mean.topk(min(2, found.mean.shape[1]), dim=1).values
+    rivals = torch.where(found.mean == best[:, :1], best[:, 1:], best[:, :1]) if found.mean.shape[1] > 1 else 0.0
+    for lead in (found.mean - rivals).T.cpu().numpy():  # of each class over the others: zero along its borders
+        if lead.min() < 0 < lead.max():
+            border = ax.contour(east, north, lead.reshape(steps, steps).T, levels=[0.0], colors=[INK], linewidths=1.2)
+            border.set_path_effects([withStroke(linewidth=2.4, foreground="white")])
     _examples(ax, points, labels, names, grey=show != "doubt")
     ax.set(xlim=(east[0], east[-1]), ylim=(north[0], north[-1]), xlabel="first input", ylabel="second input")
     return quiet(ax)
@@ -590,23 +594,6 @@ def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
         variance = covariance[rows, a, a] + covariance[rows, b, b] - 2 * covariance[rows, a, b]
     sigmas = lead / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
     return choice.cpu().numpy(), sigmas.cpu().numpy()
-
-
-def _leads(mean: Tensor) -> list[Numbers]:
-    """For each class (m,) its output less the largest other one: zero along the borders of its region."""
-    if mean.shape[1] == 1:
-        return [mean[:, 0].cpu().numpy()]
-    best = mean.topk(2, dim=1)
-    rival = torch.where(mean == best.values[:, :1], best.values[:, 1:], best.values[:, :1])
-    return list((mean - rival).T.cpu().numpy())
-
-
-def _border(ax: Axes, east: Numbers, north: Numbers, values: Numbers) -> None:
-    from matplotlib.patheffects import withStroke  # an extra: only plots need it
-
-    if values.min() < 0 < values.max():
-        border = ax.contour(east, north, values, levels=[0.0], colors=[INK], linewidths=1.2)
-        border.set_path_effects([withStroke(linewidth=2.4, foreground="white")])
 
 
 def _faded(choice: Numbers, lead: Numbers) -> Numbers:
@@ -661,13 +648,6 @@ def _examples(ax: Axes, points: Tensor, labels: Any, names: Sequence[str] | None
             zorder=3,
         )
     ax.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
-
-
-def _grid(values: Tensor, pad: float, steps: int) -> Numbers:
-    low, high = float(values.min()), float(values.max())
-    extra = pad * max(high - low, 1e-9)
-    found: Numbers = np.linspace(low - extra, high + extra, steps)
-    return found
 
 
 def gallery(

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     import pandas
 
 
-def likelihood_of(likelihood: Likelihood | None) -> Likelihood:
-    """The likelihood, or an error where results were put together without one."""
-    if likelihood is None:
-        raise InputError(
-            "expected results that know their likelihood for probabilities, got none. Take them from Tracer.predict."
-        )
-    return likelihood
-
-
 def by_row(of: Callable[..., Tensor], *values: Tensor) -> Tensor:
     """What a function says about rows (N, ...), for values (m, ..., k) that have positions or none."""
     shape = values[0].shape[:-1]
@@ -56,27 +47,6 @@ def slopes(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     return found
 
 
-def delta_method(likelihood: Likelihood, outputs: Tensor, covariance: Tensor) -> Tensor:
-    """(m, k, k) covariance of the probabilities, L Cov(f) L^T to first order."""
-    slope = slopes(likelihood, outputs).to(covariance.dtype)
-    return slope @ covariance @ slope.transpose(1, 2)
-
-
-def margins(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """(m,) or (m, c) how far each decision is from being another."""
-    return _single(torch.einsum("mck,mk->mc", likelihood.contrasts(outputs), outputs))
-
-
-def margin_variances(likelihood: Likelihood, outputs: Tensor, covariance: Tensor) -> Tensor:
-    """(m,) or (m, c) variances of the margins."""
-    contrasts = likelihood.contrasts(outputs).to(covariance.dtype)
-    return _single(torch.einsum("mck,mkj,mcj->mc", contrasts, covariance, contrasts).clamp_min(0.0))
-
-
-def _single(values: Tensor) -> Tensor:
-    return values.squeeze(1) if values.shape[1] == 1 else values
-
-
 MAX_OUTPUTS = 64
 """Outputs whose covariances are computed together; of more, variances come so many at a time, without covariances."""
 
@@ -97,6 +67,10 @@ def _padded(values: Tensor, positions: tuple[int, ...]) -> Tensor:
     wide = values.new_full((len(values), *positions, *values.shape[1 + len(positions) :]), _missing(values))
     wide[tuple(slice(0, size) for size in values.shape)] = values
     return wide
+
+
+def _single(values: Tensor) -> Tensor:
+    return values.squeeze(-1) if values.shape[-1] == 1 else values
 
 
 def _missing(values: Tensor) -> float:
@@ -236,9 +210,9 @@ class Uncertainty(Shown):
                 )
             if self.later is None:
                 raise InputError(
-                    "expected inputs that are kept or can be read again, got none: a large iterator is spent, and "
-                    "results gathered from processes have no inputs. Ask for covariances at once with predict(x, "
-                    "covariance=True), or pass a loader or a batch."
+                    "expected inputs that can be read again, got none: an iterator is spent, and results gathered from "
+                    "processes have no inputs. Ask for covariances at once with predict(x, covariance=True), or pass a "
+                    "loader or a batch."
                 )
             self.covariances.update(self.later())
         return self.covariances[estimator]
@@ -248,7 +222,7 @@ class Uncertainty(Shown):
         """(m, k) probabilities of the classes, for categorical and Bernoulli likelihoods."""
         if self.chosen is not None and self.chosen.probabilities is not None:
             return self.chosen.probabilities
-        return by_row(likelihood_of(self.likelihood).probabilities, self.mean)
+        return by_row(self._known_likelihood().probabilities, self.mean)
 
     def probability_covariance(self, estimator: str = "hec3") -> Tensor:
         """(m, k, k) covariance of the probabilities, by the delta method: L Cov(f) L with L = diag(p) - p p^T.
@@ -257,10 +231,9 @@ class Uncertainty(Shown):
         larger, logits scatter too far for a tangent, and the probability is to be taken for unknown; the margin over
         its standard deviation still ranks such predictions.
         """
-        likelihood = likelihood_of(self.likelihood)
-        self._check_all("covariances of probabilities")
-        by_row(likelihood.probabilities, self.mean[:1])  # the error for outputs that are no logits comes first
-        return by_row(partial(delta_method, likelihood), self.mean, self.covariance(estimator))
+        slope = by_row(partial(slopes, self._known_likelihood("covariances of probabilities")), self.mean)
+        covariance = self.covariance(estimator)
+        return slope.to(covariance.dtype) @ covariance @ slope.to(covariance.dtype).mT
 
     def probability_std(self, estimator: str = "hec3") -> Tensor:
         """(m, k) standard deviations of the probabilities, by the delta method; see `probability_covariance`."""
@@ -270,20 +243,26 @@ class Uncertainty(Shown):
     @property
     def margin(self) -> Tensor:
         """(m,) the largest logit less the second largest; for logits apart |f|, (m,) for one and (m, k) for many."""
-        likelihood = likelihood_of(self.likelihood)
-        self._check_all("a margin")
-        return by_row(partial(margins, likelihood), self.mean)
+        contrasts = by_row(self._known_likelihood("a margin").contrasts, self.mean)  # (m, ..., c, k)
+        return _single(torch.einsum("...ck,...k->...c", contrasts, self.mean))
 
     def margin_variance(self, estimator: str = "hec3") -> Tensor:
         """(m,) or (m, k) variance of the margin: a margin of few standard deviations may turn into another class."""
-        likelihood = likelihood_of(self.likelihood)
-        self._check_all("the variance of a margin")
-        by_row(likelihood.contrasts, self.mean[:1])  # the error for outputs that are no logits comes first
-        return by_row(partial(margin_variances, likelihood), self.mean, self.covariance(estimator))
+        contrasts = by_row(self._known_likelihood("the variance of a margin").contrasts, self.mean)
+        covariance = self.covariance(estimator)
+        contrasts = contrasts.to(covariance.dtype)
+        return _single(torch.einsum("...ck,...kj,...cj->...c", contrasts, covariance, contrasts).clamp_min(0.0))
 
-    def _check_all(self, what: str) -> None:
-        if self.chosen is not None and not self.chosen.sketches:
-            raise InputError(f'expected all outputs for {what}, got some of them. Predict with outputs="all".')
+    def _known_likelihood(self, of_all: str = "") -> Likelihood:
+        """The likelihood, or an error where there is none, or where something needs all outputs that are not there."""
+        if self.likelihood is None:
+            raise InputError(
+                "expected results that know their likelihood for probabilities, got none. Take them from "
+                "Tracer.predict."
+            )
+        if of_all and self.chosen is not None and not self.chosen.sketches:
+            raise InputError(f'expected all outputs for {of_all}, got some of them. Predict with outputs="all".')
+        return self.likelihood
 
     def interval(self, level: float = 0.95, estimator: str = "hec3") -> tuple[Tensor, Tensor]:
         """Lower and upper confidence bounds (m, k) of the mean function, from the normal distribution.
@@ -365,13 +344,12 @@ def without_padding(u: Uncertainty, inputs: Inputs) -> Uncertainty:
     shape = u.mean.shape[:-1]
     if not isinstance(mask, Tensor) or mask.shape != shape or len(shape) == 1:
         return u
-    padding = mask == 0
 
-    def masked(values: Tensor) -> Tensor:
-        where = padding.reshape(*shape, *[1] * (values.ndim - len(shape)))
-        return values.masked_fill(where, _missing(values))
+    def masked(values: Sequence[Tensor]) -> Tensor:
+        where = (mask == 0).reshape(*shape, *[1] * (values[0].ndim - len(shape)))
+        return values[0].masked_fill(where, _missing(values[0]))
 
-    return combine([u], lambda values: masked(values[0]))
+    return combine([u], masked)
 
 
 def join(parts: Sequence[Uncertainty]) -> Uncertainty:
@@ -420,36 +398,31 @@ def _answers(u: Uncertainty, rows: int) -> list[Column]:
     """What is predicted, for a table: a class with its probability, or numbers with bounds."""
 
     def several(values: Tensor) -> tuple[str, ...]:
-        return tuple(listing(numbers(row), 3) for row in values.reshape(-1, values.shape[-1])[:rows].tolist())
+        return tuple(listing(numbers(row), 3) for row in values.tolist())
 
-    k, likelihood = u.mean.shape[-1], u.likelihood
-    columns = []
+    def first(values: Tensor) -> Tensor:
+        return values.reshape(-1, values.shape[-1])[:rows]
+
+    k, likelihood, columns = u.mean.shape[-1], u.likelihood, []
     if u.chosen is not None and u.chosen.index is not None:
-        index = u.chosen.index.expand(*u.mean.shape).reshape(-1, k)[:rows].tolist()
+        index = first(u.chosen.index.expand(*u.mean.shape)).tolist()
         columns.append(Column("output", tuple(listing(row, 3) for row in index), left=True))
-    elif likelihood is not None and likelihood.has_classes and likelihood.couples_outputs and k > 1:
-        best = u.probabilities.reshape(-1, k)[:rows].max(dim=1)
-        stds = None if u._stds is None else u._stds.reshape(-1, k)[:rows].gather(1, best.indices.unsqueeze(1))
-        cells = (probability_text(p, s) for p, s in _with_stds(best.values.unsqueeze(1), stds))
-        return [Column("class", tuple(map(str, best.indices.tolist()))), Column("probability", tuple(cells))]
-    if likelihood is not None and likelihood.has_classes:
-        if k > 1:
-            return [*columns, Column("probability", several(u.probabilities), left=True)]
-        stds = None if u._stds is None else u._stds.reshape(-1, 1)[:rows]
-        pairs = _with_stds(u.probabilities.reshape(-1, 1)[:rows], stds)
-        return [*columns, Column("probability", tuple(probability_text(p, s) for p, s in pairs))]
-    columns.append(Column("mean", several(u.mean), left=k > 1))
-    if k == 1:
-        low, high = (bound.reshape(-1)[:rows].tolist() for bound in u.interval(0.95))
-        bounds = zip(numbers(low), numbers(high), strict=True)
-        columns.append(Column("95% interval", tuple(f"{a} to {b}" for a, b in bounds)))
-    return columns
-
-
-def _with_stds(probabilities: Tensor, stds: Tensor | None) -> list[tuple[float, float]]:
-    """Pairs from (m, 1) probabilities and their standard deviations; NaN where there are none."""
-    found = torch.full_like(probabilities, math.nan) if stds is None else stds
-    return list(zip(probabilities.flatten().tolist(), found.flatten().tolist(), strict=True))
+    if likelihood is None or not likelihood.has_classes:
+        columns.append(Column("mean", several(first(u.mean)), left=k > 1))
+        if k == 1:
+            bounds = zip(*(numbers(first(bound).flatten().tolist()) for bound in u.interval(0.95)), strict=True)
+            columns.append(Column("95% interval", tuple(f"{low} to {high}" for low, high in bounds)))
+        return columns
+    p = first(u.probabilities)
+    stds = torch.full_like(p, math.nan) if u._stds is None else first(u._stds)
+    if likelihood.couples_outputs and k > 1 and not columns:
+        best = p.argmax(1, keepdim=True)
+        columns.append(Column("class", tuple(map(str, best.flatten().tolist()))))
+        p, stds = p.gather(1, best), stds.gather(1, best)
+    if p.shape[1] > 1:
+        return [*columns, Column("probability", several(p), left=True)]
+    pairs = zip(p.flatten().tolist(), stds.flatten().tolist(), strict=True)
+    return [*columns, Column("probability", tuple(probability_text(*pair) for pair in pairs))]
 
 
 MAX_STD = 0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +18,13 @@ from whence.data.batches import Inputs, check_finite
 from whence.display import Table, count
 from whence.errors import InputError, ShapeError, asks_back
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
-from whence.influence.attribution import Positions, attribute, attribute_positions
+from whence.influence.attribution import Positions, attribute, attribute_loss, attribute_positions
 from whence.influence.explanation import explain
 from whence.influence.fitted import (
     Fitted,
-    InputCache,
     check_count,
     check_level,
+    check_same,
     check_ungrouped,
     check_variances,
     for_each_batch,
@@ -36,7 +36,7 @@ from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, squared_influence, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
-from whence.jacobian.network import OutputView
+from whence.jacobian.views import OutputView
 from whence.output_choice import OutputChoice
 from whence.results import MAX_OUTPUTS, Uncertainty, findings_table, join, without_padding
 from whence.trust import Trust, assess
@@ -77,8 +77,7 @@ class Tracer(Fitted):
             x: a batch as in training (a tensor, a tuple of positional inputs, a dict of keyword inputs), or a loader
                 or list of batches. Targets that come with the inputs are ignored.
             covariance: compute covariances between outputs at once, or only when they are asked for; by default at
-                once where that costs little. Until then a copy of the inputs is kept, up to 256 MiB or 5 % of the
-                memory of the fit. Larger inputs are read again, and refused where they are not what they were.
+                once where that costs little. Later the inputs are read again, and refused where they changed.
             outputs: which to look at, since each costs a backward pass: "all"; "predicted", that of the predicted class
                 alone; a list of positions; or a number of random sketches, whose `trace` and `trace_error` estimate
                 the total variance of all outputs without bias. By default all, or the predicted class where the fit
@@ -89,7 +88,6 @@ class Tracer(Fitted):
         draw = generator or torch.Generator("cpu").manual_seed(0)
         at_once = bool(covariance) or not self.sandwich.variances_alone or (choice is None and self.problem.k == 1)
         sketches = choice is not None and choice.kind == "sketches"
-        cache = None if at_once or sketches else InputCache(x, self.problem.budget)
 
         def predict_batch(inputs: Inputs, where: str) -> Uncertainty:
             if choice is None:
@@ -99,15 +97,21 @@ class Tracer(Fitted):
             check_variances(self.problem, {**found.variances, **found.covariances}, where, inputs)
             return without_padding(found, inputs)
 
-        parts = for_each_batch(self, x, predict_batch, plain=choice is not None, cache=cache)
+        parts = for_each_batch(self, x, predict_batch, plain=choice is not None)
         found = parts[0] if len(parts) == 1 else join(parts)
 
         def covariances() -> Mapping[str, Tensor]:
-            return self.predict(cache, covariance=True, outputs=outputs).covariances
+            again = self.predict(x, covariance=True, outputs=outputs)
+            rounding = 10 * torch.finfo(found.mean.dtype).eps ** 0.5
+            advice = ", or ask for covariances at once, with covariance=True"
+            check_same(found.mean, again.mean, rounding, advice)
+            for name, variance in found.variances.items():
+                check_same(variance, again.variance(name), rounding, advice)
+            return again.covariances
 
         few = choice is None or found.mean.shape[-1] <= MAX_OUTPUTS
-        later = covariances if cache is not None and cache.readable and few else None
-        return replace(found, later=later)
+        later = not (at_once or sketches or isinstance(x, Iterator)) and few
+        return replace(found, later=covariances if later else None)
 
     def _output_choice(self, outputs: Any) -> OutputChoice | None:
         """Which outputs to predict; `None` for all of them, where no views of the outputs are needed."""
@@ -193,7 +197,7 @@ class Tracer(Fitted):
         return findings_table(self.diagnostics, repr(self))
 
     def attribute(
-        self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None
+        self, x: Any, top: int = 10, *, matrix: bool = False, positions: Positions | None = None, loss: bool = False
     ) -> Attribution:
         """The training examples that carry the variance of each prediction.
 
@@ -208,6 +212,9 @@ class Tracer(Fitted):
             positions: of a network that answers at several positions, such as tokens: "each", or a list such as
                 [0, -1], makes the predicted class at each of them a prediction of its own, an input's one after the
                 other; `where` says which is which. Without it an input's positions are taken together.
+            loss: attribute the loss of each input, to first order, in place of its prediction: `x` then has targets,
+                as in training. A negative `pull` says that the example lowers this loss; for a language model and an
+                answer, that it makes the answer more likely.
 
         Examples:
             >>> import torch, whence
@@ -219,6 +226,10 @@ class Tracer(Fitted):
         """
         check_count(top, "top")
         check_ungrouped(self)
+        if loss and positions is not None:
+            raise InputError("expected positions or loss=True, got both. Give targets of -100 to all other positions.")
+        if loss:
+            return attribute_loss(self, x, top, matrix)
         if positions is not None:
             return attribute_positions(self, x, top, matrix, positions)
         return join_batches(for_each_batch(self, x, lambda inputs, where: attribute(self, inputs, top, matrix)))

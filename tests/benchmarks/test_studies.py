@@ -150,3 +150,21 @@ def test_datamodeling_runs_without_peers(monkeypatch: pytest.MonkeyPatch, tmp_pa
     from benchmarks.study_tables import datamodeling
 
     assert "| TRAK of 1 |" in datamodeling(record)
+
+
+def test_datamodeling_of_texts_leaves_reviews_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for absent in ("kronfluence", "kronfluence.arguments", "kronfluence.analyzer"):
+        monkeypatch.setitem(sys.modules, absent, None)
+    small = ("--cases", "reviews", "--tiny", "--seeds", "0", "--halves", "3", "--checkpoints", "1")
+    record = run("datamodeling", monkeypatch, tmp_path / "d.json", *small)
+    (row,) = record["rows"]
+    assert (row["n"], row["test"]) == (50, 5)
+    assert row["score"].keys() == row["documents"].keys() == {f"whence {one}, attribute" for one in SMALL_GPT}
+    assert all(-1 <= value <= 1 for value in row["documents"].values())
+    from benchmarks.study_tables import datamodeling
+
+    page = datamodeling(record)
+    assert "| method | random halves: mean | every draw | without one review: mean | every draw |" in page
+
+
+SMALL_GPT = ("ekfac", "sketch:size=32")

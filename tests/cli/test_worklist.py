@@ -12,7 +12,7 @@ import pytest
 
 from command_line import call, read, write
 from whence.cli.console import UNUSABLE
-from whence.tabular.answers import read_answers
+from whence.tabular.worklist import read_answers
 
 ROWS = 300
 UNLABELLED = range(5)

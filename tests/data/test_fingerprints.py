@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whence.runtime.model_state import PIECE, SPAN, checksum
+from whence.runtime.model_state import PIECE, checksum
+
+SPAN = 2**12
 
 DTYPES = [
     torch.float64,

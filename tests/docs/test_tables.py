@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import (
     gpu_tables,
+    language_tables,
     quality_tables,
     sources_tables,
     study_tables,
@@ -24,6 +25,8 @@ PAGES = {
     "benchmarks.md": {**tables.TABLES, **quality_tables.TABLES, **study_tables.TABLES, **gpu_tables.TABLES},
     "choosing.md": tables.TABLES,
     "classification.md": worth_tables.TABLES,
+    "language-models.md": language_tables.TABLES,
+    "many-outputs.md": language_tables.TABLES,
     "services.md": tables.TABLES,
     "sources.md": study_tables.TABLES,
     "tracing.md": {**tracing_tables.TABLES, **study_tables.TABLES},

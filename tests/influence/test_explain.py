@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import NearestNeighbors
 
 import networks
 import oracles
@@ -156,7 +157,7 @@ def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
     assert sum(same) >= 0.9 * len(same)
 
 
-def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str, Any]:
+def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool, differing: Any = None) -> dict[str, Any]:
     """Leverages, averages and what is expected there, with dense matrices and scikit-learn.
 
     Args:
@@ -164,6 +165,7 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str
         asked: (m, c, d) of those asked about.
         squares: (n,) squared residuals; those of classes with the example left out.
         classes: whether gradients have length one.
+        differing: (n,) share of the nearest examples that have another label and its error, if these are known.
     """
     if classes:
         gradients, asked = (g / np.linalg.norm(g, axis=2, keepdims=True) for g in (gradients, asked))
@@ -181,8 +183,13 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str
     weights = np.array([[((g @ inverse @ h.T) ** 2).sum() for h in gradients] for g in (*gradients, *asked)])
     weights[np.arange(n), np.arange(n)] = 0.0
     average = weights @ squares / weights.sum(1)
-    curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n], squares)
-    limit = min(max(2 * squares.mean(), 0.1), 0.5) if classes else 1.5 * squares.mean()
+    own = squares
+    if differing is not None:
+        share, error = differing
+        own = np.where(share - 2 * error > squares, share, squares)
+    curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n], own)
+    most = max(0.5, 1 - own.mean())
+    limit = max(0.1, min(2 * own.mean(), most)) if classes else 1.5 * squares.mean()
     agreeing = curve.predict(average[:n]) <= limit
     compared = np.sort(np.array(left_out)[agreeing if 2 * agreeing.sum() >= n else slice(None)])
     return {
@@ -192,6 +199,16 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool) -> dict[str
         "square": curve.predict(average[n:]),
         "limit": limit,
     }
+
+
+def other_labels(features: Any, labels: Any) -> Any:
+    """(n,) share of each example's nearest others, as many as its class has, whose label is another, and its error."""
+    near = (
+        NearestNeighbors(n_neighbors=len(labels) - 1, metric="cosine").fit(features).kneighbors(return_distance=False)
+    )
+    sizes = np.bincount(labels) - 1
+    share = np.array([np.mean(labels[row[: sizes[own]]] != own) for row, own in zip(near, labels, strict=True)])
+    return share, np.sqrt(share * (1 - share) / sizes[labels])
 
 
 def test_regression_by_hand() -> None:
@@ -224,7 +241,7 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     """The gradient of the predicted class's output alone; squared error on a code of classes is about classes too."""
     x, asked = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (21, 6))
     labels = torch.randint(3, (21,), generator=generator)
-    model = networks.linear(torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    model = networks.linear(0.1 * torch.randn(3, 3, generator=generator, dtype=torch.float64))
     one_hot = torch.nn.functional.one_hot(labels, 3).double()
     codes = low + (1 - low) * one_hot
     tracer = fit(model, [(x, labels if loss == "categorical" else codes)], likelihood=loss, ridge=RIDGE)
@@ -235,12 +252,15 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     squares = (
         (tracer.loo_residuals / (1 - low)).square().sum(1).clamp_max(2.0).numpy()
     )  # these have oracles of their own
-    wanted = by_hand(gradients[:21], gradients[21:], squares, classes=True)
+    wanted = by_hand(gradients[:21], gradients[21:], squares, True, other_labels(x.numpy(), labels.numpy()))
     found = tracer.explain(asked)
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
     assert found.noise_limit == pytest.approx(wanted["limit"])
+    odds = [np.log(share / (1 - share)) for share in np.minimum([*wanted["square"], wanted["limit"]], 0.999)]
+    stands_out = np.array(odds[:-1]) - odds[-1] - np.log(found.scarcity.numpy() / found.scarcity_limit)
+    np.testing.assert_allclose(found.source, stands_out, rtol=1e-5, atol=1e-6)
     shares = p[21:] if loss == "categorical" else nearest(p[21:] / (1 - low))
     torch.testing.assert_close(found.probability, shares.amax(1))
     differ = torch.stack([(row.outer(row) * (1 - torch.eye(3))).sum() for row in shares])  # two labels drawn from them
@@ -416,3 +436,22 @@ def test_examples_of_several_shapes_are_asked_about_together(generator: torch.Ge
     means = torch.cat([part.mean(1, keepdim=True) for part in parts])
     plain = fit(model, [(means, y)], ridge=RIDGE)
     torch.testing.assert_close(mixed.explain(means[:4]).source, plain.explain(means[:4]).source)
+
+
+def test_labels_learned_by_heart_are_noise_all_the_same(generator: torch.Generator) -> None:
+    """A network that is certain of random labels leaves nothing in its residuals; their neighbours still contradict."""
+    place = torch.arange(300) // 100  # three groups; the labels of the last are random
+    x = 5 * torch.nn.functional.one_hot(place, 3) + 0.3 * torch.randn(300, 3, generator=generator)
+    y = torch.where(place == 2, torch.randint(2, (300,), generator=generator), place)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 512), torch.nn.ReLU(), torch.nn.Linear(512, 2)).double()
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(2500):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(net(x.double()), y).backward()
+        optimiser.step()
+    assert float((net(x.double()).argmax(1) == y)[place == 2].double().mean()) > 0.85
+    found = fit(net, [(x.double(), y)], likelihood="categorical", ridge=0.01, structure="ekfac").explain(x.double())
+    assert float((found.noise > found.noise_limit)[place == 2].double().mean()) > 0.5
+    assert float(found.noise[place == 2].mean()) > 0.25
+    assert float((found.noise > found.noise_limit)[place != 2].double().mean()) < 0.05

@@ -45,8 +45,11 @@ def gradients(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return out.detach().numpy(), flat.reshape(*out.shape, -1).numpy()
 
 
-def by_hand() -> dict[str, np.ndarray]:
-    """(m t, n) terms of HeC3 and Ho of the predicted class at every position: leave one sentence out, one step."""
+def by_hand(losses: Tensor | None = None) -> dict[str, np.ndarray]:
+    """(m t, n) terms of HeC3 and Ho of the predicted class at every position: leave one sentence out, one step.
+
+    Or (m, n) those of the losses of TEST with these targets, and pulls.
+    """
     parts = []
     for x, y in zip(X, Y.numpy(), strict=True):
         logits, rows = gradients(x)
@@ -59,14 +62,21 @@ def by_hand() -> dict[str, np.ndarray]:
         parts.append((rows[kept].reshape(-1, rows.shape[2]), hessian, (np.eye(K)[y[kept]] - p).reshape(-1)))
     inverse = np.linalg.inv(sum(j.T @ h @ j for j, h, _ in parts) + RIDGE * np.eye(parts[0][0].shape[1]))
     asked = []
-    for x in TEST:
+    for at, x in enumerate(TEST):
         logits, rows = gradients(x)
-        asked.append(rows[np.arange(len(rows)), logits.argmax(1)])
-    found: dict[str, list[np.ndarray]] = {"hec3": [], "ho": []}
+        if losses is None:
+            asked.append(rows[np.arange(len(rows)), logits.argmax(1)])
+        else:
+            kept = losses[at].numpy() >= 0
+            p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            slope = (p - np.eye(K)[losses[at].clamp_min(0).numpy()]) * kept[:, None]
+            asked.append(np.einsum("tk,tkd->d", slope, rows)[None])
+    found: dict[str, list[np.ndarray]] = {"hec3": [], "ho": [], "pull": []}
     for j, h, r in parts:
         aligned = np.concatenate(asked) @ inverse @ j.T
         left_out = np.linalg.solve(np.eye(len(r)) - h @ j @ inverse @ j.T, r)
-        found["hec3"].append((aligned @ left_out) ** 2)
+        found["pull"].append(aligned @ left_out)
+        found["hec3"].append(found["pull"][-1] ** 2)
         found["ho"].append(np.einsum("mi,ij,mj->m", aligned, h, aligned))
     return {name: np.stack(terms, 1) for name, terms in found.items()}
 
@@ -85,7 +95,8 @@ def test_each_position_is_a_prediction(structure: Any) -> None:
     found = tracer.attribute(TEST, top=3, matrix=True, positions="each")
     assert found.where is not None
     assert found.where.tolist() == [[row, at] for row in range(2) for at in range(5)]
-    for name, wanted in by_hand().items():
+    sums = by_hand()
+    for name, wanted in ((name, sums[name]) for name in ("hec3", "ho")):
         shares = found.shares(name)
         assert shares.matrix is not None
         np.testing.assert_allclose(shares.matrix * shares.total.unsqueeze(1), wanted, rtol=1e-6, atol=1e-12)
@@ -141,3 +152,35 @@ def test_networks_without_positions_or_classes_have_none() -> None:
     dense = whence.fit(Tagger(), [(X, torch.zeros(N, T, K).double())], ridge=RIDGE, progress=False)
     with pytest.raises(whence.InputError, match="one class at each position"):
         dense.attribute(TEST, positions="each")
+
+
+@pytest.mark.parametrize(
+    "structure", [whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=100, tolerance=0)], ids=str
+)
+def test_losses_are_attributed(structure: Any) -> None:
+    tracer = fitted(structure)
+    answers = torch.tensor([[-100, 3, 0, 1, -100], [2, -100, -100, 1, 1]])
+    found = tracer.attribute((TEST, answers), top=N, matrix=True, loss=True)
+    sums = by_hand(answers)
+    order = found.hec3.index.argsort(1)
+    np.testing.assert_allclose(found.hec3.pull.squeeze(2).gather(1, order), sums["pull"], rtol=1e-6, atol=1e-12)
+    for name in ("hec3", "ho"):
+        shares = found.shares(name)
+        assert shares.matrix is not None
+        np.testing.assert_allclose(shares.matrix * shares.total.unsqueeze(1), sums[name], rtol=1e-6, atol=1e-12)
+    parts = tracer.attribute([(TEST[:1], answers[:1]), (TEST[1:], answers[1:])], top=N, loss=True)
+    torch.testing.assert_close(parts.hec3.pull, found.hec3.pull)
+    with pytest.raises(whence.InputError, match="positions or loss=True"):
+        tracer.attribute((TEST, answers), positions="each", loss=True)
+
+
+def test_the_loss_of_a_number_moves_by_its_slope_times_the_pull() -> None:
+    plain = nn.Linear(2, 2).double()
+    x, y = sentences(1, 8, 3)[0], sentences(1, 8, 4)[0]
+    tracer = whence.fit(plain, [(x, y)], ridge=RIDGE, progress=False)
+    outputs, losses = tracer.attribute(x[:3], top=8).hec3, tracer.attribute((x[:3], y[:3]), top=8, loss=True).hec3
+    slope = (plain(x[:3]) - y[:3]).detach()
+    pulls = [one.pull.gather(1, one.index.argsort(1).unsqueeze(2).expand_as(one.pull)) for one in (outputs, losses)]
+    ratio = torch.einsum("mnk,mk->mn", pulls[0], slope) / pulls[1].squeeze(2)
+    torch.testing.assert_close(ratio, ratio[:1, :1].expand_as(ratio))
+    assert float(ratio[0, 0]) == pytest.approx(1.0)

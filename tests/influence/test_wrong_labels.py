@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.wrong_labels import breast_cancer, diabetes, penguins, plant
 
-from whence.influence.wrong_labels import wrong_labels
+from whence.influence.training import wrong_labels
 
 
 @pytest.mark.parametrize("table", [breast_cancer(), penguins()], ids=["breast cancer", "penguins"])

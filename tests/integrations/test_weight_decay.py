@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import whence
 from whence import Bernoulli, Categorical, InputError
-from whence.integrations.weight_decay import decay_of, ridge_of
+from whence.integrations import decay_of, ridge_of
 
 DECAY = 0.03
 

@@ -225,3 +225,33 @@ def test_a_vocabulary(make: Any, structure: str) -> None:
     assert shares.index.shape == (2, 2)
     if structure == "core":
         torch.testing.assert_close(shares.total, found.trace("hec3").sum(1))
+
+
+class Logits(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids=ids).logits
+        return logits
+
+
+def test_losses_of_answers_are_those_of_the_next_tokens() -> None:
+    """Labels of a language model are shifted as in training: the same as a plain module with shifted targets."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12
+    )
+    model = LlamaForCausalLM(config).double().eval()
+    ids, asked = tokens()["input_ids"], tokens(2, seed=1)["input_ids"]
+    answer = asked.clone()
+    answer[:, :-1] = -100  # the last token alone
+    options: dict[str, Any] = {"ridge": RIDGE, "progress": False, "hessian_columns": 2, "parameters": "*proj.weight"}
+    own = whence.fit(model, [{"input_ids": ids, "labels": ids}], "categorical", "sketch", **options)
+    found = own.attribute({"input_ids": asked, "labels": answer}, top=EXAMPLES, loss=True)
+    shifted = [torch.cat([one[:, 1:], torch.full((len(one), 1), -100)], 1) for one in (ids, answer)]
+    plain = whence.fit(Logits(model), [(ids, shifted[0])], "categorical", "sketch", **options)
+    wanted = plain.attribute((asked, shifted[1]), top=EXAMPLES, loss=True)
+    torch.testing.assert_close(found.hec3.index, wanted.hec3.index)
+    torch.testing.assert_close(found.hec3.pull, wanted.hec3.pull, rtol=1e-6, atol=1e-12)

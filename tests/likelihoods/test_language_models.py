@@ -11,24 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from networks import Decoder
 from whence.trust import trust_of_fit
 
 WORDS, LENGTH = 13, 6
-
-
-class Decoder(nn.Module):
-    """Logits (n, t, words) of the next token, from one causal layer."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.words = nn.Embedding(WORDS, width)
-        self.layer = nn.TransformerEncoderLayer(width, 2, 6, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(width, WORDS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.words.weight.dtype)
-        return self.head(self.layer(self.words(x), src_mask=mask))
 
 
 def sequences(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -41,7 +27,7 @@ def batches(n: int, size: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def fit(data: list[tuple[Tensor, Tensor]], structure: Any, **options: Any) -> whence.Tracer:
-    model = Decoder().double().eval()
+    model = Decoder(WORDS).double().eval()
     options = {"ridge": 0.5, "hessian_columns": 3, "parameters": ["layer.linear*", "head.*"], **options}
     return whence.fit(model, data, "categorical", structure, progress=False, **options)
 
@@ -218,7 +204,12 @@ def test_the_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     options: dict[str, Any] = {"parameters": ["layer.linear*", "head.*"], "hessian_columns": 3}
     execution = whence.Execution(scratch=tmp_path)
     found = whence.estimate(
-        Decoder().double().eval(), batches(40, 8), "categorical", whence.Sketch(size=30), execution=execution, **options
+        Decoder(WORDS).double().eval(),
+        batches(40, 8),
+        "categorical",
+        whence.Sketch(size=30),
+        execution=execution,
+        **options,
     )
     assert found.disk == 40 * 4 * 30 * 8
     assert "disk" in str(found)

@@ -13,13 +13,14 @@ import loss_oracles
 import oracles
 import whence
 from classification import ESTIMATORS, PROBLEMS, N, categorical, inputs
+from networks import Decoder
 from whence.data.batches import Batches
 from whence.influence.fitted import leave_one_out_leverage
-from whence.jacobian import softmax
+from whence.jacobian import views
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.network import Network, Selection
 from whence.jacobian.sketches import Labels, SketchedBatches, _scrambled, random_signs, random_uniform
-from whence.jacobian.softmax import SoftmaxColumns
+from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.progress import Progress
 
 TEST = inputs(5, 11)
@@ -252,7 +253,7 @@ def test_fits_do_not_depend_on_batches_and_padding(likelihood: str, monkeypatch:
         if name == "chunks":
             monkeypatch.setattr("whence.jacobian.sketches.CHUNK_BYTES", {"cpu": 1})
             monkeypatch.setattr("whence.jacobian.sketches.MIXTURE_BYTES", 1)
-            monkeypatch.setitem(softmax.CHUNK, "cpu", 1)
+            monkeypatch.setitem(views.CHUNK, "cpu", 1)
         found = whence.fit(model, data, **options)
         assert found.problem.gram is not None
         assert_close(found.problem.gram, wanted.problem.gram, name, rtol=1e-9)
@@ -289,25 +290,10 @@ def test_lengths_are_those_of_the_outputs(likelihood: str) -> None:
     assert_close(frame["suspicion"].to_numpy(), after.norm(dim=1))
 
 
-class Transformer(nn.Module):
-    """Next-token logits of one causal layer, small enough for all outputs."""
-
-    def __init__(self, words: int = 11, width: int = 4) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.words = nn.Embedding(words, width)
-        self.layer = nn.TransformerEncoderLayer(width, 2, 6, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(width, words)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=self.words.weight.dtype)
-        return self.head(self.layer(self.words(x), src_mask=mask))
-
-
 @pytest.mark.parametrize("columns", [1, 3])
 def test_curvature_of_a_transformer_is_unbiased(columns: int) -> None:
     """The mean of sum_i J^T S S^T J over seeds is that of all outputs, to five standard errors in every entry."""
-    model = Transformer().double().eval()
+    model = Decoder(11, seed=5).double().eval()
     draw = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 11, (3, 6), generator=draw)
     x, y = tokens[:, :-1], tokens[:, 1:].clone()

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from whence.errors import InputError
-from whence.tabular.checks import explained_alone
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import Prepared, prepare
-from whence.tabular.target import Target, split_rows
+from whence.tabular.target import Target, explained_alone, split_rows
 
 
 def prepared(columns: dict[str, Any], **options: Any) -> Prepared:

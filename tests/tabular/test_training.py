@@ -24,7 +24,7 @@ def trained(target: Target, x: Tensor, y: Tensor, width: int = 5) -> tuple[nn.Mo
     network = build_network(x.shape[1], width, target)
     initialize(network, torch.Generator().manual_seed(0))
     folds = [torch.arange(len(x)) % 5 == rest for rest in (1, 3, 4)]
-    decay = train(network, target, x, y, folds, QUIET).weight_decay
+    decay = train(network, target, x, y, folds, QUIET).settings["weight_decay"]
     return network.eval(), decay
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from whence.tabular import worklist
-from whence.tabular.answers import Answer, apply_answers
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable, Prepared, fit_table, prepare
+from whence.tabular.worklist import Answer, apply_answers
 
 
 @pytest.fixture(scope="module")

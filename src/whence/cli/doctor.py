@@ -15,6 +15,7 @@ import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,30 +48,27 @@ def doctor(as_json: AsJson = False) -> None:
     output = Output(as_json)
     versions = {"whence": whence.__version__, "python": platform.python_version()}
     versions.update({name: metadata.version(name) for name in NEEDED})
-    extras = {name: _version(name) for name in EXTRAS}
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    free = free_memory(torch.device("cpu"))
-    gpus = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-    machine = {
+    there = {str(found.metadata["Name"]).lower() for found in metadata.distributions()}
+    extras = {name: metadata.version(name) if name in there else None for name in EXTRAS}
+    machine: dict[str, Any] = {
         "system": platform.platform(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_free": free,
-        "gpus": gpus,
+        "memory_free": free_memory(torch.device("cpu")),
+        "gpus": [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())],
     }
-    checks = [check for one in dict.fromkeys([torch.device("cpu"), device]) for check in self_check(one)]
-    passed = sum(check.passed for check in checks)
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    checks = [check for device in devices for check in self_check(torch.device(device))]
+    wrong = [check for check in checks if not check.passed]
 
     output.fact("Versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
-    installed = [f"{name} {version}" for name, version in extras.items() if version]
-    output.fact("Extras", ", ".join(installed) or "none")
-    for name, version in extras.items():
-        if version is None:
-            output.fact("", f"{name} is missing: pip install 'whence[{EXTRAS[name]}]'")
-    cores, gpu_names = machine["cores"], ", ".join(gpus) or "no GPU"
-    output.fact("Machine", f"{machine['system']}, {cores} cores, {readable(free)} free, {gpu_names}")
-    output.fact("Check", f"{passed} of {len(checks)} numbers agree with those worked out by hand, to ten digits")
-    wrong = [check for check in checks if not check.passed]
+    output.fact("Extras", ", ".join(f"{name} {version}" for name, version in extras.items() if version) or "none")
+    for name in (name for name, version in extras.items() if version is None):
+        output.fact("", f"{name} is missing: pip install 'whence[{EXTRAS[name]}]'")
+    free, gpus = readable(machine["memory_free"]), ", ".join(machine["gpus"]) or "no GPU"
+    output.fact("Machine", f"{machine['system']}, {machine['cores']} cores, {free} free, {gpus}")
+    agree = f"{len(checks) - len(wrong)} of {len(checks)} numbers agree"
+    output.fact("Check", f"{agree} with those worked out by hand, to ten digits")
     for check in wrong:
         output.fact("", f"{check.name}: expected {check.expected!r}, got {check.found!r}")
     output.finish(
@@ -84,13 +82,6 @@ def doctor(as_json: AsJson = False) -> None:
     )
     if wrong:
         stop("the self-check failed: do not trust results on this machine.", FAILED)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 TOLERANCE = 1e-10

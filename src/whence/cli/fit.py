@@ -1,4 +1,7 @@
-"""`whence fit`: fit a network that a Python file defines by `model()`, `train_loader()` and perhaps `test_loader()`."""
+"""`whence fit`: fit a network that a Python file defines, or a causal language model in a folder with its texts.
+
+Both are a source of a model, its data and options of `whence.fit`: `SpecFile` and `TextFolder`.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,28 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
+import torch
 import typer
-from torch import nn
+from torch import Tensor, nn
 
 import whence
 from whence.cli import console
-from whence.cli.console import Output, figure, jsonable, stop
-from whence.cli.texts import TextFolder, beginning
+from whence.cli.console import LACKING, Output, figure, jsonable, stop
 from whence.errors import CorruptArtifactError, InputError
 from whence.tabular.fitted import FIT, check_folder, replacing_folder
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
 SUSPECTS = 10
 """Texts that are listed."""
+
+SHOWN = 60
+"""Characters of a text that are printed."""
 
 SAMPLE, SECONDS = 8, 20.0
 """Predictions that trust is about, and how long it may take."""
@@ -82,11 +88,10 @@ def fit(
     console.check_writable(out)
     if spec.is_dir() and texts is None:
         stop(f"expected --texts, the JSONL file that the language model in {spec} was trained on, got none.")
-    source = TextFolder(spec, texts, tokens, batch) if texts is not None else SpecFile(spec)
+    source = SpecFile(spec) if texts is None else TextFolder(spec, texts, tokens, batch)
     if out is not None and not source.has("test_loader"):
         stop(f"expected {spec} to define test_loader(), which a report is about, got none. Define it, or drop --out.")
-    if save is not None:
-        check_folder(save, DESCRIPTION)
+    check_folder(save, DESCRIPTION)
     given: dict[str, Any] = {
         "likelihood": likelihood,
         "structure": structure,
@@ -94,34 +99,21 @@ def fit(
         "ridge": _number_or_word(ridge),
         "recenter": recenter or None,
     }
-    options = {**source.options(), **{name: value for name, value in given.items() if value is not None}}
     model = source.model()
-    if isinstance(source, TextFolder) and "parameters" not in options:
-        options["parameters"] = source.parameters(model)
+    options = {**source.options(model), **{name: value for name, value in given.items() if value is not None}}
     tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
     if save is not None:
         with replacing_folder(save, DESCRIPTION) as new:
             tracer.save(new / FIT)
             about = {"format": FORMAT, "version": VERSION, "whence": whence.__version__, "spec": spec.name}
-            about |= {"sha256": source.digest, "options": jsonable(options)}
-            about |= source.about if isinstance(source, TextFolder) else {}
+            about |= {"sha256": source.digest, "options": jsonable(options), **source.about}
             (new / DESCRIPTION).write_text(json.dumps(about, indent=1), encoding="utf-8")
     test = source.call("test_loader") if source.has("test_loader") else None
     trusted = tracer.trust(test, sample=SAMPLE, seconds=SECONDS) if trust else None
     if out is not None:
         write_report(tracer, out, source.call("test_loader"), trusted)
-    suspects = _suspects(tracer, source) if isinstance(source, TextFolder) else []
     files = {"report": out, "saved": save}
-    _print_fit(Output(as_json), tracer, trusted, files, time.perf_counter() - began, suspects)
-
-
-def _suspects(tracer: whence.Tracer, source: TextFolder) -> list[dict[str, Any]]:
-    """The most doubtful texts, counted from one."""
-    frame = tracer.training_frame().sort_values("suspect_rank").head(SUSPECTS)
-    return [
-        {"text": int(at) + 1, "suspicion": float(row.suspicion), "begins": beginning(source.texts[int(at)])}
-        for at, row in frame.iterrows()
-    ]
+    _print_fit(Output(as_json), tracer, trusted, files, time.perf_counter() - began, source.suspects(tracer))
 
 
 def _print_fit(
@@ -162,15 +154,13 @@ def _print_fit(
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "diagnostics": {one.name: one.value for one in findings},
             "notes": notes,
-            "trust": {"level": found.value} if trust is None else {"level": trust.level, **_levels(trust)},
+            "trust": {"level": found.value}
+            if trust is None
+            else {"level": trust.level, **{check.name: check.level for check in trust}},
             "files": files,
             "seconds": round(seconds, 1),
         }
     )
-
-
-def _levels(trust: whence.Trust) -> dict[str, str]:
-    return {check.name: check.level for check in trust}
 
 
 def write_report(tracer: whence.Tracer, out: Path, inputs: Any, trust: whence.Trust | None = None) -> None:
@@ -197,8 +187,9 @@ def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tu
             f"expected the Python file that this fit was made with ({name}), got none. Pass it: --spec {name}. It is "
             "not taken from the folder, since it will be run."
         )
+    source: SpecFile | TextFolder
     if "texts" in about:
-        source: Any = TextFolder(spec, Path(about["texts"]), int(about["tokens"]), int(about["batch"]))
+        source = TextFolder(spec, Path(about["texts"]), int(about["tokens"]), int(about["batch"]))
     else:
         source = SpecFile(spec)
     notes = [f"{spec.name} has changed since the fit was made"] * (source.digest != digest)
@@ -214,7 +205,7 @@ class SpecFile:
             raise InputError(
                 f"expected a Python file that defines model() and train_loader(), got {path}, which does not exist."
             )
-        self.path = path
+        self.path, self.about = path, dict[str, Any]()  # nothing else is saved with a fit
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self._module = self._run()
         missing = [name for name in ("model", "train_loader") if not self.has(name)]
@@ -242,7 +233,11 @@ class SpecFile:
             )
         return model.eval()
 
-    def options(self) -> dict[str, Any]:
+    def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
+        """None: what the examples are is the file's."""
+        return []
+
+    def options(self, model: nn.Module) -> dict[str, Any]:
         """Arguments of `whence.fit`, from `fit_options()` where it is defined."""
         found = self.call("fit_options") if self.has("fit_options") else {}
         if not isinstance(found, dict):
@@ -273,6 +268,112 @@ class SpecFile:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
             where = f", line {frames[-1].lineno}" if frames else ""
             raise InputError(f"{what} in {self.path} failed{where}: {type(error).__name__}: {error}") from error
+
+
+class TextFolder:
+    """The model and the texts that it was trained on, with the methods of a `SpecFile`."""
+
+    def __init__(self, folder: Path, texts: Path, tokens: int, batch: int) -> None:
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                f"expected a folder with a saved Hugging Face model (config.json, weights and tokenizer), got {folder}."
+            )
+        self.folder, self.tokens, self.batch = folder, tokens, batch
+        self.texts = read_texts(texts)
+        self.about = {"texts": str(texts.resolve()), "tokens": tokens, "batch": batch}
+        self.digest = hashlib.sha256((folder / "config.json").read_bytes() + texts.read_bytes()).hexdigest()
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a function."""
+        return name in ("model", "train_loader")
+
+    def call(self, name: str) -> list[dict[str, Tensor]]:
+        """The batches of the training texts."""
+        if name != "train_loader":
+            raise InputError(f"expected a JSONL file with new texts, got none for {name}().")
+        return self.batches(self.texts)
+
+    def model(self) -> nn.Module:
+        """In evaluation mode, on a GPU if there is one."""
+        found: nn.Module = self._pretrained("AutoModelForCausalLM").eval()
+        return found.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def options(self, model: nn.Module) -> dict[str, Any]:
+        """A sketch of the trainable matrices that are no embedding and no output layer; of all, if there is none."""
+        tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        tables |= {id(head.weight)} if head is not None else set()
+        trainable = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        inner = [name for name, one in trainable.items() if one.ndim == 2 and id(one) not in tables]
+        return {"likelihood": "categorical", "structure": "sketch", "parameters": inner or list(trainable)}
+
+    def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
+        """The most doubtful texts, counted from one."""
+        frame = tracer.training_frame().sort_values("suspect_rank").head(SUSPECTS)
+        return [
+            {"text": int(at) + 1, "suspicion": float(row.suspicion), "begins": beginning(self.texts[int(at)])}
+            for at, row in frame.iterrows()
+        ]
+
+    def batches(self, texts: Sequence[tuple[str, str]]) -> list[dict[str, Tensor]]:
+        """Token numbers with masks and labels; the words of a prompt are no labels. Padded on the right."""
+        tokenizer = self._pretrained("AutoTokenizer")
+        rows = []
+        for prompt, text in texts:
+            given = tokenizer(prompt)["input_ids"] if prompt else []
+            words = tokenizer(text, add_special_tokens=not prompt)["input_ids"]
+            rows.append(([*given, *words][: self.tokens], len(given)))
+        found = []
+        for low in range(0, len(rows), self.batch):
+            some = rows[low : low + self.batch]
+            longest = max(2, *(len(words) for words, _ in some))
+            ids, mask = torch.zeros(2, len(some), longest, dtype=torch.long).unbind(0)
+            labels = torch.full_like(ids, -100)
+            for at, (words, given) in enumerate(some):
+                ids[at, : len(words)], mask[at, : len(words)] = torch.tensor(words), 1
+                labels[at, given : len(words)] = torch.tensor(words[given:])
+            found.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+        return found
+
+    def _pretrained(self, kind: str) -> Any:
+        try:
+            import transformers  # an extra
+        except ModuleNotFoundError:
+            stop("Texts need transformers. Install it with: pip install 'whence[integrations]'", LACKING)
+        try:
+            return getattr(transformers, kind).from_pretrained(self.folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise InputError(f"expected {self.folder} to hold a model and its tokenizer, got: {error}") from error
+
+
+def read_texts(path: Path) -> list[tuple[str, str]]:
+    """Prompts and texts of a JSONL file: a "text" in every line, or a "prompt" and a "completion"."""
+    if not path.is_file():
+        raise InputError(f"expected a JSONL file with texts, got {path}, which does not exist.")
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            one = json.loads(line)
+            pair = ("", one["text"]) if "text" in one else (one["prompt"], one["completion"])
+        except (ValueError, KeyError, TypeError):
+            pair = (None, None)
+        if not all(isinstance(part, str) for part in pair) or not pair[1]:
+            raise InputError(
+                f'expected an object with "text", or with "prompt" and "completion", in every line of {path}, got '
+                f"something else in line {number}: {line[:SHOWN]!r}."
+            )
+        found.append(pair)
+    if not found:
+        raise InputError(f"expected texts in {path}, got none.")
+    return found
+
+
+def beginning(pair: tuple[str, str]) -> str:
+    """The first words, on one line."""
+    words = " ".join(f"{pair[0]} {pair[1]}".split())
+    return words if len(words) <= SHOWN else words[: SHOWN - 3] + "..."
 
 
 def _number_or_word(given: str | None) -> float | str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +14,8 @@ import typer
 import whence
 from whence.cli import console
 from whence.cli.console import Output, figure
-from whence.cli.fit import DESCRIPTION, load_fit, write_report
+from whence.cli.fit import DESCRIPTION, TextFolder, beginning, load_fit, read_texts, write_report
 from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows, write_csv
-from whence.cli.texts import TextFolder, beginning, read_texts
 from whence.display import number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
@@ -178,7 +176,7 @@ def report(
 
 def _load(
     folder: Path, data: Path | None, spec: Path | None, loader: str, rows: int, delimiter: str | None, progress: bool
-) -> SavedTable | SavedNetwork:
+) -> SavedNetwork:
     """Load what was saved, and read the rows or inputs that it is queried about."""
     if (folder / DESCRIPTION).is_file():
         if spec is not None and data is not None and not spec.is_dir():
@@ -201,17 +199,143 @@ def _load(
     return SavedTable(load_table(folder, progress), table, data)
 
 
-class SavedTable:
+class SavedNetwork:
+    """Inputs of a loader, predicted by the saved fit of a network of the user's own."""
+
+    unit, label = "example", "residual"
+
+    def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
+        self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
+
+    @cached_property
+    def _uncertainty(self) -> whence.Uncertainty:
+        return self.tracer.predict(self.inputs)
+
+    @cached_property
+    def _residual_sizes(self) -> tuple[list[float], list[float]]:
+        """Of all training examples, and in the fits without them."""
+        residuals, left_out = self.tracer.residuals, self.tracer.loo_residuals
+        return residuals.norm(dim=1).tolist(), left_out.norm(dim=1).tolist()
+
+    @property
+    def _one_class(self) -> bool:
+        """Whether one class of several is predicted."""
+        known = self.tracer.problem.likelihood
+        return known.has_classes and known.couples_outputs and self._uncertainty.chosen is None
+
+    def frame(self, verdicts: bool) -> pandas.DataFrame:
+        """What `predict` and `explain` give, side by side."""
+        u = self._uncertainty
+        frame = u.to_frame()
+        frame.insert(0, "row", range(1, len(frame) + 1))
+        if self._one_class:
+            chance, best = u.probabilities.max(dim=-1)
+            frame.insert(1, "class", best.flatten().tolist())
+            frame.insert(2, "probability", chance.flatten().tolist())
+            if u.mean.ndim == 2 and u.mean.shape[1] <= MAX_OUTPUTS:
+                frame.insert(3, "probability_std", _answer_std(u).flatten().tolist())
+        if verdicts:
+            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
+            explanation = self.tracer.explain(self.inputs)
+            frame[names] = explanation.to_frame()[names]
+            self.notes.extend(explanation.notes)
+        return frame
+
+    def scores(self) -> list[Score]:
+        """None: what the targets mean is the user's."""
+        return []
+
+    def report(self, out: Path) -> None:
+        """Write the report on all inputs."""
+        write_report(self.tracer, out, self.inputs)
+
+    def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
+        """Verdicts, and the training examples with the largest shares; of the most uncertain where none are named."""
+        verdicts = self.tracer.explain(self.inputs, top=top)
+        numbers = range(1, len(verdicts) + 1)
+        return self.explained(verdicts, numbers, choose_places(rows, numbers, str(len(verdicts)), verdicts.hec3), top)
+
+    def explained(
+        self, verdicts: whence.Explanation, numbers: Any, places: list[int], top: int
+    ) -> list[dict[str, Any]]:
+        """What is said of some inputs by their places, which have these numbers."""
+        shares = self.tracer.attribute(self.inputs, top=top).hec3
+        found = {at: (verdicts.verdicts[at], verdicts.reason(at)) for at in places}
+        found |= {at: (CHECK_INPUT, reason) for at, reason in self.impossible().items() if reason}
+        return [
+            {
+                "row": int(numbers[at]),
+                "prediction": self.describe(at),
+                "verdict": found[at][0],
+                "because": found[at][1],
+                "advice": ADVICE[found[at][0]].replace("in `check`", "below"),
+                **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
+                "causes": [
+                    {"row": self.example_number(example), "hec3": share, **self.left_out(example)}
+                    for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
+                ],
+            }
+            for at in places
+        ]
+
+    def impossible(self) -> dict[int, str]:
+        """Why some inputs cannot be right, by their places: only the columns of a table say it."""
+        return {}
+
+    def example_number(self, example: int) -> int:
+        """What a training example is called: networks count from zero, as `Tracer` does."""
+        return example
+
+    def describe(self, at: int) -> str:
+        """A prediction in words: the class, the probability of one class, or the outputs."""
+        u = self._uncertainty
+        if self._one_class and u.mean.ndim == 2:
+            chance, best = u.probabilities[at].max(dim=-1)
+            std = float(_answer_std(u)[at]) if u.mean.shape[1] <= MAX_OUTPUTS else math.nan
+            return f"class {int(best)}, probability {probability_text(float(chance), std)}"
+        return ", ".join(number(value, 4) for value in u.mean[at].flatten().tolist())
+
+    def left_out(self, example: int) -> dict[str, str]:
+        """The label of a training example, or its residual, and what the fit without it says in its place."""
+        residual, left_out = (sizes[example] for sizes in self._residual_sizes)
+        return {"label": number(residual), "without": number(left_out)}
+
+
+class SavedTexts(SavedNetwork):
+    """New texts, and the training texts behind what a language model predicts in them; all are counted from one."""
+
+    unit, label = "text", "begins"
+
+    def __init__(
+        self, tracer: whence.Tracer, source: TextFolder, new: list[tuple[str, str]], notes: list[str], stem: str
+    ) -> None:
+        inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
+        super().__init__(tracer, inputs, notes, stem)
+        self.texts, self.new = source.texts, new
+
+    def example_number(self, example: int) -> int:
+        """The line of a training text."""
+        return example + 1
+
+    def describe(self, at: int) -> str:
+        """How a text begins."""
+        return beginning(self.new[at])
+
+    def left_out(self, example: int) -> dict[str, str]:
+        """How a training text begins, and the size of its residual in the fit without it."""
+        return super().left_out(example) | {"label": beginning(self.texts[example])}
+
+
+class SavedTable(SavedNetwork):
     """Rows of a table, predicted by a saved fit."""
 
-    unit = "row"
-    label = "label"
+    unit, label = "row", "label"
 
     def __init__(self, fitted: FittedTable, table: TextTable, data: Path) -> None:
-        self.fitted, self.table, self.name = fitted, table, data.name
-        self.stem = data.name.split(".")[0] or "table"
-        self.inputs = fitted.model.encode(table)
-        self.notes = [*table.notes, *fitted.model.unrecognized(table)]
+        inputs = fitted.model.encode(table)
+        notes = [*table.notes, *fitted.model.unrecognized(table)]
+        super().__init__(fitted.tracer, inputs, notes, data.name.split(".")[0] or "table")
+        self.fitted, self.table, self.data = fitted, table, data
 
     @cached_property
     def _predictions(self) -> RowPredictions:
@@ -229,33 +353,29 @@ class SavedTable:
         """How good the predictions are, by the targets that came along."""
         return self._predictions.scores()
 
-    def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
-        """Verdicts, and the training rows with the largest shares; of the most uncertain rows where none are named."""
-        hec3 = self._predictions.frame["hec3"] if rows is None else ()
-        places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.name}", hec3)
-        inputs, tracer = self.inputs[torch.as_tensor(places, device="cpu")], self.fitted.tracer
-        verdicts, shares = tracer.explain(inputs, top=top), tracer.attribute(inputs, top=top)
-        predicted = predict_rows(self.fitted, self.table.take(places)).frame
-        impossible = self.fitted.impossible(self.table.take(places))
-        return [
-            {
-                "row": int(self.table.rows[place]),
-                "prediction": self._describe(predicted.iloc[at]),
-                **_verdict(
-                    CHECK_INPUT if impossible[at] else verdicts.verdicts[at], impossible[at] or verdicts.reason(at)
-                ),
-                **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
-                "causes": _causes(shares, at, lambda example: int(self.fitted.rows[example]), self._left_out),
-            }
-            for at, place in enumerate(places)
-        ]
-
     def report(self, out: Path) -> None:
         """Write the report on all rows."""
-        report_rows(out, self.fitted, self.table, f"{len(self.table):,} rows of {self.name}.")
+        report_rows(out, self.fitted, self.table, f"{len(self.table):,} rows of {self.data.name}.")
 
-    def _describe(self, row: Any) -> str:
+    def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
+        """The same; a table may have too many rows to explain all of them."""
+        hec3 = self._predictions.frame["hec3"] if rows is None else ()
+        places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.data.name}", hec3)
+        some = SavedTable(self.fitted, self.table.take(places), self.data)
+        verdicts = self.tracer.explain(some.inputs, top=top)
+        return some.explained(verdicts, some.table.rows, list(range(len(places))), top)
+
+    def impossible(self) -> dict[int, str]:
+        """By what is usual in the columns of the training rows."""
+        return dict(enumerate(self.fitted.impossible(self.table)))
+
+    def example_number(self, example: int) -> int:
+        """The row of the file that was trained on."""
+        return int(self.fitted.rows[example])
+
+    def describe(self, at: int) -> str:
         """A prediction in words."""
+        row = self._predictions.frame.iloc[at]
         if self.fitted.model.target.task == "regression":
             low, high = figure(float(row["lower"])), figure(float(row["upper"]))
             return f"{figure(float(row['prediction']))}, between {low} and {high} with 95 % confidence"
@@ -263,10 +383,10 @@ class SavedTable:
         unknown = ": another training set could turn it into any other" if std > MAX_STD else ""
         return f"{row['prediction']}, probability {probability_text(chance, std)}{unknown}"
 
-    def _left_out(self, example: int) -> dict[str, str]:
+    def left_out(self, example: int) -> dict[str, str]:
         """The label of a training row, and what the fit without that row says: a number, or the label's probability."""
         target, value = self.fitted.model.target, float(self.fitted.values[example])
-        residual = self.fitted.tracer.loo_residuals[example]
+        residual = self.tracer.loo_residuals[example]
         if target.task == "regression":
             return {"label": figure(value), "without": figure(value - float(residual[0]))}
         index = int(value)
@@ -274,125 +394,9 @@ class SavedTable:
         return {"label": target.classes[index], "without": f"p = {min(max(own, 0.0), 1.0):.2f}"}
 
 
-class SavedNetwork:
-    """Inputs of a loader, predicted by the saved fit of a network of the user's own."""
-
-    unit = "example"
-    label = "residual"
-
-    def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
-        self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
-
-    def frame(self, verdicts: bool) -> pandas.DataFrame:
-        """What `predict` and `explain` give, side by side."""
-        u = self.tracer.predict(self.inputs)
-        frame = u.to_frame()
-        frame.insert(0, "row", range(1, len(frame) + 1))
-        if _predicts_classes(u):
-            chance, best = u.probabilities.max(dim=-1)
-            frame.insert(1, "class", best.flatten().tolist())
-            frame.insert(2, "probability", chance.flatten().tolist())
-            if u.mean.ndim == 2 and u.mean.shape[1] <= MAX_OUTPUTS:
-                frame.insert(3, "probability_std", _answer_std(u).flatten().tolist())
-        if verdicts:
-            names = ["verdict", "noise", "scarcity", "noise_p", "scarcity_p", "check", "near"]
-            explanation = self.tracer.explain(self.inputs)
-            frame[names] = explanation.to_frame()[names]
-            self.notes.extend(explanation.notes)
-        return frame
-
-    def scores(self) -> list[Score]:
-        """None: what the targets mean is the user's."""
-        return []
-
-    def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
-        """Verdicts and causes; training examples are counted from zero, as `Tracer` does."""
-        tracer, u = self.tracer, self.tracer.predict(self.inputs)
-        verdicts, shares = tracer.explain(self.inputs, top=top), tracer.attribute(self.inputs, top=top)
-        residuals, left_out = tracer.residuals.norm(dim=1), tracer.loo_residuals.norm(dim=1)
-
-        def sizes(example: int) -> dict[str, str]:
-            return {"label": number(float(residuals[example])), "without": number(float(left_out[example]))}
-
-        return [
-            {
-                "row": place + 1,
-                "prediction": _describe_outputs(u, place),
-                **_verdict(verdicts.verdicts[place], verdicts.reason(place)),
-                "causes": _causes(shares, place, int, sizes),
-            }
-            for place in choose_places(rows, range(1, len(u) + 1), str(len(u)), u.hec3.sum(1))
-        ]
-
-    def report(self, out: Path) -> None:
-        """Write the report on all inputs."""
-        write_report(self.tracer, out, self.inputs)
-
-
-class SavedTexts(SavedNetwork):
-    """New texts, and the training texts behind what a language model predicts in them."""
-
-    unit = "text"
-    label = "begins"
-
-    def __init__(
-        self, tracer: whence.Tracer, source: TextFolder, new: list[tuple[str, str]], notes: list[str], stem: str
-    ) -> None:
-        inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
-        super().__init__(tracer, inputs, notes, stem)
-        self.texts, self.new = source.texts, new
-
-    def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
-        """Verdicts on all predicted words of a text, and the training texts with the largest shares; from one on."""
-        tracer, left_out = self.tracer, self.tracer.loo_residuals.norm(dim=1)
-        verdicts, shares = tracer.explain(self.inputs, top=top), tracer.attribute(self.inputs, top=top)
-
-        def begins(example: int) -> dict[str, str]:
-            return {"label": beginning(self.texts[example]), "without": number(float(left_out[example]))}
-
-        places = choose_places(rows, range(1, len(self.new) + 1), str(len(self.new)), shares.hec3.variance)
-        return [
-            {
-                "row": place + 1,
-                "prediction": beginning(self.new[place]),
-                **_verdict(verdicts.verdicts[place], verdicts.reason(place)),
-                "causes": _causes(shares, place, lambda example: example + 1, begins),
-            }
-            for place in places
-        ]
-
-
-def _verdict(verdict: str, because: str) -> dict[str, str]:
-    """A verdict, its reason and what to do; training rows are listed below it, and not in a column of a file."""
-    return {"verdict": verdict, "because": because, "advice": ADVICE[verdict].replace("in `check`", "below")}
-
-
-def _causes(
-    shares: whence.Attribution, at: int, row: Callable[[int], int], left_out: Callable[[int], dict[str, str]]
-) -> list[dict[str, Any]]:
-    """The training examples with the largest shares of a prediction's HeC3."""
-    pairs = zip(shares.hec3.index[at].tolist(), shares.hec3.share[at].tolist(), strict=True)
-    return [{"row": row(example), "hec3": share, **left_out(example)} for example, share in pairs]
-
-
-def _predicts_classes(u: whence.Uncertainty) -> bool:
-    """Whether one class of several is predicted."""
-    known = u.likelihood
-    return known is not None and known.has_classes and known.couples_outputs and u.chosen is None
-
-
 def _answer_std(u: whence.Uncertainty) -> torch.Tensor:
     """(m, 1) standard deviation of the probability of the answer."""
     return u.probability_std().gather(1, u.probabilities.argmax(1, keepdim=True))
-
-
-def _describe_outputs(u: whence.Uncertainty, place: int) -> str:
-    """A prediction in words: the class, the probability of one class, or the outputs."""
-    if _predicts_classes(u) and u.mean.ndim == 2:
-        chance, best = u.probabilities[place].max(dim=-1)
-        std = float(_answer_std(u)[place]) if u.mean.shape[1] <= MAX_OUTPUTS else math.nan
-        return f"class {int(best)}, probability {probability_text(float(chance), std)}"
-    return ", ".join(number(value, 4) for value in u.mean[place].flatten().tolist())
 
 
 def choose_places(named: list[int] | None, rows: Any, last: str, variances: Any) -> list[int]:

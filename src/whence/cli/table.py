@@ -13,17 +13,14 @@ import typer
 
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
-from whence.cli.worklist import check_corrected, export_path, print_answers, write_corrected, write_worklist
 from whence.display import count, number, percent
 from whence.io.files import replacing
 from whence.runtime.progress import Progress
-from whence.tabular.answers import apply_answers, compare, read_answers
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
-from whence.tabular.labels import RowLabels
-from whence.tabular.predictions import CHECK_INPUT, RowPredictions, affordable_rows, predict_rows
+from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
-from whence.tabular.worklist import work_items
+from whence.tabular.worklist import apply_answers, compare, read_answers, work_items, write_worklist
 
 ADVICE = {
     "confident": "nothing to do",
@@ -42,6 +39,8 @@ FILES = {
     "labelling": "Labelling",
     "corrected": "Corrected",
 }
+FORMATS = {"label-studio": ".json", "csv": ".csv"}
+"""Of a worklist, and the ending of its file."""
 SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000
 """Predictions that a report traces to training rows; up to the second number all of them are traced."""
@@ -119,12 +118,11 @@ def table(
     stem = data.name.split(".")[0] or "table"
     report_path = None if no_report else out or Path(f"{stem}-report.html")
     csv_path = csv or Path(f"{stem}-rows.csv")
-    export_file = None if export is None else export_path(export, stem)
+    export_file = None if export is None else _export_path(export, stem)
     console.check_writable(report_path, csv_path, export_file, corrected)
     for written in (csv_path, export_file, corrected):
         console.check_not_data(written, data, answers)
-    if save is not None:
-        check_folder(save)
+    check_folder(save)
     output = Output(as_json)
     given, unanswered = ([], 0) if answers is None else read_answers(answers)
     read = read_table(data, rows, delimiter=delimiter, seed=seed, progress=Progress(not quiet))
@@ -143,7 +141,11 @@ def table(
     content: dict[str, Any] = {"data": data, **_data_summary(prepared)}
     _print_data(output, content)
     answered = None if answers is None else apply_answers(prepared, given, answers.name)
-    check_corrected(corrected, answered, read)
+    if corrected is not None and (answered is None or len(read) < read.total):
+        stop(
+            f"expected --import with the answers and all {read.total:,} rows for --corrected, got {answers or 'none'} "
+            f"and {len(read):,} of them. Pass --rows 0 for all."
+        )
     options: dict[str, Any] = {"structure": structure or "auto", "seed": seed, "progress": not quiet}
     fitted, before = fit_table(prepared, learner=model, **options), None
     if answered is not None:
@@ -163,11 +165,13 @@ def table(
     if save is not None:
         save_table(fitted, save, {"data": data.name, "model": content["model"], "scores": content["scores"]})
     content["files"] = {"csv": csv_path, "report": report_path, "saved": save}
-    content["files"] |= write_corrected(corrected, read)
+    if corrected is not None:
+        content["files"]["corrected"] = corrected
+        write_csv(corrected, read.frame())
     if export_file is not None:
         items = work_items(prepared, fitted, labels, export_rows)
         content["files"] |= write_worklist(export_file, items, prepared.model.target)
-        content["export"] = dict(Counter(item.todo for item in items))
+        content["export"] = dict(Counter(items["todo"]))
     content["seconds"] = round(time.perf_counter() - began, 1)
     _print_fit(output, content)
     output.finish(content)
@@ -354,7 +358,7 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
             output.say("  Not all rows have a verdict, which would take long: --verdicts all")
     _print_labels(output, content)
     if "import" in content:
-        print_answers(output, content["import"], rows["test"])
+        _print_answers(output, content["import"], rows["test"])
     output.say()
     for name, path in content["files"].items():
         if path is not None:
@@ -418,3 +422,44 @@ def print_verdicts(output: Output, counts: dict[str, int], head: str) -> None:
         if number or name != CHECK_INPUT
     ]
     output.rows(lines, right=(1, 2))
+
+
+def _export_path(given: str, stem: str) -> Path:
+    """Where to write: a file whose ending says the format, or a format, with a name after the data's.
+
+    Examples:
+        >>> str(_export_path("label-studio", "bank")), str(_export_path("todo.csv", "bank"))
+        ('bank-tasks.json', 'todo.csv')
+    """
+    path = Path(f"{stem}-tasks{FORMATS[given]}") if given in FORMATS else Path(given)
+    if path.suffix.lower() not in FORMATS.values():
+        stop(
+            f"expected --export label-studio, --export csv, or a file that ends in .json (for Label Studio) or .csv, "
+            f"got {given}."
+        )
+    return path
+
+
+def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
+    """What answers changed, for people; so many rows are held out."""
+    amounts = {
+        "changed": count(len(changes["changed"]), "label") + " changed",
+        "confirmed": f"{len(changes['confirmed']):,} confirmed",
+        "labelled": count(len(changes["labelled"]), "row") + " labelled",
+        "unanswered": count(changes["unanswered"], "row") + " without an answer",
+    }
+    output.head("What the answers changed: " + ", ".join(words for name, words in amounts.items() if changes[name]))
+    output.say(f"  On {count(rows, 'held-out row')}, by the labels as they are now:")
+    numbers = {**changes["scores"], "mean std": changes["std"]}
+    lines = [[name, *(figure(one[when]) for when in ("before", "expected", "after"))] for name, one in numbers.items()]
+    output.rows(lines, ["", "before", "expected", "after"], right=(1, 2, 3))
+    doubtful = changes["contradicted"]
+    output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
+    output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")
+    if changes["moved"]:
+        cells = [[str(one["row"]), *(_shown(one[when]) for when in ("before", "after"))] for one in changes["moved"]]
+        output.rows(cells, ["row", "before", "after"], right=(0,))
+
+
+def _shown(prediction: Any) -> str:
+    return prediction if isinstance(prediction, str) else figure(float(prediction))

@@ -180,7 +180,7 @@ class LayerChunk:
             return found
         if self.in_bases is None:
             rounded = products_are_rounded(problem.device)
-            coarse = rounded and problem.half
+            coarse = rounded and problem.gradients_are_half
             pairs = zip(self.tangents, bases, strict=True)
             found = [BasisView(tangent, basis, rounded, coarse=coarse, reads=reads) for tangent, basis in pairs]
             self.in_bases = bases, found

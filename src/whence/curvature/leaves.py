@@ -33,7 +33,7 @@ from whence.data.batches import Inputs
 from whence.errors import InputError
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
-from whence.jacobian.network import OutputView
+from whence.jacobian.views import OutputView
 
 SAMPLE = 20_000
 """Training rows that the directions are found with, evenly spaced."""

@@ -88,17 +88,16 @@ class Projected:
 
     def weights(self) -> Tensor:
         """The network's weights in these coordinates, (r,)."""
-        problem = self.stream.problem
-        return self._along({name: p.detach().double() for name, p in problem.selection.parameters.items()})
+        return self._along(self.stream.problem.selection.detached(), torch.float64)
 
     def into(self, vectors: Tensor) -> Tensor:
         """U^T v: vectors among the selected weights (..., d) in these coordinates, (..., r)."""
         return self._along(self.stream.problem.selection.unflatten(vectors))
 
-    def _along(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def _along(self, parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         parts = []
         for basis, index in zip(self.bases, self.indices, strict=True):
-            matrix = basis.block.to_matrix(parameters)
+            matrix = basis.block.to_matrix(parameters).to(dtype=dtype)
             moved = basis.to(matrix.dtype).into(matrix)
             lead = moved.shape[: moved.ndim - len(basis.shape)]
             parts.append(moved.reshape(*lead, math.prod(basis.shape))[..., index])
@@ -113,17 +112,24 @@ class Projected:
 
     def lift(self, step: Tensor) -> Tensor:
         """U z: from the coordinates (..., r) back to the selected weights, (..., d)."""
-        problem = self.stream.problem
-        lead = step.shape[:-1]
         tensors: dict[str, Tensor] = {}
+        for basis, matrix in zip(self.bases, self._lifted(step), strict=True):
+            tensors.update(basis.block.from_matrix(matrix))
+        return self.stream.problem.selection.flatten(tensors, leading=step.dim() - 1)
+
+    def lifted_norm(self, step: Tensor) -> float:
+        """Of U z for z (r,), of which one block at a time is held."""
+        return math.hypot(*(float(matrix.norm()) for matrix in self._lifted(step)))
+
+    def _lifted(self, step: Tensor) -> Iterator[Tensor]:
+        """U z, block by block, as matrices."""
+        lead = step.shape[:-1]
         for basis, index, part in zip(
             self.bases, self.indices, step.split([len(index) for index in self.indices], dim=-1), strict=True
         ):
             flat = step.new_zeros(*lead, math.prod(basis.shape))
             flat[..., index] = part
-            matrix = basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
-            tensors.update(basis.block.from_matrix(matrix))
-        return problem.selection.flatten(tensors, leading=len(lead))
+            yield basis.to(step.dtype).out_of(flat.reshape(*lead, *basis.shape))
 
 
 def sketch_features(stream: LayerGradients, size: int, seed: int) -> Projected:
@@ -476,9 +482,13 @@ class FittedPrimal(FittedCurvature):
 
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w)."""
-        direction = self.features.lift(self.step)
-        size = self.problem.weights().norm().clamp_min(torch.finfo(direction.dtype).tiny)
-        return NewtonStep(self.change, float(direction.norm() / size), direction if with_direction else None)
+        features, direction = self.features, None
+        if with_direction or not isinstance(features, Projected):
+            direction = features.lift(self.step)
+            size = float(direction.norm())
+        else:
+            size = features.lifted_norm(self.step)
+        return NewtonStep(self.change, size / self.problem.selection.norm(), direction if with_direction else None)
 
     def sandwich(self, meats: Meats) -> PrimalSandwich:
         """Meats in whitened coordinates; that of Ho is known where its weights are a multiple of the Hessians."""

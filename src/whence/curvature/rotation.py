@@ -693,10 +693,12 @@ class BasisView:
                 inputs = pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
             factors = ((tangent.a, inputs), (tangent.g, outputs))
             a, g = (part.tensor() if one is None else part.project(one) for part, one in factors)
-            if not self.coarse or not self.complete or (not self._rotates_factors_first and a.dtype != g.dtype):
+            if self.coarse and self.complete and self._rotates_factors_first:
+                self._factors = a.bfloat16(), g.bfloat16()
+            elif self.coarse and self.complete and a.dtype == g.dtype == torch.float16:
+                self._factors = a, g  # of which matrices come in single precision, to be rotated later
+            else:
                 self._factors = raised(a), raised(g)
-            else:  # matrices that are rotated later are formed of what was captured, and come in single precision
-                self._factors = (a.bfloat16(), g.bfloat16()) if self._rotates_factors_first else (a, g)
             self._free_captured()
         return self._factors
 

@@ -247,7 +247,7 @@ class FittedSpectral(FittedCurvature):
     def newton_step(self, with_direction: bool) -> NewtonStep:
         """Delta w = F_lam^-1 (sum_i J_i^T r_i - lambda w), with this curvature for F."""
         size = math.hypot(*(float(step.norm()) for step in self.step))
-        relative = size / max(float(self.problem.weights().norm()), torch.finfo(torch.float64).tiny)
+        relative = size / self.problem.selection.norm()
         direction = self.stream.flatten(self.step).to(self.problem.dtype) if with_direction else None
         return NewtonStep(self.change, relative, direction)
 

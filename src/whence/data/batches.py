@@ -80,6 +80,7 @@ class Batches:
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
     fitting: bool = False  # whether a fit runs, during which the data are not changed without torch's knowledge
+    saved: bool = False  # whether these are data of a saved fit, whose fingerprints were read from its file
     _first: Any = None
     _versions: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
 
@@ -96,6 +97,11 @@ class Batches:
         """Read all batches once, showing progress under `label`. Batches without examples are passed over."""
         if self.passes.closed:
             raise partial_data_error()
+        if self.loader is NO_DATA:
+            raise LoaderError(
+                "expected the training data for this question, got a fit that was loaded without them. "
+                "Pass them: whence.load(path, model, train_loader=...)."
+            )
         batches = self._read()
         if label is not None:
             total = len(self.fingerprints) if self.complete else length(self.loader)
@@ -133,7 +139,8 @@ class Batches:
     def _prepare(self, number: int, raw: Any, start: int) -> Batch:
         """Move what the loader gave to the device, and check it, also against earlier passes."""
         where = f"batch {number}"
-        inputs, targets, weights = to_device(split(raw, where), self.device)
+        given = split(raw, where)
+        inputs, targets, weights = to_device(given, self.device)
         size = batch_size(inputs, where)
         self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
         if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
@@ -142,7 +149,7 @@ class Batches:
                 f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
                 "Make the loader give one target (a number, or a row of k numbers) for each example."
             )
-        found = self._fingerprint(number, raw, [*tensors_of((inputs, weights)), targets])
+        found = self._fingerprint(number, raw, [*tensors_of((given[0], given[2])), given[1]])
         if self.fingerprints[number : number + 1] != [found]:  # what has not changed was checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
@@ -208,23 +215,25 @@ class Batches:
         return concatenate([inputs, *others])
 
     def _check_fingerprint(self, number: int, found: tuple[int, ...]) -> None:
-        if number < len(self.fingerprints):
-            if self.fingerprints[number] != found:
-                raise LoaderError(
-                    f"expected the same examples in every pass, got other data in batch {number} than in the first "
-                    "pass. Use shuffle=False and switch random augmentation off (a DataLoader with shuffle=True alone "
-                    "is put in order automatically); a loader that can be read once only must be made a list first."
-                )
-        elif self.complete:
-            raise LoaderError(
-                f"expected {len(self.fingerprints)} batches as in the first pass, got more. "
-                "The loader must give the same examples in every pass."
-            )
-        else:
+        known = self.fingerprints[number : number + 1]
+        if not known and not self.complete:
             self.fingerprints.append(found)
+        elif known != [found]:
+            if self.saved:
+                raise _other_data(f"other data in batch {number}")
+            raise LoaderError(
+                f"expected the same examples in every pass, got other data in batch {number} than in the first pass. "
+                "Use shuffle=False and switch random augmentation off (a DataLoader with shuffle=True alone is put in "
+                "order automatically); a loader that can be read once only must be made a list first."
+                if known
+                else f"expected {number} batches as in the first pass, got more. The loader must give the same "
+                "examples in every pass."
+            )
 
     def _check_count(self, count: int, examples: int) -> None:
         if count < len(self.fingerprints):
+            if self.saved:
+                raise _other_data(f"{count} batches instead of {len(self.fingerprints)}")
             raise LoaderError(
                 f"expected {len(self.fingerprints)} or more batches as in the first pass, got {count}. "
                 "The loader must give the same examples in every pass; one that can be read once only must be made a "
@@ -233,6 +242,17 @@ class Batches:
         if examples == 0 and self.passes.process_group.alone:
             raise no_examples()
         self.complete = True
+
+
+NO_DATA: list[Any] = []
+"""Stands for training data that were not given with a saved fit: what does not need them works."""
+
+
+def _other_data(got: str) -> LoaderError:
+    return LoaderError(
+        f"expected the training data of the saved fit, in the same order and batches, got {got}. Pass a loader with "
+        "the same examples and the same batch_size, not shuffled."
+    )
 
 
 def no_examples() -> InputError:

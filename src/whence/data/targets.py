@@ -74,7 +74,8 @@ class LossDerivatives(NamedTuple):
         weights = position_weights(batch.weights, outputs, likelihood.counted(targets), where)
         if batch.weights is not None or type(likelihood).counted is not Likelihood.counted:
             each = weights.reshape(-1, 1)
-            roots = each.sqrt().unsqueeze(2) * (_identity(flat) if roots is None else roots)
+            roots = torch.eye(k, dtype=flat.dtype, device=flat.device) if roots is None else roots
+            roots = each.sqrt().unsqueeze(2) * roots
             residuals = each * residuals
         if roots is not None and shape:
             roots = Positions(shape, k, None).join(roots)
@@ -138,10 +139,6 @@ def block_diagonal(blocks: Tensor) -> Tensor:
     return wide.reshape(groups, size * k, size * q)
 
 
-def _identity(outputs: Tensor) -> Tensor:
-    return torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device).expand(len(outputs), -1, -1)
-
-
 def check_weights_given(given: Sequence[bool]) -> None:
     """Raise unless weights came with every batch or with none."""
     if len(set(given)) > 1:
@@ -170,7 +167,7 @@ def example_fingerprints(batches: Batches) -> Tensor:
     parts: list[Tensor] = []
     for batch in batches.read("data"):
         leaves = [*tensors_of((batch.inputs, batch.weights)), batch.targets]
-        each = [(2 * at + 1) * row_checksums(leaf).cpu() for at, leaf in enumerate(leaves)]
+        each = [(2 * at + 1) * row_checksums(leaf) for at, leaf in enumerate(leaves)]
         parts.append(torch.stack(each).sum(0))
     found = torch.cat(parts) if parts else None
     if passes.process_group.alone and found is not None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs, batch_size, combine
+from whence.data.batches import Batches, Inputs, batch_size, combine
+from whence.data.targets import targets_at
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import (
@@ -25,9 +26,11 @@ from whence.influence.fitted import (
     for_each_batch,
     join_batches,
     predicted_outputs,
+    using_model,
     variance_terms,
 )
-from whence.jacobian.network import SelectedOutputs
+from whence.jacobian.leaves import LeafSum
+from whence.jacobian.views import OutputMixtures, SelectedOutputs
 from whence.linalg import largest, largest_first
 from whence.results import frame
 
@@ -336,6 +339,26 @@ def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, position
         assert one.where is not None
         found.append(replace(one, where=one.where + one.where.new_tensor([start, 0])))
         start += size
+    return join_batches(found)
+
+
+def attribute_loss(fitted: Fitted, x: Any, top: int, matrix: bool) -> Attribution:
+    """Attribute the losses of inputs with targets, to first order in the outputs; see `Tracer.attribute`."""
+    problem = fitted.problem
+    if isinstance(problem.network.model, LeafSum):
+        raise InputError("expected a network for loss=True, got trees. Leave loss out.")
+    loader = [x] if isinstance(x, (Tensor, Mapping, tuple)) else x
+    found = []
+    with using_model(fitted):
+        shift = problem.batches.target_transform
+        for at, batch in enumerate(Batches(loader, problem.device, problem.progress, target_transform=shift)):
+            where = f"batch {at} of the losses to attribute"
+            with torch.no_grad():
+                outputs = problem.network.shaped(batch.inputs)
+            flat = outputs.double().reshape(-1, outputs.shape[-1])
+            targets = problem.likelihood.check_targets(targets_at(batch.targets, outputs, where), flat, where)
+            slope = -problem.likelihood.residuals(flat, targets).reshape(batch.size, -1, 1).to(outputs.dtype)
+            found.append(attribute(fitted, OutputMixtures(batch.inputs, slope), top, matrix))
     return join_batches(found)
 
 

@@ -19,7 +19,7 @@ from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
-from whence.influence.neighbours import Neighbours, has_several_labels, predicted_probability
+from whence.influence.neighbours import Neighbours, disagreement, has_several_labels, predicted_probability
 from whence.linalg import largest
 from whence.results import frame
 
@@ -38,13 +38,19 @@ NOISIER, NOISIER_TARGETS = 2.0, 1.5
 average of the data set. Half of all targets may be noisy: then they have at most twice the average."""
 
 LEAST_DISAGREEMENT, MOST_DISAGREEMENT = 0.1, 0.5
-"""For classes that limit is at least the one and at most the other: where two labels differ in less than a tenth of
-all pairs they are not called noisy, and where they differ more often than not they are."""
+"""For classes that limit is at least the one, and at most the other or what is left of one by the average: where two
+labels differ in less than a tenth of all pairs they are not called noisy."""
+
+SAME_PLACE = 1e-5
+"""Averages of squares that differ by less, in units of themselves, are the same up to rounding."""
+
+MOST_CERTAIN = 0.999
+"""Odds of a noise above this are those of this."""
 
 UNDECIDED = 0.55
 """A network that gives its own answer less than this probability is not confident."""
 
-UNSURE, UNEXPLAINED = 0.8, 2.0
+UNSURE, UNEXPLAINED = 0.7, 2.0
 """Nor is one that gives it less than the one, and less than nearly all ordinary training examples get, where two labels
 drawn from its own probabilities would differ more than the other times as often as labels nearby do: they do not
 explain its doubt."""
@@ -86,11 +92,12 @@ class Explanation(Shown):
         effective: (m,) effective number of training examples that `noise` is an average of.
         check: (m, t) training examples that add most to `noise`: labels to check first.
         near: (m, t) training examples that the prediction leans on most.
-        source: (m,) which way the doubt leans: above zero to noise, below to scarcity. The logarithm of the squared
-            noise over its limit, less that of the scarcity over its own.
+        source: (m,) which way the doubt leans: above zero to noise, below to scarcity. How far the noise is above its
+            limit, less how far the scarcity is above its own, both as logarithms: of odds for the noise of classes, of
+            the variance for regression, of the leverage for scarcity.
         noise_limit: noise above which labels are called noisy.
         scarcity_limit: scarcity above which data are called scarce.
-        probability_limit: probability of its own answer below which the network is not sure of it: .8, or less where
+        probability_limit: probability of its own answer below which the network is not sure of it: .7, or less where
             it is less sure of more than 1 - level of the ordinary training examples.
         classes: whether `noise` is about classes.
         notes: what is approximated.
@@ -281,7 +288,7 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
                 effective=effective,
                 check=largest(weights * calibration.squares, few)[1],
                 near=largest(weights, few)[1],
-                source=_log(square, calibration.limit) - _log(scarcity, scarcity_limit),
+                source=calibration.excess(square) - _log(scarcity, scarcity_limit),
                 noise_limit=calibration.limit if calibration.classes else calibration.unit * calibration.limit**0.5,
                 scarcity_limit=scarcity_limit,
                 probability_limit=calibration.probability_limit(level),
@@ -319,9 +326,12 @@ class Calibration(Shown):
     scatter, and their leverages would hide scarce data.
 
     Noise: the squared leave-one-out residuals of the training examples (see `squared_residuals`) estimate their noise
-    whether or not the network has learned their labels by heart. Around an input they are averaged with weights a_i^2.
-    An average over many examples is nearer to that of the whole data set than the truth is: how much nearer comes from
-    an isotonic regression of the squares of training examples on the averages around them, each without itself. If
+    where the network has not learned their labels by heart. Around an input they are averaged with weights a_i^2. An
+    average over many examples is nearer to that of the whole data set than the truth is: how much nearer comes from an
+    isotonic regression of the squares of training examples on the averages around them, each without itself. Of a label
+    that a network has learned by heart little is left in the residuals of cross-entropy. So where clearly more of the
+    50 training examples nearest in the features of the last layer have another label, by two standard errors of their
+    share, this share takes the place of the square there (`disagreement`): both say how often two labels differ. If
     noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
     mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
     p-value.
@@ -338,8 +348,8 @@ class Calibration(Shown):
         examples: number of squares that count.
         averages: (s,) averages around some training examples, ascending.
         expected: (s,) squares expected there, ascending.
-        limit: squared noise above which labels are called noisy: 1.5 times the mean; for classes twice the mean, at
-            least .1 and at most .5.
+        limit: squared noise above which labels are called noisy: 1.5 times the mean; for classes twice the mean of what
+            is expected, at least .1, and at most the larger of .5 and one less that mean.
         codes: what targets are for other classes and for the class itself; `None` where there are no classes, so that
             squares do not say how often two labels differ.
         unit: of the residuals of a regression; squares are in its square.
@@ -374,7 +384,7 @@ class Calibration(Shown):
         """
         codes = class_codes(fitted)
         classes = codes is not None
-        neighbours, sure = Neighbours.of(fitted, codes)
+        neighbours, sure, features = Neighbours.of(fitted, codes)
         counted = fitted.counted
         largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
         unit = 1.0 if classes or largest_residual == 0 else largest_residual
@@ -388,9 +398,15 @@ class Calibration(Shown):
             averages.append(divide(weights @ squares, weights.sum(1), mean))
         around = torch.cat(averages) if averages else squares[:0]
         order = around.argsort(stable=True)
-        expected = isotonic(squares[index][order])
-        limit = (NOISIER if classes else NOISIER_TARGETS) * mean
-        limit = min(max(limit, LEAST_DISAGREEMENT), MOST_DISAGREEMENT) if classes else limit
+        own, labels = squares[index], class_labels(fitted, codes)
+        if features is not None and labels is not None:
+            shares, errors = (some.to(own.dtype) for some in disagreement(features, labels, index, counted))
+            own = torch.where(shares - 2.0 * errors > own, shares, own)
+        expected = isotonic(without_ties(around[order], own[order]))
+        limit = NOISIER_TARGETS * mean
+        if classes:
+            usual = float(own.mean()) if len(own) else 0.0
+            limit = max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
         agreeing = expected <= limit
         most_agree = 2 * int(agreeing.sum()) >= len(agreeing)
         compared = index[order][agreeing if most_agree else slice(None)]
@@ -458,6 +474,15 @@ class Calibration(Shown):
         chance: Tensor = torch.special.gammaincc(1.0 / spread, average / self.mean / spread)
         return chance
 
+    def excess(self, square: Tensor) -> Tensor:
+        """(m,) how far squared noise is above its limit: the logarithm of odds for classes, else of the square."""
+        if not self.classes:
+            return _log(square, self.limit)
+        both = torch.stack([square, torch.full_like(square, self.limit)])
+        tiny = torch.finfo(square.dtype).tiny
+        odds = both.clamp(tiny, MOST_CERTAIN).logit()
+        return odds[0] - odds[1]
+
     def calibrated(self, average: Tensor) -> Tensor:
         """(m,) squares that are expected where the average around is this; at most one for classes."""
         if not len(self.averages):
@@ -493,6 +518,17 @@ def class_codes(fitted: Fitted) -> tuple[float, float] | None:
     return (round(low, 6), round(high, 6)) if coded and high > low else None
 
 
+def class_labels(fitted: Fitted, codes: tuple[float, float] | None) -> Tensor | None:
+    """(n,) the class of each training example; `None` where it has not just one that is known."""
+    problem = fitted.problem
+    if codes is None or not fitted.all_outputs or has_several_labels(fitted):
+        return None
+    targets = problem.likelihood.targets_of(problem.unweighted(problem.residuals), problem.outputs)
+    if targets is None:
+        return None
+    return (targets[:, 0] > sum(codes) / 2).long() if targets.shape[1] == 1 else targets.argmax(1)
+
+
 def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, float] | None, unit: float) -> Tensor:
     """(n,) squared leave-one-out residuals of each training example, the mean over its positions.
 
@@ -517,6 +553,22 @@ def squared_residuals(fitted: Fitted, leverages: Tensor, codes: tuple[float, flo
         scale = (codes[1] - codes[0]) ** 2 / (2.0 / problem.width if yes_or_no else 1.0)
         return (fitted.loo_residuals.square().sum(1) / (scale * positions)).clamp_max(MOST_SQUARE)
     return (fitted.residuals / unit).square().sum(1) / (positions * problem.width) / (1.0 - leverages).clamp_min(1e-6)
+
+
+def without_ties(places: Tensor, values: Tensor) -> Tensor:
+    """(s,) values, those at the same of the ascending places (s,), up to rounding, replaced by their mean.
+
+    Examples:
+        >>> without_ties(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([5.0, 2.0, 4.0]))
+        tensor([5., 3., 3.])
+    """
+    if len(places) < 2:
+        return values
+    apart = places.diff() > SAME_PLACE * places[1:].abs()
+    group = torch.cat([apart.new_zeros(1), apart]).cumsum(0)
+    sums = values.new_zeros(int(group[-1]) + 1).index_add_(0, group, values)
+    means: Tensor = (sums / torch.bincount(group))[group]
+    return means
 
 
 def isotonic(values: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from whence.curvature import FittedCurvature, Meats, NewtonStep, Sandwich
@@ -30,7 +29,6 @@ from whence.data.batches import (
     length,
     split_targets,
     take,
-    tensors_of,
     to_device,
 )
 from whence.display import Shown
@@ -38,11 +36,11 @@ from whence.errors import InputError, LoaderError, StaleModelError, shortly
 from whence.estimators import POLICIES, AdjustedResiduals, LeaveOneOut, hat_blocks, hat_roots, out_of_range
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
-from whence.jacobian.network import Network, SelectedOutputs
+from whence.jacobian.network import Network
+from whence.jacobian.views import SelectedOutputs
 from whence.results import Diagnostics, Uncertainty
 from whence.runtime.execution import Chunks
-from whence.runtime.memory import Budget
-from whence.runtime.model_state import check_evaluation_mode, checksum, fingerprint, locked, preserved, rounded_products
+from whence.runtime.model_state import check_evaluation_mode, fingerprint, locked, preserved, rounded_products
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,13 +228,11 @@ def for_each_batch(
     work: Callable[[Inputs, str], T],
     *,
     plain: bool = False,
-    cache: InputCache | None = None,
 ) -> list[T]:
     """Do something with every batch, checked and on the model's device; in halves, where the device cannot hold it.
 
-    Inputs are a batch as in training, a loader or list of batches, or a cache with those of another call; a new cache
-    takes them down. `work` gets a batch and words that name it: the batch as it is if `plain`, else a view of the
-    predicted classes where all outputs would be too many.
+    Inputs are a batch as in training, or a loader or list of batches. `work` gets a batch and words that name it: the
+    batch as it is if `plain`, else a view of the predicted classes where all outputs would be too many.
     """
     notes: list[str] = []
     chunks = Chunks(notes, "predictions")
@@ -248,15 +244,13 @@ def for_each_batch(
         return (one for _, one in found)
 
     with using_model(fitted):
-        done = [one for inputs, where in inputs_of(fitted, x, plain, cache) for one in in_chunks(inputs, where)]
+        done = [one for inputs, where in inputs_of(fitted, x, plain) for one in in_chunks(inputs, where)]
     for note in notes:
         fitted.problem.progress.say(f"whence: {note}")
     return done
 
 
-def inputs_of(
-    fitted: Fitted, x: Any, plain: bool = False, cache: InputCache | None = None
-) -> Iterator[tuple[Inputs, str]]:
+def inputs_of(fitted: Fitted, x: Any, plain: bool = False) -> Iterator[tuple[Inputs, str]]:
     """Yield every batch, checked and on the model's device, and words that name it; within `using_model`."""
     number = -1
     for number, inputs in enumerate(_batches(fitted, x)):
@@ -265,8 +259,6 @@ def inputs_of(
         if batch_size(moved, where) == 0:
             raise InputError(f"expected at least one input, got an empty {where}.")
         check_finite(moved, "inputs", where)
-        if cache is not None:
-            cache.add(inputs)
         yield moved if plain or fitted.all_outputs else _predicted_view(fitted, moved), where
     if number < 0:
         raise InputError("expected at least one batch to predict, got an empty loader.")
@@ -275,9 +267,7 @@ def inputs_of(
 def _batches(fitted: Fitted, x: Any) -> Iterator[Inputs]:
     positional = fitted.problem.batches.positional
     model = fitted.problem.network.model
-    if isinstance(x, InputCache):
-        yield from x.read(lambda given: _batches(fitted, given))
-    elif isinstance(model, LeafSum):
+    if isinstance(model, LeafSum):
         yield from model.inputs(x)
     elif isinstance(x, (Tensor, Mapping, tuple)):
         yield split_targets(x, positional)[0]
@@ -474,76 +464,14 @@ def join_batches(results: Sequence[R]) -> R:
     return combine(results, torch.cat)
 
 
-MOST = 256 * 2**20
-SHARE = 0.05
-"""Inputs of one call are kept up to `MOST` bytes, and up to this share of the memory that a fit may take."""
-
-Fingerprint = tuple[tuple[tuple[int, ...], torch.dtype, int], ...]
-"""Shape, dtype and bits of every tensor of a batch."""
-
-
-class InputCache:
-    """Copies of the inputs of one call, as long as they are small; of more, a fingerprint of each batch."""
-
-    def __init__(self, x: Any, budget: Budget) -> None:
-        self.x = x
-        self._room = min(MOST, int(SHARE * budget.limit))
-        self._kept: list[Inputs] | None = []
-        self._prints: list[Fingerprint] = []
-
-    @property
-    def readable(self) -> bool:
-        """Whether the inputs can be had again: from the copies, or by reading anew what is no iterator."""
-        return self._kept is not None or not isinstance(self.x, Iterator)
-
-    def add(self, inputs: Inputs) -> None:
-        """Take down one batch, without targets."""
-        if self._kept is not None:
-            self._room -= sum(leaf.numel() * leaf.element_size() for leaf in tensors_of(inputs))
-            if self._room >= 0:
-                self._kept.append(tree_map(_copied, inputs))
-                return
-            self._prints, self._kept = [inputs_fingerprint(one) for one in self._kept], None
-        self._prints.append(inputs_fingerprint(inputs))
-
-    def read(self, batches: Callable[[Any], Iterator[Inputs]]) -> Iterator[Inputs]:
-        """The same batches again, without targets; an error where what the user gave is no longer what it was."""
-        if self._kept is not None:
-            yield from self._kept
+def check_same(before: Tensor, again: Tensor, tolerance: float = 1e-3, advice: str = "") -> None:
+    """Raise unless two passes over the same inputs give the same numbers, up to rounding."""
+    before, again = before.double(), again.double()
+    if before.shape == again.shape:
+        size = tolerance * float(before.nan_to_num(0.0).abs().max())
+        if torch.allclose(before, again, tolerance, size, equal_nan=True):
             return
-        count = 0
-        for inputs in batches(self.x):
-            if count == len(self._prints) or inputs_fingerprint(inputs) != self._prints[count]:
-                raise self._changed(f"other inputs in batch {count}")
-            count += 1
-            yield inputs
-        if count < len(self._prints):
-            raise self._changed(f"{count} batches for {len(self._prints)}")
-
-    def _changed(self, got: str) -> InputError | LoaderError:
-        at_once = "Ask for covariances at once, with predict(x, covariance=True)"
-        if isinstance(self.x, Tensor | Mapping | tuple | list):
-            return InputError(
-                f"expected the inputs that were predicted, to compute their covariances, got {got}: they were changed "
-                f"since. {at_once}, or predict again."
-            )
-        return LoaderError(
-            f"expected the inputs that were predicted, to compute their covariances, got {got}: this loader gives "
-            f"others each time. {at_once}, or use shuffle=False and no random augmentation."
-        )
-
-
-def inputs_fingerprint(inputs: Inputs) -> Fingerprint:
-    """What changes when any tensor of the inputs does.
-
-    Examples:
-        >>> one = torch.tensor([1.0, 2.0])
-        >>> [inputs_fingerprint(one) == inputs_fingerprint(other) for other in (one.clone(), one.flip(0))]
-        [True, False]
-    """
-    return tuple((tuple(leaf.shape), leaf.dtype, checksum(leaf)) for leaf in tensors_of(inputs))
-
-
-def _copied(leaf: Any) -> Any:
-    """A copy in the memory of the CPU, which devices have less of."""
-    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
+    raise LoaderError(
+        "expected the same inputs in every pass, got other predictions for the same places the second time. Use "
+        f"shuffle=False and switch random augmentation off, or pass the inputs as one tensor{advice}."
+    )

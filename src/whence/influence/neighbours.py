@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from whence.curvature.accumulate import ConstantCotangents, LayerGradients, working_precision
 from whence.curvature.leaves import LeafFeatures, leading_directions
@@ -25,8 +26,8 @@ from whence.curvature.primal import Projected, sketch_features
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.network import OutputView, SelectedOutputs
 from whence.jacobian.sketches import SketchedBatches
+from whence.jacobian.views import OutputView, SelectedOutputs
 from whence.linalg import eigh
 from whence.runtime.execution import partial_data_error
 
@@ -44,6 +45,9 @@ LEAST_RIDGE = 1e-9
 
 MOST_DIRECTIONS = 4
 """Directions of the outputs that are looked at, in a regression or where every output has a label of its own."""
+
+VOTERS = 50
+"""Training examples, nearest in the features of the last layer, whose labels an example's own is compared with."""
 
 WEIGHED_AT_ONCE = 2**24
 """Numbers (predictions times training examples) that are computed in one go."""
@@ -64,8 +68,11 @@ class Neighbours:
     notes: tuple[str, ...]  # what is approximated
 
     @classmethod
-    def of(cls, fitted: Fitted, codes: tuple[float, float] | None) -> tuple[Neighbours, Tensor]:
-        """From one pass over the training data; within `using_model`. And the probabilities (n,) of its own answers.
+    def of(cls, fitted: Fitted, codes: tuple[float, float] | None) -> tuple[Neighbours, Tensor, Tensor | None]:
+        """From one pass over the training data; within `using_model`.
+
+        Also the probabilities (n,) that the network gives its own answers, and the features (n, d) of its last layer,
+        `None` without classes or without such a layer.
 
         Args:
             fitted: the fit.
@@ -85,11 +92,13 @@ class Neighbours:
             features = sketch_features(LayerGradients(problem), min(FEATURES, affordable), seed=0)
         batches = problem.batches.plain if isinstance(problem.batches, SketchedBatches) else problem.batches
         found, seen = [], 0
+        last: list[Tensor | None] = []
         for batch in batches.read("gradients of predictions"):
             rows, outputs, left = prediction_gradients(fitted, batch.inputs, features, directions, classes)
             these = slice(seen, seen + len(rows))
             seen = these.stop
             found.append((rows, predicted_probability(fitted, outputs, codes, these)[0], left))
+            last.append(last_features(fitted, batch.inputs) if one_class else None)
         gradients = torch.cat([rows for rows, _, _ in found]) if found else torch.empty(0)
         if len(gradients) != problem.n:
             raise partial_data_error()
@@ -121,7 +130,11 @@ class Neighbours:
             )
             white = _with_rest(white, _own_leverage(white, left_out, gradients, ridge))
         sure = torch.cat([probability for _, probability, _ in found]) if found else torch.empty(0)
-        return cls(features, directions, classes, whitening, white, ridge, tuple(notes)), sure
+        known = [some for some in last if some is not None]
+        together = torch.cat(known) if known and len(known) == len(last) else None
+        if together is not None and together.numel() * item > FEATURE_SHARE * problem.budget.limit:
+            together = None
+        return cls(features, directions, classes, whitening, white, ridge, tuple(notes)), sure, together
 
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
@@ -190,6 +203,58 @@ def prediction_gradients(
         rows = rows / squares.sqrt().unsqueeze(2)
         rest = None if rest is None else rest / squares
     return rows, outputs, rest
+
+
+def last_features(fitted: Fitted, inputs: Inputs) -> Tensor | None:
+    """(m, d) what the linear layer that runs last is given; `None` where it is not one vector for each example."""
+    given: list[Tensor] = []
+
+    def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        given[:] = arguments[:1]
+
+    layers = [layer for layer in fitted.problem.network.model.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
+    try:
+        with torch.no_grad():
+            outputs = fitted.problem.network.shaped(inputs.inputs if isinstance(inputs, OutputView) else inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return given[0].float() if given and given[0].dim() == 2 and len(given[0]) == len(outputs) else None
+
+
+def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """(s,) share of the nearest training examples, by cosine of features, whose label is not the example's own.
+
+    And its standard error (s,). An example of a rare class is compared with as many others as that class has: no more
+    could agree with it.
+
+    Args:
+        features: (n, d) of the training examples.
+        labels: (n,) their classes.
+        index: (s,) the examples in question. None of them votes about itself.
+        counted: (n,) which examples count.
+
+    Examples:
+        >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.9, 0.1], [0.0, 1.0]])
+        >>> labels, counted = torch.tensor([0, 0, 1, 0]), torch.tensor([True, True, True, True])
+        >>> disagreement(features, labels, torch.tensor([0, 2]), counted)[0]
+        tensor([0.5000, 0.0000])
+    """
+    unit = functional.normalize(features, dim=1)
+    sizes = torch.bincount(labels[counted], minlength=int(labels.max()) + 1)
+    most = min(VOTERS, int(sizes.max()) - 1)
+    found = [unit.new_zeros(2, 0 if most > 0 else len(index))]
+    for some in index.split(max(1, WEIGHED_AT_ONCE // len(unit))) if most > 0 else ():
+        alike = (unit[some] @ unit.T).masked_fill_(~counted, -2.0).scatter_(1, some.unsqueeze(1), -2.0)
+        others = labels[alike.topk(most, dim=1).indices] != labels[some].unsqueeze(1)
+        voters = (sizes[labels[some]] - 1).clamp(0, most).unsqueeze(1)
+        heard = torch.arange(most, device=voters.device) < voters
+        number = voters.squeeze(1).clamp_min(1).to(unit.dtype)
+        share = (others & heard).sum(1) / number
+        found.append(torch.stack([share, (share * (1.0 - share) / number).sqrt()]))
+    shares, errors = torch.cat(found, 1)
+    return shares, errors
 
 
 def leaf_features(fitted: Fitted, model: LeafSum, most: int) -> LeafFeatures:

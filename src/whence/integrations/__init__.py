@@ -7,4 +7,88 @@ Each module needs its library, and is imported by itself:
     from whence.integrations import skorch as whence_skorch
 
 The scikit-learn estimators are in `whence.sklearn`.
+
+Here is what they share: the ridge that the weight decay of a training loop amounts to.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from whence.api import ridge_from_weight_decay
+from whence.data.batches import Batch, Batches
+from whence.jacobian.network import Network, follow_own_loss
+from whence.likelihoods import Categorical, Likelihood
+from whence.runtime.model_state import preserved
+from whence.runtime.progress import Progress
+
+
+def decay_of(optimizers: Iterable[Any]) -> float:
+    """The largest weight decay of all parameter groups; biases and norms often have none of their own."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0)
+
+
+def ridge_of(
+    decay: float, loader: Iterable[Any], likelihood: str | Likelihood, model: nn.Module
+) -> float | Literal["auto"]:
+    """Lambda on the sum scale, for a mean loss over the training data; "auto" without a weight decay.
+
+    The mean squared error runs over all numbers of the targets ("gaussian"), the binary cross-entropy over all logits
+    ("bernoulli"), cross-entropy over all examples, or tokens or pixels of them, whose label is not `ignore_index`
+    ("categorical", weighted by class weights as torch does), any other loss over all examples and positions. With
+    sample weights it is taken for a weighted mean.
+
+    Args:
+        decay: weight decay of the optimiser.
+        loader: gives the training batches; it is read once, to count.
+        likelihood: the loss, as for `whence.fit`.
+        model: in evaluation mode; it is run to see whether there are outputs at several positions, and whether its own
+            loss compares them with the next label (language models).
+
+    Examples:
+        >>> import torch
+        >>> net = torch.nn.Linear(3, 2)
+        >>> ridge_of(0.01, [(torch.zeros(50, 3), torch.zeros(50, 2))] * 2, "gaussian", net)
+        1.0
+    """
+    if not decay > 0:
+        return "auto"
+    name = likelihood if isinstance(likelihood, str) else likelihood.name
+    loss = Categorical() if likelihood == "categorical" else likelihood
+    with preserved(model):
+        network = Network(model)
+        batches = Batches(loader, network.device, Progress(False))
+        first = batches.first()
+        positions = 1
+        if name not in ("gaussian", "bernoulli") and first.targets.ndim > 1:
+            with torch.no_grad():
+                positions = network.shaped(first.inputs).ndim - 1
+            follow_own_loss(network, batches, first, getattr(loss, "ignore_index", None))
+        terms = sum(float(_terms(batch, loss, name, positions).sum()) for batch in batches)
+    if name == "gaussian":
+        return ridge_from_weight_decay(decay, terms)
+    return ridge_from_weight_decay(
+        decay, terms, loss="binary_cross_entropy" if name == "bernoulli" else "cross_entropy"
+    )
+
+
+def _terms(batch: Batch, loss: str | Likelihood, name: str, positions: int) -> Tensor:
+    """How much each term of the sum of losses counts in the number that the mean divides by."""
+    targets = batch.targets
+    if name in ("gaussian", "bernoulli"):
+        counts = torch.ones(targets.shape, dtype=torch.float64, device=targets.device)
+    elif isinstance(loss, Categorical) and not targets.is_floating_point():
+        kept = targets != loss.ignore_index
+        sizes = torch.as_tensor((1.0,) if loss.weight is None else loss.weight, dtype=torch.float64)
+        classes = torch.where(kept, targets, 0).long() if loss.weight is not None else torch.zeros_like(targets).long()
+        counts = kept * sizes.to(targets.device)[classes]
+    else:
+        counts = torch.ones(targets.shape[:positions], dtype=torch.float64, device=targets.device)
+    if batch.weights is None:
+        return counts
+    return counts * batch.weights.double().reshape(*batch.weights.shape, *[1] * (counts.ndim - batch.weights.ndim))

@@ -12,7 +12,7 @@ from torch import nn
 from whence.api import fit
 from whence.curvature import Structure
 from whence.errors import InputError
-from whence.integrations.weight_decay import decay_of, ridge_of
+from whence.integrations import decay_of, ridge_of
 from whence.likelihoods import Likelihood
 from whence.runtime.execution import by_one_process
 from whence.runtime.model_state import preserved

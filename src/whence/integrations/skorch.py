@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from whence import api
 from whence.curvature import Structure
 from whence.errors import InputError
-from whence.integrations.weight_decay import decay_of, ridge_of
+from whence.integrations import decay_of, ridge_of
 from whence.likelihoods import Likelihood
 from whence.runtime.execution import by_one_process
 from whence.tracer import Tracer

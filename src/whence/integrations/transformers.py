@@ -9,7 +9,7 @@ from transformers import Trainer
 from whence.api import fit
 from whence.curvature import Structure
 from whence.errors import InputError
-from whence.integrations.weight_decay import ridge_of
+from whence.integrations import ridge_of
 from whence.likelihoods import Likelihood
 from whence.tracer import Tracer
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.errors import InputError, LoaderError
-from whence.io.files import Container, Draft, Saved, as_bytes, damaged, opened, plain, printable, write_file
-from whence.io.model import ADDRESS, check_same, write_model
+from whence.io.files import Container, Draft, Saved, damaged, opened, plain, printable, write_file
+from whence.io.fit import ADDRESS, check_same, write_model
 from whence.runtime.execution import State
-from whence.runtime.model_state import checksum
+from whence.runtime.model_state import as_bytes, checksum
 from whence.runtime.progress import Progress
 
 START = "start.whence"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 from whence.curvature import FittedCurvature, Groups, Meats, NewtonStep, Sandwich
@@ -37,6 +38,7 @@ COMMON: dict[str, Any] = {
     "leverage_blocks": "algebra n k k",
     "path": RidgePath | None,
 }
+PRIMAL = {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"}
 WEIGHTS = {"inside": "working estimators basis", "outside": "working estimators one one one", "rounded": "flag"}
 RECORDS: dict[type, Mapping[str, Any]] = {
     Groups: {"total": "whole 2", "counted": "whole 2", "index": "index n"},
@@ -46,8 +48,8 @@ RECORDS: dict[type, Mapping[str, Any]] = {
     NewtonStep: {"change": "algebra n k", "relative": "number 0", "direction": "?algebra parameters"},
     RidgePath: {"ridges": "float ridges", "errors": "float ridges"},
     Whitening: {"scale": "algebra features", "inverse": "algebra features features"},
-    FittedPrimal: {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"},
-    FittedLeaves: {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"},
+    FittedPrimal: PRIMAL,
+    FittedLeaves: PRIMAL,
     FittedDual: {**COMMON, "kernel": "algebra nk nk", "factor": "algebra nq nq", "inner_weights": "algebra n k"},
     FittedIterative: {**COMMON, "worst": "number 0", "solver": IterativeSolver},
     IterativeSolver: {"tolerance": "number 0 1", "iterations": "whole 1"},
@@ -101,7 +103,7 @@ def _field(saved: Saved, name: str, how: Any) -> Any:
     return getattr(saved, what)(name, *(int(one) if one.isdigit() else one for one in rest))
 
 
-def write_stream(draft: Draft, stream: LayerGradients) -> None:
+def _write_stream(draft: Draft, stream: LayerGradients) -> None:
     """The blocks that the capture found, their sizes and notes."""
     write(draft, "sizes", stream.sizes)
     draft.put(notes=stream.notes, blocks=len(stream.blocks))
@@ -109,7 +111,7 @@ def write_stream(draft: Draft, stream: LayerGradients) -> None:
         write(draft, f"layer_{at}", block)
 
 
-def read_stream(saved: Saved, problem: Linearization) -> LayerGradients:
+def _read_stream(saved: Saved, problem: Linearization) -> LayerGradients:
     """Layer gradients with the blocks of the first capture, verified on the training data where they are given."""
     count = saved.whole("blocks", 1, len(problem.selection.parameters))
     blocks = tuple(_read_block(saved.part(f"layer_{at}"), problem) for at in range(count))
@@ -134,54 +136,53 @@ def _read_block(saved: Saved, problem: Linearization) -> Block:
     return block
 
 
-def write_basis(draft: Draft, basis: Basis) -> None:
+def _write_basis(draft: Draft, basis: Basis) -> None:
     """Write both sides, where they are not the identity."""
     draft.put(inputs=basis.inputs, outputs=basis.outputs)
 
 
-BASES: dict[str, tuple[set[str], dict[str, tuple[str, ...]]]] = {
-    "kronecker": ({"inputs", "outputs"}, {"inputs": ("e", "i", "any"), "outputs": ("e", "o", "any")}),
-    "rows": ({"outputs"}, {"outputs": ("one", "i", "any")}),
-    "dense": ({"inputs"}, {"inputs": ("i", "any")}),
+BASES: dict[str, dict[str, tuple[str, ...]]] = {
+    "kronecker": {"inputs": ("e", "i", "any"), "outputs": ("e", "o", "any")},
+    "rows": {"outputs": ("one", "i", "any")},
+    "dense": {"inputs": ("i", "any")},
 }
 """Sides of a basis that is not the identity, by the kind of the block, and their axes."""
 
 
-def read_basis(saved: Saved, block: Block) -> Basis:
+def _read_basis(saved: Saved, block: Block) -> Basis:
     """A basis of a block: both sides, or the identity."""
-    there = {name for name in ("inputs", "outputs") if saved.has(name)}
-    sides, axes = BASES[block.kind]
-    if there not in (set(), sides):
+    axes = {name: BASES[block.kind].get(name, ()) for name in ("inputs", "outputs") if saved.has(name)}
+    if axes not in ({}, BASES[block.kind]):
         raise saved.wrong("inputs", f"a basis of a {block.kind} block")
     full = (1, 1, *block.matrix_shape)[-3:]
     saved.sizes.update({name: (size,) for name, size in zip("eoi", full, strict=True)})
-    basis = Basis(block, **{name: saved.tensor(name, "working", *axes[name]) for name in there})
+    basis = Basis(block, **{name: saved.tensor(name, "working", *named) for name, named in axes.items()})
     if any(not 1 <= mine <= whole for mine, whole in zip(basis.shape, block.matrix_shape, strict=True)):
         raise saved.wrong("inputs", "a basis with as many columns as rows, or fewer")
     return basis
 
 
-def write_features(draft: Draft, features: Features) -> None:
+def _write_features(draft: Draft, features: Features) -> None:
     """Write which features these are: the gradients themselves, or chosen coordinates of them."""
     if type(features) not in (Jacobian, Projected):
         raise InputError(f"expected features of whence itself to save, got {type(features).__name__}. Fit again.")
     draft.put(projected=isinstance(features, Projected))
     if isinstance(features, Projected):
-        write_stream(draft, features.stream)
+        _write_stream(draft, features.stream)
         draft.put(orthonormal=features.orthonormal, moments=features.sizes)
         for at, (basis, index) in enumerate(zip(features.bases, features.indices, strict=True)):
             part = draft.part(f"block_{at}")
-            write_basis(part, basis)
+            _write_basis(part, basis)
             part.put(index=index)
 
 
-def read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Features:
-    """Read what `write_features` wrote."""
+def _read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Features:
+    saved = saved.part("features")
     if not saved.flag("projected"):
         return _jacobian(problem, notes)
-    stream = read_stream(saved, problem)
+    stream = _read_stream(saved, problem)
     parts = [saved.part(f"block_{at}") for at in range(len(stream.blocks))]
-    bases = [read_basis(part, block) for part, block in zip(parts, stream.blocks, strict=True)]
+    bases = [_read_basis(part, block) for part, block in zip(parts, stream.blocks, strict=True)]
     indices = [
         part.index("index", "any", below=math.prod(basis.shape)) for part, basis in zip(parts, bases, strict=True)
     ]
@@ -196,33 +197,25 @@ def _jacobian(problem: Linearization, notes: list[str]) -> Jacobian:
     return found
 
 
-def write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) -> None:
+def _write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) -> None:
     """Write features, and meats in whitened coordinates."""
-    write_features(draft.part("features"), bread.features)
-    _write_meats(draft, sandwich)
-
-
-def _write_meats(draft: Draft, sandwich: PrimalSandwich) -> None:
+    if isinstance(bread.features, LeafFeatures):
+        draft.put(basis=bread.features.basis, sums=bread.features.sums)
+    else:
+        _write_features(draft.part("features"), bread.features)
     meats = {f"meat_{one}": matrix for one, matrix in sandwich.matrices.items()}
     draft.put(meats=list(sandwich.matrices), total=sandwich.total, **meats)
 
 
-def read_primal(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
-    """Read what `write_primal` wrote."""
-    notes = saved.texts("notes")
-    features = read_features(saved.part("features"), problem, notes)
-    return _read_on(saved, problem, meats, features, FittedPrimal, PrimalSandwich)
-
-
-def _read_on(
+def _read_primal(
     saved: Saved,
     problem: Linearization,
     meats: Meats,
-    features: Features,
-    curvature: type[FittedPrimal],
-    sandwich: type[PrimalSandwich],
+    curvature: type[FittedPrimal] = FittedPrimal,
+    sandwich: type[PrimalSandwich] = PrimalSandwich,
 ) -> tuple[FittedCurvature, Sandwich]:
-    """Factor and meats on features."""
+    features_of = _read_leaves if curvature is FittedLeaves else _read_features
+    features = features_of(saved, problem, saved.texts("notes"))
     saved.sizes["features"] = (features.size,)
     rows = TrainingRows(problem, features)
     bread = read(saved, curvature, problem=problem, notes=features.notes, features=features, rows=rows)
@@ -232,28 +225,17 @@ def _read_on(
     return bread, sandwich(bread, matrices, saved.tensor("total", "algebra", "features"))
 
 
-def write_leaves(draft: Draft, bread: FittedLeaves, sandwich: LeafSandwich) -> None:
-    """Directions of the leaves, and meats in whitened coordinates."""
-    assert isinstance(bread.features, LeafFeatures)
-    draft.put(basis=bread.features.basis, sums=bread.features.sums)
-    _write_meats(draft, sandwich)
-
-
-def read_leaves(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
-    """The same, put together again."""
+def _read_leaves(saved: Saved, problem: Linearization, notes: list[str]) -> Features:
+    """Directions of the leaves of trees."""
     model = problem.network.model
     if not isinstance(model, LeafSum):
         raise saved.wrong("basis", "a fit of trees")
     saved.sizes["leaves"] = (len(model.scale),)
-    notes = saved.texts("notes")
-    basis, sums = (
-        saved.tensor(name, "algebra", "leaves", kind) for name, kind in (("basis", "directions"), ("sums", "sums"))
-    )
-    features = LeafFeatures(model, basis, sums, notes)
-    return _read_on(saved, problem, meats, features, FittedLeaves, LeafSandwich)
+    basis = saved.tensor("basis", "algebra", "leaves", "directions")
+    return LeafFeatures(model, basis, saved.tensor("sums", "algebra", "leaves", "sums"), notes)
 
 
-def read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
+def _read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
     """Read the kernel and its factor. Predictions read the training data."""
     notes = saved.texts("notes")
     features = _jacobian(problem, notes)
@@ -264,7 +246,7 @@ def read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[Fitte
     return bread, AlignmentSandwich(bread, meats)
 
 
-def read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
+def _read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
     """Read when solves stop. Predictions read the training data."""
     notes = saved.texts("notes")
     known = {"problem": problem, "jacobian": _jacobian(problem, notes), "ridge": saved.number("ridge", 0.0)}
@@ -273,25 +255,24 @@ def read_iterative(saved: Saved, problem: Linearization, meats: Meats) -> tuple[
     return bread, AlignmentSandwich(bread, meats)
 
 
-def write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwich) -> None:
+def _write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandwich) -> None:
     """Write bases, spectra and weights, block by block."""
-    write_stream(draft.part("stream"), bread.stream)
+    _write_stream(draft.part("stream"), bread.stream)
     draft.put(estimators=sandwich.names)
     for at, (basis, rotation) in enumerate(zip(bread.bases, bread.rotations, strict=True)):
         part = draft.part(f"block_{bread.stream.blocks.index(basis.block)}")
-        write_basis(part, basis)
+        _write_basis(part, basis)
         write(part, "curvature", bread.spectrum.curvature[at])
         write(part, "noise", bread.spectrum.noise[at])
         write(part, "weights", sandwich.weights[at])
         part.put(score=bread.spectrum.score[at], step=bread.step[at], rotated=rotation is not None)
         if rotation is not None:
             part.put(rotation_inputs=rotation.inputs, rotation_outputs=rotation.outputs)
-            write_basis(part.part("meat_basis"), rotation.basis)
+            _write_basis(part.part("meat_basis"), rotation.basis)
 
 
-def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
-    """Read what `write_spectral` wrote."""
-    stream = read_stream(saved.part("stream"), problem)
+def _read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
+    stream = _read_stream(saved.part("stream"), problem)
     names = saved.texts("estimators")
     if sorted(names) != sorted([*meats.roots, "jackknife", "laplace"]):
         raise saved.wrong("estimators", "those of this version")
@@ -299,7 +280,7 @@ def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[F
     bases, rotations, weights, moments, vectors = [], [], [], [], []
     for at, block in enumerate(stream.blocks):
         part = saved.part(f"block_{at}")
-        basis = read_basis(part, block)
+        basis = _read_basis(part, block)
         part.sizes.update({"basis": basis.shape, "matrix": block.matrix_shape})
         rotation = _read_rotation(part, basis) if part.flag("rotated") else None
         bases.append(basis)
@@ -325,7 +306,7 @@ def read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[F
 
 def _read_rotation(saved: Saved, basis: Basis) -> MeatRotation:
     """A basis of the meats among the leading coordinates of `basis`, and the rotation to it."""
-    meat_basis = read_basis(saved.part("meat_basis"), basis.block)
+    meat_basis = _read_basis(saved.part("meat_basis"), basis.block)
     shape = meat_basis.shape
     if any(mine > whole for mine, whole in zip(shape, basis.shape, strict=True)) or meat_basis.inputs is None:
         raise saved.wrong("meat_basis", f"a part of {basis.shape}")
@@ -351,11 +332,15 @@ def _read_weights(saved: Saved, basis: Basis, rotation: MeatRotation | None) -> 
 Writer = Callable[[Draft, Any, Any], None]
 Reader = Callable[[Saved, Linearization, Meats], tuple[FittedCurvature, Sandwich]]
 KINDS: dict[str, tuple[type[FittedCurvature], Writer | None, Reader]] = {
-    "primal": (FittedPrimal, write_primal, read_primal),
-    "leaves": (FittedLeaves, write_leaves, read_leaves),
-    "dual": (FittedDual, None, read_dual),
-    "matrix_free": (FittedIterative, None, read_iterative),
-    "spectral": (FittedSpectral, write_spectral, read_spectral),
+    "primal": (FittedPrimal, _write_primal, _read_primal),
+    "leaves": (
+        FittedLeaves,
+        _write_primal,
+        partial(_read_primal, curvature=FittedLeaves, sandwich=LeafSandwich),
+    ),
+    "dual": (FittedDual, None, _read_dual),
+    "matrix_free": (FittedIterative, None, _read_iterative),
+    "spectral": (FittedSpectral, _write_spectral, _read_spectral),
 }
 """Every fitted curvature of whence, and what is written and read beside the fields of its table."""
 

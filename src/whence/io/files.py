@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whence.errors import CorruptArtifactError, FormatError, InputError, MissingFileError
 
-FORMAT = 5
+FORMAT = 6
 """The format that is written and read."""
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -127,11 +127,6 @@ def _sha256(file: BinaryIO, header: bytes, start: int) -> bytes:
 def items(header: bytes) -> int:
     """An upper bound on the number of entries in a header."""
     return sum(header.count(sign) for sign in (b",", b"[", b"{"))
-
-
-def as_bytes(tensor: Tensor) -> Any:
-    """The bytes of a tensor in the order of its axes, as an array of uint8."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 class Container:
@@ -330,16 +325,11 @@ class Saved:
 
     container: Container
     fields: Mapping[str, Any]  # numbers and texts of this part
-    device: torch.device  # where tensors go; "meta" to check them without reading them
+    device: torch.device  # where tensors go
     dtypes: Mapping[str, tuple[torch.dtype, ...]]  # those that a tensor may have, by the names that `tensor` takes
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of axes, by name; several where one name is all
     used: set[str] = field(default_factory=set)  # names of all tensors so far
     name: str = ""  # of this part
-
-    @property
-    def unread(self) -> bool:
-        """Whether tensors are on the meta device, without numbers."""
-        return self.device.type == "meta"
 
     def part(self, name: str) -> Saved:
         """A part of its own, which knows the sizes of this one."""
@@ -369,12 +359,12 @@ class Saved:
                 if axis != "any" and self.sizes.setdefault(axis, (size,)) != (size,):
                     raise self.wrong(name, f"a tensor whose axes {axis} are of one size")
         self.used.add(full)
-        return (entry if self.unread else self.container.read(full).to(self.device)).permute(back)
+        return self.container.read(full).to(self.device).permute(back)
 
     def index(self, name: str, *axes: str, below: int = LARGEST) -> Tensor:
         """A tensor of positions from 0 to `below` - 1."""
         found = self.tensor(name, "index", *axes)
-        if not self.unread and bool(((found < 0) | (found >= below)).any()):
+        if bool(((found < 0) | (found >= below)).any()):
             raise self.wrong(name, f"positions below {below}")
         return found
 

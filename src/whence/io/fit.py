@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import platform
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.curvature import Groups, Meats, NewtonStep
 from whence.curvature.accumulate import working_precision
-from whence.data.batches import Batch, Batches
+from whence.data.batches import NO_DATA, Batches
 from whence.data.targets import Positions
-from whence.errors import InputError, LoaderError, StaleModelError
+from whence.display import listing
+from whence.errors import InputError, StaleModelError
 from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
 from whence.io.curvature import KINDS, read, write, write_curvature
 from whence.io.files import Draft, Saved, damaged, number, opened, plain, printable, write_file
-from whence.io.model import check_same, rescale, write_model
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization, sketched_derivatives
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
@@ -32,7 +34,7 @@ from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
 from whence.runtime.execution import Precision
 from whence.runtime.memory import Budget
-from whence.runtime.model_state import check_model, fingerprint, preserved
+from whence.runtime.model_state import as_bytes, check_model, fingerprint, preserved
 from whence.runtime.progress import Progress
 
 T = TypeVar("T")
@@ -81,7 +83,7 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
         sigma=fitted.sigma,
         noise_roots=fitted.meats.roots["ho"],
     )
-    write_problem(draft.part("problem"), problem)
+    _write_problem(draft.part("problem"), problem)
     for name, value in {"groups": loo.groups, "step": step, "adjusted": fitted.adjusted}.items():
         write(draft, name, value)
     write_curvature(draft, structure, fitted.bread, fitted.sandwich)
@@ -92,41 +94,37 @@ def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
     """Read a fit from a file; `build` makes a tracer of its parts. See `whence.load`."""
     with opened(path) as container:
         check_model(given.model)
-        unread = Saved(container, container.manifest, torch.device("meta"), {})
+        device = Network(given.model).device
+        saved = Saved(container, container.manifest, device, {}, {"one": (1,)})
         if isinstance(given.model, LeafSum):
-            rescale(unread.part("model"), given.model)
+            rescale(saved.part("model"), given.model)
         with preserved(given.model):
-            return _read(unread, given, build)
+            check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
+            size = sum(entry.nbytes for entry in container.entries.values())
+            instead = "Load it where there is more memory."
+            Budget(device, given.limit).require(size, f"the fit in {container.path}", instead)
+            found = _build(replace(saved, dtypes=_dtypes(saved)), given, build)
+        unknown = sorted(set(container.entries) - saved.used)
+        if unknown:
+            raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
+        return found
 
 
-def _read(unread: Saved, given: Given, build: Callable[..., T]) -> T:
-    """Check the model, then all shapes on the meta device, then read the numbers."""
+def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
+    """The dtypes that tensors may have, by the names that `Saved.tensor` takes."""
     floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
-    container = unread.container
-    check_same(unread.part("model"), given.model, unread.text("torch") == torch.__version__)
-    dtypes: dict[str, tuple[torch.dtype, ...]] = {
-        name: (floats[unread.text(name, *floats)],) for name in ("algebra", "working")
-    }
-    dtypes |= {
+    return {
+        **{name: (floats[saved.text(name, *floats)],) for name in ("algebra", "working")},
         "double": (torch.float64,),
         "float": tuple(floats.values()),
         "index": (torch.int64,),
         "label": (torch.int32,),
     }
-    unread = replace(unread, dtypes=dtypes, sizes={"one": (1,)})
-    _build(unread, given, build)
-    unknown = sorted(set(container.entries) - unread.used)
-    if unknown:
-        raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
-    device = Network(given.model).device
-    size = sum(entry.nbytes for entry in container.entries.values())
-    Budget(device, given.limit).require(size, f"the fit in {container.path}", "Load it where there is more memory.")
-    return _build(replace(unread, device=device, sizes={"one": (1,)}), given, build)
 
 
 def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     """Read the parts of a fit and build it."""
-    problem = read_problem(saved.part("problem"), given)
+    problem = _read_problem(saved.part("problem"), given)
     n, k = problem.n, problem.k
     each = problem.width if problem.sketch is None else 1
     saved.sizes.update(n=(n,), k=(k,), each=(each,), parameters=(problem.selection.size,))
@@ -145,13 +143,12 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
         raise saved.wrong("noise_roots", f"for {n} examples, or one for all")
     residuals = loo.residuals(slice(0, n), step.change)
     roots = {"ho": noise_roots, **loo.roots_from(residuals, adjusted)}
-    deletions = 1 if saved.unread else loo.deletions(problem)  # there are no weights to count on the meta device
-    meats = Meats(roots, adjusted.hec3, deletions, groups)
+    meats = Meats(roots, adjusted.hec3, loo.deletions(problem), groups)
     part = saved.part("bread")
     read_curvature = KINDS[saved.text("structure", *KINDS)][2]
-    problem_of_bread = replace(problem, budget=read_budget(part, given, problem.device))
+    problem_of_bread = replace(problem, budget=_read_budget(part, given, problem.device))
     bread, sandwich = read_curvature(part, problem_of_bread, meats)
-    if given.loader is not None and not saved.unread:
+    if given.loader is not None:
         _compare(problem, bread)
     return build(
         problem=problem,
@@ -165,7 +162,7 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
         noise_scale=saved.number("noise_scale", 0.0),
         hc1_factor=saved.number("hc1_factor", 0.0),
         diagnostics=_diagnostics(saved),
-        fingerprints={} if saved.unread else fingerprint(given.model),
+        fingerprints=fingerprint(given.model),
     )
 
 
@@ -210,7 +207,7 @@ def _diagnostics(saved: Saved) -> Diagnostics:
     return Diagnostics(tuple(found))
 
 
-def write_problem(draft: Draft, problem: Linearization) -> None:
+def _write_problem(draft: Draft, problem: Linearization) -> None:
     """Write a problem; of the training data only fingerprints, by which they are recognised."""
     likelihood, batches = problem.likelihood, problem.batches
     own = _own_class(likelihood)
@@ -245,13 +242,12 @@ def write_problem(draft: Draft, problem: Linearization) -> None:
         draft.part("labels").put(seed=sketched.seed, **sketched.labels._asdict())
 
 
-def read_problem(saved: Saved, given: Given) -> Linearization:
-    """Read a problem."""
+def _read_problem(saved: Saved, given: Given) -> Linearization:
     n, k = saved.whole("n", 1), saved.whole("k", 1)
     saved.sizes.update({"n": (n,), "k": (k,)})
     network, progress = Network(given.model), Progress(given.progress)
-    likelihood = read_likelihood(saved.part("likelihood"), given.likelihood)
-    data = read_data(saved.part("data"), given.loader, progress, likelihood)
+    likelihood = _read_likelihood(saved.part("likelihood"), given.likelihood)
+    data = _read_data(saved.part("data"), given.loader, progress, likelihood)
     batches: Batches | SketchedBatches = data
     outputs = saved.tensor("outputs", "algebra", "n", "k")
     sketch = read(saved.part("sketch"), OutputSketch) if saved.has("sketch") else None
@@ -269,7 +265,7 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
         batches = SketchedBatches(data, network, likelihood, *options)
     return Linearization(
         network=network,
-        selection=read_selection(saved, given.model),
+        selection=_read_selection(saved, given.model),
         batches=batches,
         likelihood=likelihood,
         outputs=outputs,
@@ -277,7 +273,7 @@ def read_problem(saved: Saved, given: Given) -> Linearization:
         hessian_roots=roots,
         sample_weights=saved.tensor("sample_weights", "algebra", "n") if saved.has("sample_weights") else None,
         dtype=outputs.dtype,
-        budget=read_budget(saved, given, network.device),
+        budget=_read_budget(saved, given, network.device),
         progress=progress,
         chunk_size=saved.whole("chunk_size", 1) if saved.has("chunk_size") else None,
         units=_read_units(saved.part("units"), k) if saved.has("units") else None,
@@ -291,7 +287,7 @@ def _read_labels(saved: Saved, sketch: OutputSketch) -> tuple[int, Labels]:
     """The seed of signs, and labels that were sampled."""
     saved.sizes["columns"] = (sketch.columns,)
     classes = saved.tensor("classes", "label", "n", "labelled", "columns")
-    if not saved.unread and classes.numel() and (int(classes.min()) < -1 or int(classes.max()) >= sketch.width):
+    if classes.numel() and (int(classes.min()) < -1 or int(classes.max()) >= sketch.width):
         raise saved.wrong("classes", f"classes below {sketch.width}, or -1")
     return saved.whole("seed", 0, 2**63), Labels(classes, saved.tensor("floors", "algebra", "n", "labelled"))
 
@@ -305,7 +301,7 @@ def _read_units(saved: Saved, k: int) -> Positions:
     return found
 
 
-def read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
+def _read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
     """The memory limit of the fit, or what is free now, if less: chunks of equal size have equal rounding errors."""
     planned = saved.whole("limit", 0, 2**62)
     if given.limit is not None:
@@ -313,7 +309,7 @@ def read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
     return Budget(device, min(planned, Budget(device).limit))
 
 
-def read_selection(saved: Saved, model: nn.Module) -> Selection:
+def _read_selection(saved: Saved, model: nn.Module) -> Selection:
     """The parameters that were selected, which must be there and trainable."""
     names = saved.texts("parameters")
     known = dict(model.named_parameters())
@@ -328,7 +324,7 @@ def read_selection(saved: Saved, model: nn.Module) -> Selection:
     return Selection({name: known[name] for name in names})
 
 
-def read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
+def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
     """The likelihood of the fit: one of whence, or the given one, where a user wrote it."""
     own = saved.text("own")
     if own:
@@ -360,56 +356,115 @@ def _option_names(kind: type[Likelihood]) -> list[str]:
     return list(inspect.signature(kind).parameters)
 
 
-NO_DATA: list[Any] = []
-"""Stands for training data that were not given."""
-
-
-@dataclass
-class SavedBatches(Batches):
-    """Training data that must be those of the fit, or `NO_DATA`: what does not need them works."""
-
-    def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, or raise where there are none."""
-        if self.loader is NO_DATA:
-            raise LoaderError(
-                "expected the training data for this question, got a fit that was loaded without them. "
-                "Pass them: whence.load(path, model, train_loader=...)."
-            )
-        return super().read(label)
-
-    def _check_fingerprint(self, number: int, found: tuple[int, ...]) -> None:
-        try:
-            super()._check_fingerprint(number, found)
-        except LoaderError:
-            raise _other_data(f"other data in batch {number}") from None
-
-    def _check_count(self, count: int, examples: int) -> None:
-        if count < len(self.fingerprints):
-            raise _other_data(f"{count} batches instead of {len(self.fingerprints)}")
-        super()._check_count(count, examples)
-
-
-def _other_data(got: str) -> LoaderError:
-    return LoaderError(
-        f"expected the training data of the saved fit, in the same order and batches, got {got}. Pass a loader with "
-        "the same examples and the same batch_size, not shuffled."
-    )
-
-
-def read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
+def _read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
     """The batches of a loader, or none."""
     retarget = None
     if saved.flag("next_labels"):  # the model predicts the next token
         retarget = partial(next_labels, ignore_index=getattr(likelihood, "ignore_index", IGNORED))
-    sizes, fingerprints = saved.tensor("sizes", "index", "batches"), saved.tensor("fingerprints", "index", "examples")
-    notes, positional = saved.texts("notes"), saved.whole("positional", 1)
-    prints: list[tuple[int, ...]] = []
-    if not saved.unread:
-        lengths = sizes.tolist()
-        if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
-            raise saved.wrong("sizes", f"{len(fingerprints)} in all")
-        prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
-    data = NO_DATA if loader is None or saved.unread else loader
-    found = SavedBatches(data, saved.device, progress, [], prints, True, positional, retarget)
-    found.notes = notes  # what the fit noted about the loader
+    lengths, fingerprints = (
+        saved.tensor("sizes", "index", "batches").tolist(),
+        saved.tensor("fingerprints", "index", "any"),
+    )
+    if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
+        raise saved.wrong("sizes", f"{len(fingerprints)} in all")
+    prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
+    data = NO_DATA if loader is None else loader
+    positional = saved.whole("positional", 1)
+    found = Batches(data, saved.device, progress, [], prints, True, positional, retarget, saved=True)
+    found.notes = saved.texts("notes")  # what the fit noted about the loader
     return found
+
+
+# --- Is this the model that was fitted? -------------------------------------------------------------------------------
+
+ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def write_model(draft: Draft, model: nn.Module) -> None:
+    """Write modules, and name, dtype, shape and checksum of every parameter and buffer."""
+    draft.put(
+        modules=[[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)],
+        tensors=[
+            [name, owner, str(tensor.dtype), list(tensor.shape), _sha256(tensor)]
+            for name, owner, tensor in tensors_of(model)
+        ],
+    )
+    if isinstance(model, LeafSum):
+        draft.put(scale=model.scale)
+
+
+def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
+    """Raise unless this is the model that was fitted."""
+    _check_modules(saved, model, same_torch)
+    found, rows = tensors_of(model), saved.table("tensors", 5)
+    here, there = [name for name, _, _ in found], [row[0] for row in rows]
+    if here != there:
+        odd = [name for name in [*here, *there] if (name in here) != (name in there)] or here
+        raise _other_model(f"another set of parameters and buffers ({listing([_safe(name) for name in odd])})")
+    changed = []
+    for (name, owner, tensor), (_, other, dtype, shape, wanted) in zip(found, rows, strict=True):
+        if owner != other:
+            raise _other_model(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
+        if list(tensor.shape) != shape:
+            raise _other_model(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
+        if str(tensor.dtype) != dtype or _sha256(tensor) != wanted:
+            changed.append(name)
+    if changed:
+        raise StaleModelError(
+            f"expected the weights and buffers that were fitted, got changes in {listing(changed)}. "
+            "Load the weights of that time into the model, in the same dtype, or fit and save again."
+        )
+
+
+def rescale(saved: Saved, model: LeafSum) -> None:
+    """Give leaf values the scale of the fit, which came from the training data."""
+    if not saved.has("scale"):
+        raise _other_model("trees where a network was")
+    sizes = {"leaves": tuple(model.scale.shape)}
+    here = replace(saved, device=model.scale.device, dtypes={"double": (torch.float64,)}, sizes=sizes)
+    scale = here.tensor("scale", "double", "leaves")
+    if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        raise saved.wrong("scale", "numbers above zero")
+    model.rescale(scale)
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, str, Tensor]]:
+    """(name, first name of the same tensor, tensor) of all parameters and buffers."""
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [(name, first.setdefault(id(tensor), name), tensor) for name, tensor in named]
+
+
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(memoryview(as_bytes(tensor))).hexdigest()
+
+
+def _check_modules(saved: Saved, model: nn.Module, same_torch: bool) -> None:
+    rows = saved.table("modules", 3)
+    found = [[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)]
+    for here, there in zip(found, rows, strict=False):
+        if here[:2] != there[:2] or (same_torch and here != there):
+            raise _other_model(f"{_module_text(here)} where {_module_text(there)} was")
+    if len(found) != len(rows):
+        raise _other_model(f"{len(found)} modules instead of {len(rows)}")
+
+
+def _class_and_options(module: nn.Module) -> tuple[str, str]:
+    """The class of a module, and its options as it prints them, which another torch may print otherwise."""
+    return type(module).__name__, ADDRESS.sub("0x", module.extra_repr())
+
+
+def _module_text(row: list[Any]) -> str:
+    name, kind, options = row
+    return f"{_safe(name) or 'the model'}: {_safe(kind)}({_safe(options)})"
+
+
+def _safe(thing: Any) -> str:
+    """Something from a file, for a message."""
+    return printable(str(thing), 120)
+
+
+def _other_model(got: str) -> StaleModelError:
+    return StaleModelError(
+        f"expected the model that was fitted, got {got}. Build it as it was then, and load the weights of that time."
+    )

@@ -25,12 +25,21 @@ from torch.utils.checkpoint import CheckpointError
 
 from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
-from whence.jacobian.functional import OneByOne, Run, Vectorized
 from whence.jacobian.gradients import Block, Dense, Layout, Tangent
-from whence.jacobian.record import Call, differentiable, gradient_forms, make_blocks, pull_back, tangents_of, walk
+from whence.jacobian.record import (
+    Call,
+    OneByOne,
+    Run,
+    Vectorized,
+    differentiable,
+    gradient_forms,
+    make_blocks,
+    pull_back,
+    tangents_of,
+    walk,
+)
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import BatchAxes, Record, Recorder
-from whence.jacobian.softmax import SoftmaxColumns
 from whence.jacobian.verify import (
     BATCH_SIZES,
     AutogradReference,
@@ -43,6 +52,7 @@ from whence.jacobian.verify import (
     tolerance,
     uncovered_calls,
 )
+from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.processes import ProcessGroup
 
 
@@ -158,7 +168,7 @@ class Capture:
         self._recorded = dict(parameters)  # those whose uses are recorded
         self._batch_axes = BatchAxes()
         self._known: dict[tuple[Any, ...], _KnownUses] = {}
-        self._runners: list[type[Run]] = [Vectorized, OneByOne]  # each works for more models than the one before
+        self._runner: type[Run] = Vectorized  # or, where that fails, `OneByOne`
         self._unverified_fallback: set[str] = set()  # without a gradient so far
         self._one_by_one = False
         self._settled = False  # whether the first examples are verified
@@ -200,7 +210,7 @@ class Capture:
                 draw = torch.Generator("cpu").manual_seed(0)
                 cotangents = torch.randn(2, *run.outputs.shape, generator=draw, dtype=torch.float64, device="cpu")
                 each = [run.tangents(cotangents, batched=batched) for batched in (False, True)]
-                pairs = [(one.materialize(), other.materialize()) for one, other in zip(*each, strict=True)]
+                pairs = ((one.materialize(), other.materialize()) for one, other in zip(*each, strict=True))
                 return all(close(other, one, tolerance(one.dtype, one.device)) for one, other in pairs)
         except torch.cuda.OutOfMemoryError:
             raise
@@ -394,34 +404,29 @@ class Capture:
         parameters = {name: self._parameters[name] for name in self.fallback}
         if not parameters:
             return None
-        wrong: dict[str, str] = {}
-        while True:
-            last = len(self._runners) == 1
-            try:
-                run = self._runners[0](self._call, parameters, inputs)
-                wrong = {} if reference is None else self._compare_fallback(run, reference)
-                if not wrong:
-                    return run
-                why = "it does not give the gradient autograd gives"
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except Exception as error:  # whatever a model may do that vmap cannot: one example at a time works always
-                if last:
-                    raise
-                why = first_line(error)
-            if last:
-                break
-            del self._runners[0]
-            names = ", ".join(parameters)
-            self._notes.append(f"torch.vmap cannot run this model ({why}); {names}: one example at a time")
-        raise _not_autograds(wrong)
+        try:
+            run = self._runner(self._call, parameters, inputs)
+            wrong = {} if reference is None else self._compare_fallback(run, reference)
+            if not wrong:
+                return run
+            error: Exception = _not_autograds(wrong)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as failure:  # whatever a model may do that vmap cannot: one example at a time works always
+            error = failure
+        if self._runner is OneByOne:
+            raise error
+        self._runner = OneByOne
+        why, names = first_line(error), ", ".join(parameters)
+        self._notes.append(f"torch.vmap cannot run this model ({why}); {names}: one example at a time")
+        return self._run_fallback(inputs, reference)
 
     def _compare_fallback(self, run: Run, reference: AutogradReference) -> dict[str, str]:
         """Parameters whose gradients by the fallback do not add up to autograd's."""
         grads = run.gradients(reference.cotangent[None], last=False)
         wrong = reference.mismatches([Dense.of_parameter(n, g) for n, g in grads.items() if n in reference.gradients])
         if not wrong:
-            self._unverified_fallback -= reference.nonzero
+            self._unverified_fallback -= {n for n, g in reference.gradients.items() if g is not None and bool(g.any())}
         return wrong
 
 

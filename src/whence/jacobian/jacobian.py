@@ -7,7 +7,7 @@ the second way was taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,9 @@ from torch.func import jvp, vmap
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import first_line
 from whence.jacobian.capture import Capture
-from whence.jacobian.functional import OneByOne
 from whence.jacobian.network import Network, Selection
-from whence.jacobian.record import gradients
-from whence.jacobian.softmax import SoftmaxColumns
+from whence.jacobian.record import OneByOne, gradients
+from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import locked, plain_kernels
 
@@ -97,45 +96,41 @@ class Jacobian:
     def _rows(self, inputs: Inputs) -> Tensor:
         if not self._capture_failed:
             try:
-                return self._captured_rows(inputs)
+                return self._joined(self._captured(inputs))
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:  # a model that the capture refuses: one example at a time works always
                 self._capture_failed = True
                 self.notes.append(f"the capture of layers failed ({first_line(error)}); tangents one example at a time")
-        n, k = self.network(inputs).shape
-        rows, parts = self._empty(n, k)
+        units = self._units(*self.network(inputs).shape)
         with plain_kernels():
             run = OneByOne(self.network, self.selection.parameters, inputs)
-            for name, grads in run.gradients(self._units(n, k), last=True).items():
-                parts[name].copy_(grads)
-        return rows
+            return self._joined(run.gradients(units, last=True).items())
 
-    def _captured_rows(self, inputs: Inputs) -> Tensor:
+    def _captured(self, inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and their gradients (n, k, *shape), block by block."""
         if self._capture is None:
             selected = dict(self.selection.parameters)
             self._capture = Capture(self.network, selected, example_inputs=inputs, later_notes=self.notes)
             self.notes.extend(self._capture.notes)
         captured = self._capture.run(inputs)
-        n, k = captured.outputs.shape
-        rows, parts = self._empty(n, k)
-        for tangent in captured.tangents(self._units(n, k), last=True):
-            for name, values in tangent.block.from_matrix(tangent.materialize()).items():
-                parts[name].copy_(values)
-        return rows
+        for tangent in captured.tangents(self._units(*captured.outputs.shape), last=True):
+            yield from tangent.block.from_matrix(tangent.materialize()).items()
 
     def _units(self, n: int, k: int) -> Tensor:
         """Cotangents (k, n, k) of the single outputs."""
         return torch.eye(k, device=self.network.device).unsqueeze(1).expand(-1, n, -1)
 
-    def _empty(self, n: int, k: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Rows (n, k, d) to be filled in, and views (n, k, *shape) of them, one for each parameter."""
-        rows = torch.empty(n, k, self.size, dtype=self.dtype, device=self.network.device)
-        parameters = self.selection.parameters
-        parts = rows.split([p.numel() for p in parameters.values()], dim=-1)
-        return rows, {
-            name: part.view(n, k, *parameters[name].shape) for name, part in zip(parameters, parts, strict=True)
-        }
+    def _joined(self, gradients: Iterable[tuple[str, Tensor]]) -> Tensor:
+        """Gradients (n, k, *shape) of all parameters as rows (n, k, d)."""
+        parameters, rows = self.selection.parameters, torch.empty(0)
+        parts: dict[str, Tensor] = {}
+        for name, values in gradients:
+            if not parts:
+                rows = torch.empty(*values.shape[:2], self.size, dtype=self.dtype, device=self.network.device)
+                parts = dict(zip(parameters, rows.split([p.numel() for p in parameters.values()], dim=-1), strict=True))
+            parts[name].view(values.shape).copy_(values)
+        return rows
 
     def vjp(self, inputs: Inputs, cotangents: Tensor) -> Tensor:
         """J^T u summed over the batch, for several cotangents at once: (q, n, k) -> (q, d)."""

@@ -15,7 +15,7 @@ from whence.data.targets import LossDerivatives, Positions, check_weights_given,
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
-from whence.jacobian.network import Network, OutputView, Selection, SeparateExamples
+from whence.jacobian.network import Network, Selection, SeparateExamples
 from whence.jacobian.sketches import (
     ALL_OUTPUTS,
     COLUMNS,
@@ -25,8 +25,9 @@ from whence.jacobian.sketches import (
     SketchedOutputs,
     usual_columns,
 )
+from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
-from whence.linalg import eigh
+from whence.linalg import HALVES, eigh
 from whence.runtime.execution import Passes, Precision, State
 from whence.runtime.memory import Budget, free_memory, readable
 from whence.runtime.progress import Progress
@@ -147,6 +148,11 @@ class Linearization:
     def half(self) -> bool:
         """Whether the network runs in half precision for its gradients, as one in single precision may."""
         return self.precision == "fp16" and all(p.dtype == torch.float32 for p in self.selection.parameters.values())
+
+    @property
+    def gradients_are_half(self) -> bool:
+        """Whether gradients come with the digits of half precision: of a network that runs so, or has such weights."""
+        return self.half or all(p.dtype in HALVES for p in self.selection.parameters.values())
 
     @property
     def device(self) -> torch.device:

@@ -1,16 +1,13 @@
-"""The network: a user's model called in one way, its selected parameters, and views of its outputs.
-
-A view takes the place of inputs: the network then returns c numbers for each example instead of all its K outputs, so
-that Jacobians, curvatures and sandwiches take c backward passes, whatever K is.
-"""
+"""The network: a user's model called in one way, and its selected parameters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +16,6 @@ from torch.nn import functional as F
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree
 
 from whence.data.batches import Batch, Batches, Inputs, batch_size, check_finite, describe, take
 from whence.display import listing
@@ -33,7 +29,7 @@ from whence.errors import (
     did_you_mean,
     first_line,
 )
-from whence.jacobian.softmax import SoftmaxColumns
+from whence.jacobian.views import OutputView
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
 TOLERANCES = {  # largest differences of outputs, relative to the largest one
@@ -335,70 +331,6 @@ def in_half(network: Network) -> Callable[[Inputs], Tensor]:
     return call
 
 
-# --- Views of the outputs ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SelectedOutputs:
-    """Inputs, with some outputs of each example selected.
-
-    Examples:
-        >>> SelectedOutputs(None, torch.tensor([[2], [0]])).apply(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
-        tensor([[3.],
-                [4.]])
-    """
-
-    inputs: Any  # what the model is called with
-    index: Tensor  # (n, c) positions among the K outputs
-
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.index.shape[-1]
-
-    def apply(self, outputs: Tensor) -> Tensor:
-        """(n, c) of outputs (n, K)."""
-        return outputs.gather(1, self.index)
-
-
-@dataclass(frozen=True)
-class OutputMixtures:
-    """Inputs, with mixtures of neighbouring outputs of each example.
-
-    Examples:
-        >>> OutputMixtures(None, torch.ones(1, 2, 1), start=1).apply(torch.tensor([[1.0, 2.0, 3.0]]))
-        tensor([[5.]])
-    """
-
-    inputs: Any  # what the model is called with
-    basis: Tensor  # (n, j, c) weights of j outputs in c mixtures
-    start: int = 0  # the first of the j outputs
-
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.basis.shape[-1]
-
-    def apply(self, outputs: Tensor) -> Tensor:
-        """(n, c) of outputs (n, K)."""
-        some = outputs[:, self.start : self.start + self.basis.shape[-2]]
-        return torch.einsum("nj,njc->nc", some, self.basis.to(some.dtype))
-
-
-OutputView: TypeAlias = SelectedOutputs | OutputMixtures | SoftmaxColumns
-
-
-# As pytrees, views are moved to a device, cut into chunks and mapped over by torch.vmap as dicts and tuples are.
-_pytree.register_pytree_node(
-    SelectedOutputs, lambda view: ([view.inputs, view.index], None), lambda parts, _: SelectedOutputs(*parts)
-)
-_pytree.register_pytree_node(
-    OutputMixtures,
-    lambda view: ([view.inputs, view.basis], view.start),
-    lambda parts, start: OutputMixtures(*[*parts, start]),
-)
-
-
 # --- Selected parameters ----------------------------------------------------------------------------------------------
 
 
@@ -441,6 +373,11 @@ class Selection:
     def weights(self, dtype: torch.dtype) -> Tensor:
         """The current weights as one flat vector."""
         return self.flatten(self.detached()).to(dtype)
+
+    def norm(self) -> float:
+        """Of the current weights, above zero."""
+        each = (torch.linalg.vector_norm(one, dtype=torch.float64) for one in self.detached().values())
+        return max(math.hypot(*map(float, each)), torch.finfo(torch.float64).tiny)
 
 
 def select(network: Network, choice: Choice, inputs: Inputs) -> Selection:

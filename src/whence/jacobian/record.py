@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
-from whence.data.batches import Inputs
+from whence.data.batches import Inputs, batch_size, take
 from whence.jacobian.gradients import (
     Block,
     Concatenated,
@@ -34,7 +36,8 @@ from whence.jacobian.gradients import (
 )
 from whence.jacobian.rules.base import Record, Root, Tracked
 from whence.jacobian.rules.embeddings import scatter
-from whence.jacobian.softmax import Columns
+from whence.jacobian.views import Columns
+from whence.runtime.model_state import plain_kernels
 
 Call = Callable[[Inputs], Tensor]
 """Runs the user's model on a batch: outputs (n, k)."""
@@ -104,49 +107,28 @@ def walk(outputs: Tensor, records: Sequence[Record], parameters: Mapping[str, Te
 
 
 def _may_reorder(node: Any, n: int, last: bool) -> bool:
+    """Whether a function may move one row of a batch of n examples to another; `last` if it gives the outputs."""
     if isinstance(node, BackwardCFunction):  # of a user's own autograd function, not of ours
         return not isinstance(node, Columns._backward_cls)
-    check = REORDERING.get(type(node).__name__)
-    return check is not None and check(node, n, last)
+    kind = type(node).__name__.partition("Backward")[0]
+    if kind in ALONG_AXES:
+        axes = getattr(node, "_saved_dims", None) or (getattr(node, "_saved_dim", 0),)
+        # Of the outputs, only the first axis holds examples.
+        return any(_may_hold(_size(node, axis), n) for axis in map(_signed, axes) if not (last and axis == 1))
+    check = REORDERING.get(kind)
+    return check is not None and check(node, n)
 
 
-def _always(node: Any, n: int, last: bool) -> bool:
-    return True
-
-
-def _along(node: Any, n: int, last: bool) -> bool:
-    """Along one axis (`gather`, `scatter`, `sort`) that may hold the examples; of the outputs only the first does."""
-    axis = _signed(getattr(node, "_saved_dim", 0))
-    if last and axis == 1:
-        return False
-    size = _size(node, axis)
-    return size is None or size % n == 0
-
-
-def _along_all(node: Any, n: int, last: bool) -> bool:
-    """Along several axes (`flip`, `roll`); all of them if none is named."""
-    axes = tuple(getattr(node, "_saved_dims", ())) or (0,)
-    return any((size := _size(node, _signed(axis))) is None or size % n == 0 for axis in axes)
-
-
-def _by_index(node: Any, n: int, last: bool) -> bool:
+def _by_index(node: Any, n: int) -> bool:
     """`x[index]`: every indexed axis may hold the examples, but for `x[arange(n), index]`, which keeps the rows."""
     found = getattr(node, "_saved_indices", None)
     if found is None:
         return True
     sizes = getattr(node, "_saved_self_sym_sizes", None)  # of the tensor that is read; one written to keeps its shape
-    first = True
-    for axis, index in enumerate(found):
-        if index is None:
-            continue
-        in_order = first and axis == 0 and len(index) == n and _counts_up(index)
-        first = False
-        if in_order:
-            return False
-        size = _size(node, axis) if sizes is None else sizes[axis]
-        if size is None or size % n == 0:
-            return True
-    return False
+    indexed = [(axis, index) for axis, index in enumerate(found) if index is not None]
+    if indexed and indexed[0][0] == 0 and len(indexed[0][1]) == n and _counts_up(indexed[0][1]):
+        return False
+    return any(_may_hold(_size(node, axis) if sizes is None else sizes[axis], n) for axis, _ in indexed)
 
 
 def _counts_up(index: Tensor) -> bool:
@@ -157,32 +139,17 @@ def _counts_up(index: Tensor) -> bool:
     return bool((index == steps).all())
 
 
-def _joined_rows(node: Any, n: int, last: bool) -> bool:
-    """`cat` of pieces of a batch."""
-    return _signed(getattr(node, "_saved_dim", 0)) == 0
+def _by_matrix(node: Any, n: int) -> bool:
+    """A product with a matrix that has as many rows and columns as there are examples: a permutation, perhaps."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None) or getattr(getattr(node, "_saved_self", None), "shape", None)
+    sizes = sizes or (_size(node, 0), _size(node, 1), n)  # `bmm` keeps its factors only where they are needed
+    return tuple(sizes[-2:]) == (n, n) and tuple(sizes[:-2]) in ((), (1,))
 
 
-def _stacked_rows(node: Any, n: int, last: bool) -> bool:
-    """`stack` of as many tensors as there are examples."""
-    return _signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n
-
-
-def _looked_up(node: Any, n: int, last: bool) -> bool:
+def _looked_up(node: Any, n: int) -> bool:
     """Rows of a tensor that is no parameter, looked up by an index."""
     source = node.next_functions[0][0]
     return source is not None and bool(source.next_functions)
-
-
-def _mixed(node: Any, n: int, last: bool) -> bool:
-    """A product with a matrix that has as many rows and columns as there are examples: a permutation, perhaps."""
-    sizes = tuple(getattr(node, "_saved_self_sym_sizes", None) or getattr(node, "_saved_self", torch.empty(0)).shape)
-    return sizes[-2:] == (n, n) and sizes[:-2] in ((), (1,))
-
-
-def _product(node: Any, n: int, last: bool) -> bool:
-    """The same of `bmm`, which keeps its factors only where they are needed."""
-    left = getattr(node, "_saved_self", None)
-    return _size(node, 0) == 1 and _size(node, 1) == n and (left is None or left.shape[-1] == n)
 
 
 def _signed(axis: int) -> int:
@@ -197,24 +164,25 @@ def _size(node: Any, axis: int) -> int | None:
     return int(known[0].shape[axis])
 
 
-REORDERING: dict[str, Callable[[Any, int, bool], bool]] = {
-    **dict.fromkeys(
-        ("GatherBackward0", "SortBackward0", "SortBackward1", "TopkBackward0", "IndexSelectBackward0"), _along
-    ),
-    **dict.fromkeys((f"ScatterBackward{number}" for number in range(4)), _along),
-    **dict.fromkeys(("ScatterAddBackward0", "ScatterReduceBackward0", "IndexReduceBackward0"), _along),
-    **dict.fromkeys(("IndexAddBackward0", "IndexCopyBackward0"), _along),
-    **dict.fromkeys(("FlipBackward0", "RollBackward0"), _along_all),
-    **dict.fromkeys(("IndexBackward0", "IndexPutBackward0", "IndexPutImplBackward0"), _by_index),
-    **dict.fromkeys(("TakeBackward0", "MaskedSelectBackward0", "MaskedScatterBackward0", "PutBackward0"), _always),
-    **dict.fromkeys(("PackPaddedSequenceBackward0", "CopySlices", "RepeatInterleaveBackward0"), _always),
-    "CatBackward0": _joined_rows,
-    "StackBackward0": _stacked_rows,
-    "EmbeddingBackward0": _looked_up,
-    "MmBackward0": _mixed,
-    "BmmBackward0": _product,
+def _may_hold(size: int | None, n: int) -> bool:
+    return size is None or size % n == 0
+
+
+ALONG_AXES = {
+    *("Gather", "Sort", "Topk", "Flip", "Roll", "IndexSelect", "IndexAdd", "IndexCopy", "IndexReduce"),
+    *("Scatter", "ScatterAdd", "ScatterReduce"),
 }
-"""Functions that may move one row of a batch to another, by the names of their nodes."""
+REORDERING: dict[str, Callable[[Any, int], bool]] = {
+    **dict.fromkeys(("Take", "Put", "MaskedSelect", "MaskedScatter", "CopySlices"), lambda node, n: True),
+    **dict.fromkeys(("PackPaddedSequence", "RepeatInterleave"), lambda node, n: True),
+    **dict.fromkeys(("Index", "IndexPut", "IndexPutImpl"), _by_index),
+    **dict.fromkeys(("Mm", "Bmm"), _by_matrix),
+    "Embedding": _looked_up,
+    "Cat": lambda node, n: _signed(getattr(node, "_saved_dim", 0)) == 0,
+    "Stack": lambda node, n: _signed(getattr(node, "_saved_dim", 0)) == 0 and len(node.next_functions) == n,
+}
+"""Functions that may move one row of a batch to another, by the names of their nodes: along axes that may hold the
+examples, or by a check of their own."""
 
 
 # --- Blocks: which gradients are kept together, and in which form -----------------------------------------------------
@@ -505,3 +473,75 @@ def _common_rows(index: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     """Index (n, t) and gradients (n, c, t, d) of rows that were taken from a table for all examples alike."""
     n, c = grads.shape[:2]
     return index.flatten().expand(n, -1), grads.reshape(n, c, index.numel(), -1)
+
+
+# --- What no rule covers ----------------------------------------------------------------------------------------------
+#
+# The functional fallback gives per-example gradients of any parameter, whatever the model does with it. The parameter
+# is replaced, wherever a torch function takes it, by one copy for each example; `torch.vmap` runs the model on every
+# example with its own copy, and ordinary backward passes give the gradients in the copies. Where vmap cannot follow
+# (control flow that depends on data), the examples are run one at a time.
+
+
+class Substitution(TorchFunctionMode):
+    """Hands every torch function the given tensors in place of the parameters."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._values = {id(parameter): values[name] for name, parameter in parameters.items()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*map(self._exchange, args), **{key: self._exchange(value) for key, value in (kwargs or {}).items()})
+
+    def _exchange(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._values.get(id(value), value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self._exchange, value))
+        return value
+
+
+class Vectorized:
+    """All examples at once, through `torch.vmap`."""
+
+    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
+        n = batch_size(inputs, "this batch")
+        self._copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in parameters.items()}
+
+        def single(values: dict[str, Tensor], example: Inputs) -> Tensor:
+            one = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, example)
+            with Substitution(parameters, values):
+                return call(one).squeeze(0)
+
+        axes = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, inputs)
+        with differentiable(), plain_kernels():  # the fused attention kernels have no rule under vmap
+            self._outputs: Tensor = torch.vmap(single, in_dims=(0, axes))(self._copies, inputs)
+
+    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
+        """Per-example gradients (n, c, *shape) for cotangents (c, n, k), one backward pass for each."""
+        copies, final = list(self._copies.values()), len(cotangents) - 1
+        each = [gradients(self._outputs, copies, u, keep=not last or at < final) for at, u in enumerate(cotangents)]
+        return {name: torch.stack(grads, 1) for name, grads in zip(self._copies, zip(*each, strict=True), strict=True)}
+
+
+class OneByOne:
+    """The examples one after the other, with the parameters themselves."""
+
+    def __init__(self, call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> None:
+        self._parameters = parameters
+        with differentiable():
+            self._rows = [call(take(inputs, slice(at, at + 1))) for at in range(batch_size(inputs, "this batch"))]
+
+    def gradients(self, cotangents: Tensor, last: bool) -> dict[str, Tensor]:
+        """Per-example gradients (n, c, *shape), one backward pass for each example and cotangent."""
+        leaves = list(self._parameters.values())
+        each = [
+            [gradients(row, leaves, u) for u in cotangents[:, at : at + 1]] for at, row in enumerate(self._rows)
+        ]  # of every example, cotangent and parameter
+        return {
+            name: torch.stack([torch.stack([grads[number] for grads in example]) for example in each])
+            for number, name in enumerate(self._parameters)
+        }
+
+
+Run = Vectorized | OneByOne

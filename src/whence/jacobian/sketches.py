@@ -16,7 +16,7 @@ hashes of the numbers of example, position and column, the same on every device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,8 +27,8 @@ from torch.nn.functional import pad
 from whence.data.batches import Batch, Batches, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import InputError, StaleModelError
-from whence.jacobian.network import Network, OutputMixtures, OutputView, SeparateExamples
-from whence.jacobian.softmax import Softmax, SoftmaxColumns, chunk_of_positions
+from whence.jacobian.network import Network, SeparateExamples
+from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
 
 ALL_OUTPUTS = 64
@@ -133,6 +133,11 @@ class SketchedBatches:
         """How many positional arguments the inputs are."""
         return self.plain.positional
 
+    @property
+    def target_transform(self) -> Callable[[Tensor], Tensor] | None:
+        """What is done to the targets of every batch."""
+        return self.plain.target_transform
+
     def __iter__(self) -> Iterator[Batch]:
         """Read all batches once, without a progress bar."""
         return self.read(None)
@@ -221,28 +226,23 @@ class SketchedBatches:
         examples = torch.arange(batch.start, batch.start + batch.size, device=sizes.device).unsqueeze(1)
         return examples, (sizes > 0).long().cumsum(1)
 
+    def _sampled(self, outputs: Tensor, examples: Tensor, places: Tensor) -> Labels:
+        """Labels of all positions, sampled from the softmax of outputs (n t, k)."""
+        uniform, step = random_uniform(examples, places, self.seed).reshape(-1), chunk_of_positions(outputs)
+        parts = zip(outputs.split(step), uniform.split(step), strict=True)
+        drawn = [sample_labels(Softmax.of(some).all(), numbers, self.columns) for some, numbers in parts]
+        classes, floors = (torch.cat(each).unflatten(0, (len(examples), -1)) for each in zip(*drawn, strict=True))
+        return Labels(classes, floors.to(self.dtype))
+
     def _from_labels(self, outputs: Tensor, batch: Batch, where: str) -> tuple[OutputView, SketchedOutputs]:
         assert isinstance(self.likelihood, Categorical)
         n, k = len(outputs), outputs.shape[-1]
         flat = outputs.reshape(-1, k)
-        own, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
+        _, sizes = self.likelihood.check_labels(targets_at(batch.targets, outputs, where), flat, where)
         weights = position_weights(batch.weights, outputs, sizes > 0, where).double()
-        labels = None if self.labels is None else self._known(batch)
-        uniform = random_uniform(*self._places(batch, weights), self.seed).reshape(-1)
-        drawn, picked, low = [], [], 0
-        for some in flat.split(chunk_of_positions(flat)):
-            here, p = slice(low, low + len(some)), Softmax.of(some)
-            if labels is None:
-                drawn.append(sample_labels(p.all(), uniform[here], self.columns))
-                p.others.scatter_(1, p.top, 0.0)
-            classes = drawn[-1][0] if labels is None else labels.classes.flatten(0, 1)[here]
-            picked.append(p.pick(torch.cat([classes.long().clamp_min(0), own[here].unsqueeze(1)], dim=1)))
-            low = here.stop
-        if labels is None:
-            classes, floors = (torch.cat(each).unflatten(0, (n, -1)) for each in zip(*drawn, strict=True))
-            labels = Labels(classes, floors.to(self.dtype))
+        labels = self._sampled(flat, *self._places(batch, weights)) if self.labels is None else self._known(batch)
         view = self._softmax_columns(batch, where, labels)
-        values, gram = view.inner_products(torch.cat(picked, dim=1))
+        values, gram = view.products(outputs)
         return view, SketchedOutputs(
             values.to(self.dtype),
             gram.to(self.dtype),

@@ -48,11 +48,6 @@ class AutogradReference:
         """Relative error to be expected between two ways of computing the same thing."""
         return tolerance(self.precision, self.outputs.device)
 
-    @property
-    def nonzero(self) -> set[str]:
-        """Parameters with a gradient other than zero."""
-        return {name for name, gradient in self.gradients.items() if gradient is not None and bool(gradient.any())}
-
     def mismatches(self, tangents: Sequence[Tangent]) -> dict[str, str]:
         """Parameters whose captured gradients do not add up to autograd's over the examples, and by how much."""
         scale = math.hypot(*(float(g.double().norm()) for g in self.gradients.values() if g is not None))

@@ -201,6 +201,14 @@ class Dispersed(Likelihood):
             )
 
     @abstractmethod
+    def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
+        """Targets (n, k) from residuals."""
+
+    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
+        """The residuals of the new outputs, with the targets recovered from the residuals."""
+        return self.residuals(outputs + change, self.targets_of(residuals, outputs))
+
+    @abstractmethod
     def pearson_terms(self, residuals: Tensor, outputs: Tensor, roots: Tensor) -> Tensor:
         """(n, k) numbers whose sum is r_i^T L_i^-1 r_i."""
 

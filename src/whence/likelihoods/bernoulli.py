@@ -90,10 +90,6 @@ class Bernoulli(Dispersed):
         """The root is diagonal."""
         return self.root_sizes(outputs, targets).sqrt().unsqueeze(2) * vectors
 
-    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """The residuals of the new outputs, with the targets recovered from the residuals."""
-        return self.residuals(outputs + change, self.targets_of(residuals, outputs))
-
     def log_residuals_after(
         self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -115,10 +115,6 @@ class Categorical(Dispersed):
         roots = p.sqrt()
         return targets.sum(1).sqrt().reshape(-1, 1, 1) * (roots.diag_embed() - p.unsqueeze(2) * roots.unsqueeze(1))
 
-    def residuals_after(self, residuals: Tensor, outputs: Tensor, roots: Tensor | None, change: Tensor) -> Tensor:
-        """The residuals of the new outputs, with the targets recovered from the residuals."""
-        return self.residuals(outputs + change, self.targets_of(residuals, outputs))
-
     def targets_of(self, residuals: Tensor, outputs: Tensor) -> Tensor:
         """The targets c y (n, k): one label where that is all of the target, to the last digits."""
         p = outputs.softmax(1)

@@ -3,7 +3,7 @@
 `Tracer.report` writes it. Sections of your own are made of the plain data in here: words, tables, facts.
 """
 
+from whence.report.content import Facts, Group, Row, Section, Table, Tone, Words
 from whence.report.page import write
-from whence.report.sections import Facts, Group, Row, Section, Table, Tone, Words
 
 __all__ = ["Facts", "Group", "Row", "Section", "Table", "Tone", "Words", "write"]

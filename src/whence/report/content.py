@@ -1,11 +1,15 @@
-"""Everything a report says: computed from a fit and test inputs, read by the templates."""
+"""Everything a report says: computed from a fit and test inputs, read by the templates.
+
+Sections are plain data that anyone can add. Every `str` in them is shown as text, never read as HTML.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +18,13 @@ from whence.display import number, percent
 from whence.errors import InputError, ShapeError
 from whence.influence.fitted import Fitted, check_count, check_level, check_ungrouped, using_model
 from whence.influence.intervals import Intervals
-from whence.influence.wrong_labels import WrongLabels, wrong_labels
+from whence.influence.training import WrongLabels, wrong_labels
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
-from whence.report.charts import Chart, charts
-from whence.report.inputs import InputView, ShownInputs
-from whence.report.sections import Section
+from whence.report.charts import charts
+from whence.report.inputs import InputView
 from whence.report.task import UNKNOWN, DataSource, Predictions, TrainingLabels, rows_of_trees, training_targets
-from whence.report.traced import Action, Traced, actions, trace
+from whence.report.traced import Traced, actions, trace
 from whence.results import Diagnostics, Finding
 from whence.trust import Trust, trust_of_fit
 
@@ -36,6 +39,68 @@ GALLERY = 24
 """Predictions that are shown of each verdict."""
 
 
+Tone = Literal["noise", "scarcity", "plain"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some of the predictions, under one name. The tone sets colour and shape: noise, scarcity, or neither."""
+
+    name: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True)
+class Words:
+    """Terms and what they mean."""
+
+    kind: ClassVar[str] = "words"
+    entries: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: a name, and as many cells as the table has columns after the first."""
+
+    name: str
+    cells: tuple[str, ...]
+    group: str = ""  # consecutive rows of the same group stand together under its name
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text and numbers; `caption` says what is in it, `note` how to read it."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+
+    def grouped(self) -> list[tuple[str, list[Row]]]:
+        """Consecutive rows of the same group, under its name."""
+        return [(group, list(rows)) for group, rows in groupby(self.rows, key=lambda row: row.group)]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names, values and a sentence about each."""
+
+    kind: ClassVar[str] = "facts"
+    rows: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, paragraphs, and blocks below them."""
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    blocks: tuple[Words | Table | Facts, ...] = ()
+    tone: Tone = "plain"
+
+
 class ReportCheck(NamedTuple):
     """Something that was checked: whether it is fine, what it is, and what that means."""
 
@@ -44,30 +109,11 @@ class ReportCheck(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
 class Report:
-    """A whole report."""
+    """A whole report. `whence.Tracer.report` says what the arguments are; views are its images, texts and table."""
 
-    fitted: Fitted
-    title: str
-    about: tuple[str, ...]  # paragraphs below the title
-    sections: tuple[Section, ...]  # of whoever asked for the report
-    predictions: Predictions
-    traced: Traced
-    training: TrainingLabels
-    actions: list[Action]
-    suspects: list[int]  # training examples whose labels to doubt, the most doubtful first
-    inputs: ShownInputs
-    test_ids: tuple[str, ...] | None  # names of the predictions, where given
-    train_ids: tuple[str, ...] | None  # names of the training examples, where given
-    charts: list[Chart]
-    trust: Trust  # how far to trust the fit
-    checks: list[ReportCheck]
-    wrong_labels: WrongLabels | None  # in all; for classes
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         fitted: Fitted,
         test: Any,
         train: Any,
@@ -82,11 +128,8 @@ class Report:
         level: float = 0.95,
         traced: int = 500,
         intervals: Intervals | None = None,
-    ) -> Report:
-        """Compute a report.
-
-        `whence.Tracer.report` says what the arguments are; views are its images, texts and table.
-        """
+    ) -> None:
+        """Compute everything."""
         check_level(level)
         check_count(traced, "traced")
         check_ungrouped(fitted)
@@ -99,41 +142,29 @@ class Report:
             next(batches.read(None))  # a fit that was loaded without its data says so here
             train = batches.loader
         train_data = DataSource.of(train, batches.positional, "train")
-        training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
-        predictions, first_batch = _predict(fitted, test_data, training, intervals)
-        sizes = len(predictions), len(training)
+        self.fitted, self.title, self.sections = fitted, title, sections
+        self.about = [about] if isinstance(about, str) else about  # paragraphs below the title
+        self.training = TrainingLabels.of(fitted, training_targets(train_data, fitted.problem.n), names)
+        self.predictions, first_batch = _predict(fitted, test_data, self.training, intervals)
+        sizes = len(self.predictions), len(self.training)
         pair = isinstance(ids, tuple) and len(ids) == 2 and not isinstance(ids[0], str)
         test_ids, train_ids = ids if pair else (ids, None)
-        test_ids = _as_ids(test_ids, sizes[0], "prediction")
-        train_ids = _as_ids(train_ids, sizes[1], "training example")
+        self.test_ids = _as_ids(test_ids, sizes[0], "prediction")
+        self.train_ids = _as_ids(train_ids, sizes[1], "training example")
         view = InputView.of(*views, first_batch)
-        found = trace(fitted, test_data, predictions.uncertainty, float(level), traced)
+        self.traced = trace(fitted, test_data, self.predictions.uncertainty, float(level), traced)
         with using_model(fitted):
-            trusted = trust if isinstance(trust, Trust) else trust_of_fit(fitted)
-        todo = actions(fitted, found, training.contradicted)
-        suspects = training.order[:SUSPECTS].tolist()
-        needed = [action.at for action in todo if action.kind == "label"] + suspects
-        shown = view.show(test_data, train_data, sizes, found, needed)
-        wrong = {at for at, one in shown.test.items() if one.impossible}
-        todo = [action for action in todo if action.kind == "label" or action.at not in wrong]
-        return cls(
-            fitted=fitted,
-            title=title,
-            about=(about,) if isinstance(about, str) else tuple(about),
-            sections=tuple(sections),
-            predictions=predictions,
-            traced=found,
-            training=training,
-            actions=todo,
-            suspects=suspects,
-            inputs=shown,
-            test_ids=test_ids,
-            train_ids=train_ids,
-            charts=charts(predictions),
-            trust=trusted,
-            checks=list(checks(fitted, found, trusted, trust)),
-            wrong_labels=_wrong_labels(training, predictions, isinstance(model, LeafSum)),
-        )
+            self.trust = trust if isinstance(trust, Trust) else trust_of_fit(fitted)
+        self.checks = list(checks(fitted, self.traced, self.trust, trust))
+        self.charts = charts(self.predictions)
+        todo = actions(fitted, self.traced, self.training.contradicted)
+        self.suspects = self.training.order[:SUSPECTS].tolist()  # training examples whose labels to doubt
+        needed = [action.at for action in todo if action.kind == "label"] + self.suspects
+        self.inputs = view.show(test_data, train_data, sizes, self.traced, needed)
+        # predictions whose inputs cannot be, with the reason
+        self.impossible = {at: shown.impossible for at, shown in self.inputs.test.items() if shown.impossible}
+        self.actions = [action for action in todo if action.kind == "label" or action.at not in self.impossible]
+        self.wrong_labels = _wrong_labels(self.training, self.predictions, isinstance(model, LeafSum))
 
     def prediction_id(self, prediction: int) -> str:
         """What a prediction is called."""
@@ -157,29 +188,15 @@ class Report:
         return found
 
     @property
-    def impossible(self) -> dict[int, str]:
-        """Predictions whose inputs cannot be, with the reason."""
-        return {at: shown.impossible for at, shown in self.inputs.test.items() if shown.impossible}
-
-    @property
     def uncertain(self) -> int:
         """How many predictions are uncertain; of inputs that cannot be nothing is said."""
         return sum(self.counts[1:CHECK_INPUT])
-
-    @property
-    def by_chance(self) -> bool:
-        """Whether no more predictions are uncertain than chance would make."""
-        return 0 < self.uncertain <= self.expected_by_chance
 
     @cached_property
     def counts(self) -> list[int]:
         """How many predictions have each verdict."""
         counts: list[int] = torch.bincount(self.verdicts, minlength=len(TONES)).tolist()
         return counts
-
-    def tone(self, prediction: int) -> str:
-        """The tone of a prediction's verdict."""
-        return TONES[int(self.verdicts[prediction])]
 
     @cached_property
     def galleries(self) -> dict[int, list[int]]:

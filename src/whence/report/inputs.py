@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,16 +30,10 @@ WIDEST_ROW = 64
 """Numbers an input may have to be shown as a row of a table without being asked for."""
 LONGEST_TEXT = 600
 """Characters of a text that are shown."""
-LEAST_WEIGHT = 0.3
-"""Words of a smaller weight, relative to the largest in a text, are not marked."""
 SIDE = 64
 """The longer side of a thumbnail, in pixels."""
 FIRST_CELLS = 8
 """Cells of a row that stand before the others: those furthest from the ordinary."""
-WORD = re.compile(r"\w+", re.UNICODE)
-
-MarkedText = list[tuple[str, float]]
-"""Pieces of a text, each with a weight between 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +112,8 @@ class InputView:
         if self.form == "image":
             images = thumbnails(tests, trains)
             return ShownInputs("image", (), *({i: ShownInput(image=uri) for i, uri in part.items()} for part in images))
-        train_texts = {i: text_pieces(text) for i, text in trains.items()}
-        texts = mark_shared_words({i: text_pieces(text) for i, text in tests.items()}, train_texts, traced)
-        parts = ({i: ShownInput(text=tuple(pieces)) for i, pieces in part.items()} for part in (texts, train_texts))
-        return ShownInputs("text", (), *parts)
+        texts = ({i: ShownInput(text=text_pieces(text)) for i, text in part.items()} for part in (tests, trains))
+        return ShownInputs("text", (), *texts)
 
     def _of_examples(
         self, given: Any, source: DataSource, wanted: Sequence[int], total: int, which: str
@@ -149,19 +139,20 @@ class InputView:
         self, test: DataSource, train: DataSource, sizes: tuple[int, int], traced: list[int], examples: list[int]
     ) -> ShownInputs:
         rows = self._table(self.test, test, sizes[0], "test")
-        known = isinstance(self.train, UsualValues)  # what is usual is known, and the training rows are not
-        train_rows = None if known else self._table(self.train, train, sizes[1], "train")
         assert rows is not None
         most = CELLS // max(len(rows.columns), 1)
         chosen = list(range(sizes[0])) if sizes[0] <= most else traced[:most]
-        tests = {i: ShownInput(cells=cells) for i, cells in zip(chosen, rows_as_text(rows, chosen), strict=True)}
-        trains = {}
-        if known or train_rows is not None:
-            usual = self.train if known else UsualValues.of(train_rows)
+        usual, trains = self.train, {}
+        if not isinstance(usual, UsualValues):  # else what is usual is known, and the training rows are not
+            train_rows = self._table(self.train, train, sizes[1], "train")
+            usual = None if train_rows is None else UsualValues.of(train_rows)
+            trains = {} if usual is None else _standing_out(usual, train_rows, examples[:most])
+        if usual is None:
+            tests = {i: ShownInput(cells=cells) for i, cells in zip(chosen, rows_as_text(rows, chosen), strict=True)}
+        else:
+            impossible = zip(chosen, usual.impossible(rows.iloc[chosen]), strict=True)
             tests = _standing_out(usual, rows, chosen)
-            trains = {} if known else _standing_out(usual, train_rows, examples[:most])
-            impossible = usual.impossible(rows.iloc[chosen])
-            tests = {i: replace(tests[i], impossible=why) for i, why in zip(chosen, impossible, strict=True)}
+            tests = {i: replace(tests[i], impossible=reason) for i, reason in impossible}
         return ShownInputs("row", tuple(rows.columns), tests, trains)
 
     def _table(self, given: Any, source: DataSource, total: int, which: str) -> Any:
@@ -183,10 +174,10 @@ class InputView:
 def _standing_out(usual: UsualValues, table: Any, chosen: Sequence[int]) -> dict[int, ShownInput]:
     """Rows of a table, with the cells that stand out."""
     some = table.iloc[list(chosen)]
-    shares, found = usual.shares(some), {}
+    tails, found = usual.tails(some), {}
     for place, (i, cells) in enumerate(zip(chosen, rows_as_text(table, chosen), strict=True)):
-        first = tuple(shares[place].argsort(kind="stable")[:FIRST_CELLS].tolist())
-        found[i] = ShownInput(cells=cells, unusual=tuple(usual.unusual(some, place, shares)), first=first)
+        first = tuple(tails[:, place].min(0).argsort(kind="stable")[:FIRST_CELLS].tolist())
+        found[i] = ShownInput(cells=cells, unusual=tuple(usual.unusual(some, place, tails)), first=first)
     return found
 
 
@@ -232,9 +223,8 @@ def thumbnail(image: Tensor, side: int = SIDE) -> str:
     """
     from PIL import Image  # an extra: only reports need it
 
-    h, w = image.shape[1:]
-    if max(h, w) > side:
-        size = (max(1, round(h * side / max(h, w))), max(1, round(w * side / max(h, w))))
+    if max(image.shape[1:]) > side:
+        size = [max(1, round(length * side / max(image.shape[1:]))) for length in image.shape[1:]]
         image = F.interpolate(image.unsqueeze(0), size=size, mode="area").squeeze(0)
     pixels = (image.double().nan_to_num(0.0).clamp(0.0, 1.0) * 255).round().byte()
     picture = Image.fromarray(pixels.squeeze(0).numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).numpy())
@@ -265,65 +255,22 @@ def thumbnails(*collections: Mapping[int, Any]) -> list[dict[int, str]]:
     return [{i: thumbnail((image - low) / max(high - low, 1e-12)) for i, image in part.items()} for part in parts]
 
 
-def text_pieces(text: Any) -> MarkedText:
+def text_pieces(text: Any) -> tuple[tuple[str, float], ...]:
     """A text, or its tokens with their weights, as pieces with a weight between 0 and 1 each.
 
     Examples:
         >>> text_pieces("good film"), text_pieces([("good", 2.0), (" film", -1.0)])
-        ([('good film', 0.0)], [('good', 1.0), (' film', 0.5)])
+        ((('good film', 0.0),), (('good', 1.0), (' film', 0.5)))
     """
-    if isinstance(text, str):
-        return [(text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + " …", 0.0)]
-    if not isinstance(text, Iterable):
+    pairs = [(text, 0.0)] if isinstance(text, str) else text
+    if not isinstance(pairs, Iterable):
         raise InputError(f"expected a text, or pairs of a token and its weight, got {type(text).__name__}.")
-    pairs = [(str(token), float(weight)) for token, weight in text]
-    largest = max((abs(weight) for _, weight in pairs), default=0.0) or 1.0
-    pieces, length = [], 0
+    pairs = [(str(token), abs(float(weight))) for token, weight in pairs] or [("", 0.0)]
+    largest = max(weight for _, weight in pairs) or 1.0
+    pieces, left = [], LONGEST_TEXT
     for token, weight in pairs:
-        length += len(token)
-        if length > LONGEST_TEXT:
-            pieces.append((" …", 0.0))
-            break
-        pieces.append((token, round(abs(weight) / largest, 3)))
-    return pieces or [("", 0.0)]
-
-
-def mark_shared_words(
-    texts: Mapping[int, MarkedText], train_texts: Mapping[int, MarkedText], traced: Traced
-) -> dict[int, MarkedText]:
-    """Mark the words that a text shares with the training texts behind its uncertainty, rare words more.
-
-    Texts that came with weights of their own keep them.
-    """
-    words = {
-        i: {word.lower() for text, _ in pieces for word in WORD.findall(text)} for i, pieces in train_texts.items()
-    }
-    frequency = Counter(word for some in words.values() for word in some)
-    marked = {}
-    for place, prediction in enumerate(traced.chosen.tolist()):
-        pieces = texts.get(prediction, [])
-        if len(pieces) == 1 and not pieces[0][1]:
-            weights: Counter[str] = Counter()
-            for example, share in zip(
-                traced.check.examples[place].tolist(), traced.check.share[place].tolist(), strict=True
-            ):
-                for word in words.get(example, ()):
-                    weights[word] += share * math.log((1 + len(words)) / frequency[word])
-            pieces = _mark(pieces[0][0], weights)
-        marked[prediction] = pieces
-    return marked
-
-
-def _mark(text: str, weights: Mapping[str, float]) -> MarkedText:
-    """A text cut around its weighty words, each with its weight over the largest."""
-    largest = max((weights.get(word.lower(), 0.0) for word in WORD.findall(text)), default=0.0)
-    pieces: MarkedText = []
-    end = 0
-    for match in WORD.finditer(text):
-        weight = weights.get(match.group().lower(), 0.0) / largest if largest > 0 else 0.0
-        if weight >= LEAST_WEIGHT:
-            if match.start() > end:
-                pieces.append((text[end : match.start()], 0.0))
-            pieces.append((match.group(), round(weight, 2)))
-            end = match.end()
-    return [*pieces, (text[end:], 0.0)] if end < len(text) or not pieces else pieces
+        pieces.append((token[:left], round(weight / largest, 3)))
+        left -= len(token)
+        if left < 0:
+            return (*pieces, (" …", 0.0))
+    return tuple(pieces)

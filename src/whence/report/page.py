@@ -31,12 +31,12 @@ MOST_OUTPUTS = 8
 
 
 def write(fitted: Fitted, path: str | Path, *args: Any, **options: Any) -> Path:
-    """Write a report of a fit and return where it is; see `Report.of` for the other arguments."""
+    """Write a report of a fit and return where it is; see `Report` for the other arguments."""
     environment = jinja_environment()
     target = Path(path)
     if not target.parent.is_dir():
         raise InputError(f"expected a folder that exists, got {target.parent} in {target}. Make it first.")
-    html = render(environment, Report.of(fitted, *args, **options))
+    html = render(environment, Report(fitted, *args, **options))
     # A lone surrogate (half a character, from broken text) cannot be encoded; it is shown by its number.
     target.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
     return target
@@ -69,9 +69,11 @@ def render(environment: jinja2.Environment, report: Report) -> str:
     content security policy is the second wall: the page allows itself its own style and its own script, named by their
     hashes, and no request.
     """
-    safe = environment.filters["safe"]
-    style, parts = _file("style.css"), "\n".join(_file(f"{name}.js") for name in SCRIPTS)
-    script = f'(() => {{\n"use strict";\n{parts}}})();\n'
+    safe, folder = environment.filters["safe"], files("whence.report").joinpath("templates")
+    style, *parts = (
+        folder.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", *(f"{one}.js" for one in SCRIPTS))
+    )
+    script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
     return environment.get_template("report.html.j2").render(
         report=report,
         style=safe(style),
@@ -120,18 +122,11 @@ def script_data(report: Report) -> dict[str, Any]:
 
 def _arrays(report: Report) -> dict[str, str]:
     """Numbers of all predictions: variances, verdicts, answers and targets, by the kind of task."""
-    predictions, explanation = report.predictions, report.traced.explanation
-    arrays = {
-        "ho": _pack(explanation.ho),
-        "hec3": _pack(explanation.hec3),
-        "noise": _pack(explanation.noise),
-        "scarcity": _pack(explanation.scarcity),
-        "probability": _pack(explanation.probability),
-        "undecided": _pack(explanation.undecided, "u1"),
-        "scarcityP": _pack(explanation.scarcity_p),
-        "verdict": _pack(report.verdicts, "u1"),
-    }
-    targets = predictions.targets
+    predictions, explanation, targets = report.predictions, report.traced.explanation, report.predictions.targets
+    arrays = {name: _pack(getattr(explanation, name)) for name in ("ho", "hec3", "noise", "scarcity", "probability")}
+    arrays["scarcityP"] = _pack(explanation.scarcity_p)
+    arrays["undecided"] = _pack(explanation.undecided, "u1")
+    arrays["verdict"] = _pack(report.verdicts, "u1")
     if predictions.known is not None:
         arrays["right"] = _pack(torch.where(predictions.known, predictions.right.long(), 2), "u1")
     if predictions.task.kind == "regression":
@@ -155,10 +150,6 @@ def _pairs(shares: LargestShares) -> list[list[tuple[int, float]]]:
 
 def _pack(values: Tensor, kind: str = "<f4") -> str:
     return base64.b64encode(values.detach().cpu().contiguous().numpy().astype(kind).tobytes()).decode("ascii")
-
-
-def _file(name: str) -> str:
-    return files("whence.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

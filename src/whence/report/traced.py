@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,10 +9,17 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import combine
-from whence.errors import LoaderError
 from whence.influence import Calibration, Explanation
 from whence.influence.explanation import explain
-from whence.influence.fitted import Fitted, Terms, divide, for_each_batch, using_model, variance_terms
+from whence.influence.fitted import (
+    Fitted,
+    Terms,
+    check_same,
+    divide,
+    for_each_batch,
+    using_model,
+    variance_terms,
+)
 from whence.influence.suggest import label_first
 from whence.linalg import largest, largest_first
 from whence.report.task import DataSource
@@ -83,7 +89,7 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
         fitted, source.batches, lambda batch, _: explain(fitted, batch, calibration, level, top=EXAMPLES)
     )
     explanation = combine(every, lambda parts: torch.cat(parts).cpu())
-    _check_same(uncertainty.ho.sum(1).cpu(), explanation.ho)
+    check_same(uncertainty.ho.sum(1).cpu(), explanation.ho)
     chosen = choose(uncertainty, count)
     inputs = source.select(chosen.tolist())
     usual = usual_noise(fitted)
@@ -94,7 +100,8 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
     again = uncertainty
     if len(chosen) < len(uncertainty) or not uncertainty.covariances:
         again = fitted.predict(inputs.batches, covariance=fitted.problem.k <= MOST_OUTPUTS or None)
-        _check_same(uncertainty.mean.cpu()[chosen], again.mean.cpu())
+        check_same(uncertainty.mean.cpu()[chosen], again.mean.cpu())
+    check, near = (LargestShares(*map(torch.cat, zip(*parts, strict=True))) for parts in (check, near))
     total = again.hec3.sum(1).cpu()
     ratio = torch.cat(hec3).cpu() / total.clamp_min(torch.finfo(total.dtype).tiny)
     return Traced(
@@ -102,8 +109,8 @@ def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: f
         inputs=inputs,
         uncertainty=again,
         explanation=explanation,
-        check=_joined(check),
-        near=_joined(near),
+        check=check,
+        near=near,
         excess=torch.stack(excess).sum(0).cpu(),
         total=float(total.sum()),
         gap=float(torch.where(total > 0, ratio - 1.0, 0.0).abs().median()),
@@ -118,10 +125,6 @@ def usual_noise(fitted: Fitted) -> float:
     return float(values.mean()) if len(values) else 1.0
 
 
-def _joined(parts: Sequence[LargestShares]) -> LargestShares:
-    return LargestShares(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-
 def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares, Tensor, Tensor]:
     """Of each prediction: largest shares of HeC3 and Ho, HeC3. Of each training example: excess."""
     most = min(EXAMPLES, terms.ho.shape[1])
@@ -129,16 +132,6 @@ def _sums(terms: Terms, mean_noise: float) -> tuple[LargestShares, LargestShares
     check, near = (LargestShares(*(part.cpu() for part in largest(shares, most))) for shares in (hec3, ho))
     excess = terms.hec3.sum(0) - mean_noise * terms.ho.sum(0)
     return check, near, terms.hec3.sum(1), excess
-
-
-def _check_same(first: Tensor, second: Tensor) -> None:
-    """Raise unless two passes over the test inputs say the same."""
-    first, second = first.double(), second.double()
-    if not torch.allclose(first, second, rtol=1e-3, atol=1e-3 * float(first.abs().max())):
-        raise LoaderError(
-            "expected the same test inputs in every pass, got other predictions for the same places the second time. "
-            "Use shuffle=False and switch random augmentation off, or pass the inputs as one tensor."
-        )
 
 
 @dataclass(frozen=True)

@@ -67,37 +67,35 @@ class UsualValues:
         """The sorted values of the columns of numbers, without those of dates."""
         return {name: values for name, values in self.numbers.items() if name not in self.dates}
 
-    def shares(self, frame: pandas.DataFrame) -> NDArray[np.float64]:
-        """(rows, columns) share of training values at least as far out, on the side where they are fewer."""
-        found = np.ones((len(frame), len(frame.columns)))
+    def tails(self, frame: pandas.DataFrame) -> NDArray[np.float64]:
+        """(2, rows, columns) shares of training values at most and at least as large; without an order, as frequent."""
+        found = np.ones((2, len(frame), len(frame.columns)))
         for place, (name, column) in enumerate(frame.items()):
             values = ordered_values(column)
             if name in self.counts:
                 counts = self.counts[str(name)]
-                found[:, place] = [counts[cell_text(value)] / max(counts.total(), 1) for value in column]
+                found[:, :, place] = [counts[cell_text(value)] / max(counts.total(), 1) for value in column]
             elif name in self.numbers and values is not None and (name in self.dates) == (order_of(column) == "dates"):
                 known, there = self.numbers[str(name)], np.isfinite(values)
-                below = np.searchsorted(known, values[there], "right") / len(known)
-                above = 1.0 - np.searchsorted(known, values[there], "left") / len(known)
-                found[there, place] = np.minimum(below, above)
+                found[0, there, place] = np.searchsorted(known, values[there], "right") / len(known)
+                found[1, there, place] = 1.0 - np.searchsorted(known, values[there], "left") / len(known)
         return found
 
-    def unusual(self, frame: pandas.DataFrame, row: int, shares: NDArray[np.float64] | None = None) -> Marks:
+    def unusual(self, frame: pandas.DataFrame, row: int, tails: NDArray[np.float64] | None = None) -> Marks:
         """Columns in which a row is unusual, the rarest first, with the reason."""
-        own = (self.shares(frame) if shares is None else shares)[row]
-        places = [int(place) for place in np.argsort(own, kind="stable") if own[place] <= RARE]
-        return [(place, self._reason(frame.columns[place], frame.iloc[row, place], own[place])) for place in places]
-
-    def _reason(self, name: str, value: Any, share: float) -> str:
-        if name in self.counts:
-            return f"in {percent(share)} of the training rows" if share else "never seen in training"
-        values = ordered_values(_series([value]))
-        assert values is not None
-        known = self.numbers[name]
-        low = np.searchsorted(known, values[0], "right") <= len(known) - np.searchsorted(known, values[0], "left")
-        if not share:
-            return "smaller than every training value" if low else "larger than every training value"
-        return f"among the {'lowest' if low else 'highest'} {percent(share)}"
+        below, above = (self.tails(frame) if tails is None else tails)[:, row]
+        shares = np.minimum(below, above)
+        found = []
+        for place in np.argsort(shares, kind="stable")[: int((shares <= RARE).sum())].tolist():
+            share, low = float(shares[place]), below[place] <= above[place]
+            if frame.columns[place] in self.counts:
+                reason = f"in {percent(share)} of the training rows" if share else "never seen in training"
+            elif share:
+                reason = f"among the {'lowest' if low else 'highest'} {percent(share)}"
+            else:
+                reason = f"{'smaller' if low else 'larger'} than every training value"
+            found.append((place, reason))
+        return found
 
     def impossible(self, frame: pandas.DataFrame) -> list[str]:
         """For each row why its input cannot be, or nothing: far from all training values, or one number throughout."""
@@ -198,12 +196,6 @@ def ordered_values(column: pandas.Series) -> NDArray[np.float64] | None:
         seconds = column.to_numpy().astype("datetime64[s]").astype(np.float64)
         return np.where(column.isna().to_numpy(), np.nan, seconds)
     return None
-
-
-def _series(values: list[Any]) -> pandas.Series:
-    import pandas  # an extra: only tables need it
-
-    return pandas.Series(values)
 
 
 def _on_cpu(values: Any) -> Any:

@@ -6,10 +6,9 @@ import os
 import random
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,36 +25,31 @@ from whence.errors import InputError, NotDeterministicError
 
 # --- Fingerprints -----------------------------------------------------------------------------------------------------
 
-SPAN = 2**12
-"""Words are weighted by a table of this many odd numbers, and so are the sums of each span, until one is left."""
-
 PIECE = 2**22
-"""Elements that are summed at once, to bound the memory."""
-
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
+"""Words on a GPU that are summed at once, to bound the memory."""
 
 
-def real_values(tensor: Tensor) -> Tensor:
-    """The same numbers as a dense and real tensor, with pending signs and conjugates resolved."""
+def as_bytes(tensor: Tensor) -> Any:
+    """The bits of a tensor, in the order of its axes, as an array of uint8."""
+    return _contiguous(tensor).cpu().view(torch.uint8).numpy()
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    """All numbers of a tensor in a row, dense, with pending signs and conjugates resolved."""
     found = tensor.detach()
-    if found.layout != torch.strided:
-        found = found.to_dense()
-    if found.is_complex():
-        found = torch.view_as_real(found.resolve_conj())
-    return found.resolve_neg()
+    found = found if found.layout == torch.strided else found.to_dense()
+    return found.resolve_conj().resolve_neg().contiguous().reshape(-1)
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number that changes when a bit of the tensor does, or when two elements change places.
-
-    The same on every device; integers wrap around and are never rounded.
+    """A number that changes when a bit of the tensor does, or when two elements change places; for every device.
 
     Examples:
         >>> a, b = checksum(torch.tensor([1.0, 2.0])), checksum(torch.tensor([2.0, 1.0]))
         >>> a == b, a == checksum(torch.tensor([1.0, 2.0]))
         (False, True)
     """
-    return int(_row_sums(real_values(tensor).reshape(1, -1)))
+    return zlib.crc32(as_bytes(tensor))
 
 
 def row_checksums(tensor: Tensor) -> Tensor:
@@ -66,43 +60,23 @@ def row_checksums(tensor: Tensor) -> Tensor:
         >>> one == two, [one] == row_checksums(torch.tensor([[1.0, 2.0]])).tolist()
         (False, True)
     """
-    rows = real_values(tensor).reshape(len(tensor), prod(tensor.shape[1:]) * (1 + tensor.is_complex()))
-    return torch.cat([_row_sums(part) for part in rows.split(max(1, PIECE // max(rows.shape[1], 1)))])
-
-
-def _row_sums(rows: Tensor) -> Tensor:
-    """Weighted sums (n,) of the words in each row (n, m)."""
-    if not rows.numel():
-        return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    sums = torch.cat([_span_sums(piece) for piece in rows.split(PIECE, dim=1)], dim=1)
-    while sums.shape[1] > 1:
-        sums = _span_sums(sums)
-    return sums.squeeze(1)
-
-
-def _span_sums(rows: Tensor) -> Tensor:
-    """Weighted sums (n, s) of the words in each span."""
-    words, table = rows.contiguous().view(_WORDS[rows.element_size()]).long(), _table(rows.device)
-    n, m = words.shape
-    if m <= SPAN:
-        return (words * table[:m]).sum(1, keepdim=True)
-    return (torch.nn.functional.pad(words, (0, -m % SPAN)).reshape(n, -1, SPAN) * table).sum(2)
-
-
-@cache
-def _table(device: torch.device) -> Tensor:
-    """Odd numbers without a pattern: the finaliser of splitmix64 on 1, 2, 3, ..."""
-    mixed = torch.arange(1, SPAN + 1, device=device) * -0x61C8864680B583EB
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        mixed = (mixed ^ (mixed >> shift)) * factor
-    return (mixed ^ (mixed >> 31)) | 1
+    return torch.tensor([zlib.crc32(row) for row in as_bytes(tensor).reshape(len(tensor), -1)], device="cpu")
 
 
 def fingerprint(model: nn.Module) -> dict[str, int]:
     """A number for each parameter and buffer that changes when its bits do."""
     with locked(model):
         tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        return {name: checksum(tensor) for name, tensor in tensors.items()}
+        return {name: checksum(_sums(one) if one.is_cuda else one) for name, one in tensors.items()}
+
+
+def _sums(tensor: Tensor) -> Tensor:
+    """Sums of the words of a tensor on a GPU, each times an odd number of its own: few enough to be copied."""
+    numbers = _contiguous(tensor)
+    words = numbers.view(torch.int32 if numbers.element_size() % 4 == 0 else torch.uint8)
+    odd = torch.arange(min(len(words), PIECE), device=words.device) * -0x61C8864680B583EB | 1
+    sums = [(piece.long() * odd[: len(piece)]).sum() for piece in words.split(PIECE)]
+    return torch.stack(sums)
 
 
 # --- Settings of torch, shared by threads -----------------------------------------------------------------------------

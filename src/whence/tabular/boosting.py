@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whence.errors import InputError
 from whence.runtime.progress import Progress
-from whence.tabular.network import CHOOSING, mean_loss
+from whence.tabular.network import CHOOSING, Trained, mean_loss
 from whence.tabular.target import Target
 from whence.trees import TreeEnsemble
 
@@ -31,10 +31,6 @@ AS_GOOD = 1.005
 """Of validation losses within this factor the first setting and the fewest trees are taken: they are traced sooner."""
 
 NODES_AT_ONCE = 2**20
-
-ONE_THREAD = 10_000
-"""Models of tables of up to so many rows are trained by one thread: several wait for each other, and on a busy machine
-that takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -137,33 +133,14 @@ def read_trees(model: Any, columns: int) -> Trees:
     )
 
 
-@dataclass(frozen=True)
-class Grown:
-    """What comes of growing trees."""
-
-    trees: Trees
-    held_out: Tensor  # (n, k) outputs of trees that were grown without the row; NaN for rows in no fold
-    settings: dict[str, Any]  # that were chosen
-
-
 def grow(
     target: Target, inputs: Tensor, categories: int, values: Any, folds: list[Tensor], progress: Progress
-) -> Grown:
+) -> Trained:
     """Choose settings and the number of trees by folds of validation rows, and grow trees on all rows with them.
 
     Of the columns of the inputs, so many of the first hold codes of categories. Folds are masks (n,); the first
     `CHOOSING` choose, and the rows of the others are predicted by trees that were grown without them too.
     """
-    # It comes with scikit-learn, which only tables need.
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1 if len(inputs) <= ONE_THREAD else None, user_api="openmp"):
-        return _grow(target, inputs, categories, values, folds, progress)
-
-
-def _grow(
-    target: Target, inputs: Tensor, categories: int, values: Any, folds: list[Tensor], progress: Progress
-) -> Grown:
     x, known = inputs.numpy(), torch.from_numpy(values)
     mask = numpy.arange(x.shape[1]) < categories
 
@@ -180,8 +157,10 @@ def _grow(
         while loss.argmin() > len(loss) - STEP // 2 - 1 and len(loss) < MOST_TREES:
             for model, fold in zip(models, usable, strict=False):
                 model.set_params(max_iter=min(len(loss) // STEP * STEP + STEP, MOST_TREES)).fit(x[~fold], values[~fold])
-            pairs = zip(models, usable, strict=False)
-            stages = [_losses(model, x[fold], target, known[torch.from_numpy(fold)]) for model, fold in pairs]
+            stages = [
+                [float(mean_loss(target, outputs, known[fold])) for outputs in _staged(model, x[fold], target)]
+                for model, fold in zip(models, usable, strict=False)
+            ]
             loss = numpy.mean(stages, axis=0)
         # of about as good numbers of trees the smallest
         enough = int((loss <= AS_GOOD * loss.min()).argmax())
@@ -198,7 +177,7 @@ def _grow(
     if gap > 1e-6 * max(1.0, float(outputs.abs().max())):
         raise RuntimeError(f"expected trees that predict as scikit-learn does, got predictions that differ by {gap:g}.")
     settings = {"trees": len(trees.roots), "leaves": int(trees.is_leaf.sum()), "learning_rate": LEARNING_RATE, **chosen}
-    return Grown(trees, held_out, settings)
+    return Trained(trees, held_out, settings)
 
 
 def _model(
@@ -224,8 +203,3 @@ def _staged(model: Any, x: Any, target: Target) -> Any:
     stages = model.staged_predict(x) if target.task == "regression" else model.staged_decision_function(x)
     for stage in stages:
         yield torch.from_numpy(numpy.asarray(stage, dtype=numpy.float64).reshape(len(x), -1))
-
-
-def _losses(model: Any, x: Any, target: Target, values: Tensor) -> list[float]:
-    """The loss after each iteration."""
-    return [float(mean_loss(target, outputs, values)) for outputs in _staged(model, x, target)]

@@ -211,18 +211,34 @@ class _Measured:
         """(m,) values, NaN where a cell holds none."""
         raise NotImplementedError
 
+    def periods(self) -> tuple[float, ...]:
+        """Within which the position matters; those of dates."""
+        return ()
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs."""
+        waves = [f"{self.name} {wave} {period:g} days" for period in self.periods() for wave in ("sin", "cos")]
+        return [self.name, *waves, *([f"{self.name} {MISSING_CATEGORY}"] if self.missing_input else [])]
+
+    def encode(self, cells: Any) -> Any:
+        """(m, inputs): scaled values, with zero (the mean) for missing ones, and an input that marks these."""
+        values = self.parse(cells)
+        angles = [2 * math.pi * values / period for period in self.periods()]
+        inputs = [self.scale.apply(values), *(wave(angle) for angle in angles for wave in (numpy.sin, numpy.cos))]
+        known = numpy.isfinite(values)
+        marks = [(~known).astype(float)] if self.missing_input else []
+        return numpy.stack([*(numpy.where(known, one, 0.0) for one in inputs), *marks], axis=1)
+
+    def features(self, cells: Any) -> Any:
+        """(m, 1 + periods) for trees, which need no scale: values, and those within each period; missing ones NaN."""
+        values = self.parse(cells)
+        values = numpy.where(numpy.isfinite(values), values, numpy.nan)
+        return numpy.stack([values, *(values % period for period in self.periods())], axis=1)
+
     def unrecognized(self, cells: Any) -> Any:
         """Which cells hold text that cannot be read as a value."""
         return ~numpy.isfinite(self.parse(cells)) & ~is_missing(cells)
-
-    def _missing_names(self) -> list[str]:
-        return [f"{self.name} {MISSING_CATEGORY}"] if self.missing_input else []
-
-    def _assemble(self, values: Any, extra: Iterable[Any] = ()) -> Any:
-        """Scaled values, with zero (the mean) for missing ones, extra inputs, and the input for missing values."""
-        known = numpy.isfinite(values)
-        inputs = [numpy.where(known, self.scale.apply(values), 0.0), *(numpy.where(known, one, 0.0) for one in extra)]
-        return numpy.stack([*inputs, (~known).astype(float)] if self.missing_input else inputs, axis=1)
 
 
 @dataclass(frozen=True)
@@ -233,11 +249,6 @@ class Number(_Measured):
     kind: str = "number"
 
     @property
-    def inputs(self) -> list[str]:
-        """Names of the inputs."""
-        return [self.name, *self._missing_names()]
-
-    @property
     def description(self) -> str:
         """What the column holds, in words."""
         return "number" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.missing_input
@@ -245,15 +256,6 @@ class Number(_Measured):
     def parse(self, cells: Any) -> Any:
         """(m,) numbers."""
         return parse_numbers(cells, self.style)
-
-    def encode(self, cells: Any) -> Any:
-        """(m, inputs)."""
-        return self._assemble(self.parse(cells))
-
-    def features(self, cells: Any) -> Any:
-        """(m, 1) for trees, which need no scale; missing numbers are NaN."""
-        values = self.parse(cells)
-        return numpy.where(numpy.isfinite(values), values, numpy.nan)[:, None]
 
     def clipped(self, cells: Any) -> Any:
         """Which cells hold numbers so far from the median that they are clipped."""
@@ -275,12 +277,6 @@ class Date(_Measured):
     kind: str = "date"
 
     @property
-    def inputs(self) -> list[str]:
-        """Names of the inputs."""
-        waves = [f"{self.name} {wave} {cycle:g} days" for cycle in self.cycles for wave in ("sin", "cos")]
-        return [self.name, *waves, *self._missing_names()]
-
-    @property
     def description(self) -> str:
         """What the column holds, in words."""
         return f"date, {self.format.replace('%', '')}" + ", with gaps" * self.missing_input
@@ -289,16 +285,9 @@ class Date(_Measured):
         """(m,) days since 1970."""
         return parse_dates(cells, self.format)
 
-    def encode(self, cells: Any) -> Any:
-        """(m, inputs)."""
-        days = self.parse(cells)
-        angles = [2 * math.pi * days / cycle for cycle in self.cycles]
-        return self._assemble(days, [wave(angle) for angle in angles for wave in (numpy.sin, numpy.cos)])
-
-    def features(self, cells: Any) -> Any:
-        """(m, 1 + cycles) for trees: days, and the day within each cycle; missing ones are NaN."""
-        days = self.parse(cells)
-        return numpy.stack([days, *(days % cycle for cycle in self.cycles)], axis=1)
+    def periods(self) -> tuple[float, ...]:
+        """In days."""
+        return self.cycles
 
     def display(self, cells: Any) -> Any:
         """Dates, which have an order; text where some cells cannot be read."""

@@ -55,6 +55,12 @@ class TextTable:
         """Some rows."""
         return TextTable({name: cells[which] for name, cells in self.columns.items()}, self.rows[which], self.total)
 
+    def frame(self) -> pandas.DataFrame:
+        """The cells, as they were read."""
+        import pandas  # an extra: only tables need it
+
+        return pandas.DataFrame(self.columns)
+
 
 @dataclass(frozen=True)
 class _Source:

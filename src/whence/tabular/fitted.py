@@ -25,8 +25,7 @@ from whence.influence.intervals import Intervals
 from whence.report.usual import UsualValues, frame_of
 from whence.runtime.model_state import one_thread
 from whence.runtime.progress import Progress
-from whence.tabular.boosting import ONE_THREAD, Trees, grow
-from whence.tabular.checks import drop_copies, suspicious_columns
+from whence.tabular.boosting import Trees, grow
 from whence.tabular.columns import (
     MAX_DISTANCE,
     Column,
@@ -38,16 +37,18 @@ from whence.tabular.columns import (
     is_missing,
 )
 from whence.tabular.files import TextTable
-from whence.tabular.network import build_network, choose_width, count_weights, initialize, mean_loss, train
+from whence.tabular.network import Trained, build_network, choose_width, count_weights, initialize, mean_loss, train
 from whence.tabular.target import (
     RowSplit,
     Target,
     Task,
     check_row_count,
     detect_target,
+    drop_copies,
     find_column,
     group_labels,
     split_rows,
+    suspicious_columns,
 )
 
 FORMAT = "whence table"
@@ -60,6 +61,9 @@ LARGE_MEAN = 1e4
 """Standard deviations of the target: with a larger mean, few of the digits that are shown say anything."""
 
 BATCH = 1024
+ONE_THREAD = 10_000
+"""Models of tables of up to so many rows are trained by one thread."""
+
 FAR_FROM_OPTIMUM = 0.1
 """Newton change, the move of the training residuals that is left, above which the fit is recentered."""
 
@@ -148,6 +152,11 @@ class TableModel:
             return inputs, targets.long()
         return inputs, targets.to(torch.float64 if self.target.task == "regression" else inputs.dtype).unsqueeze(1)
 
+    def fitted_with(self, predictor: nn.Module | Trees, inputs: Tensor, values: Any) -> tuple[Any, Any]:
+        """Model and data as `whence.fit` and `whence.load` take them."""
+        batch = self.batch(inputs, values)
+        return (predictor.ensemble(self.target), batch) if isinstance(predictor, Trees) else (predictor, [batch])
+
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> TableModel:
         """The model whose `dataclasses.asdict` was written as JSON."""
@@ -171,25 +180,9 @@ class Prepared:
     notes: tuple[str, ...]  # what was guessed, excluded or repaired
 
     @property
-    def trees_model(self) -> TableModel:
-        """How rows become inputs of trees."""
-        return replace(self.model, learner="trees")
-
-    @property
     def folds(self) -> list[Tensor]:
         """Masks (n,) of the training rows in each set of validation rows."""
         return [torch.from_numpy(numpy.isin(self.split.train, rows)) for rows in self.split.validation]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A trained model, before it is fitted."""
-
-    model: TableModel
-    predictor: nn.Module | Trees
-    inputs: Tensor  # (n, inputs) the encoded training rows
-    held_out: Tensor  # (n, k) outputs of models that were trained without the row; NaN where there is none
-    settings: dict[str, Any]  # that validation rows chose
 
 
 @dataclass(frozen=True)
@@ -214,6 +207,10 @@ class FittedTable:
     def batches(self, inputs: Tensor) -> Any:
         """Encoded rows as the tracer takes them."""
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
+
+    def row_batches(self, table: TextTable) -> Any:
+        """The rows of a table as the tracer takes them."""
+        return self.batches(self.model.encode(table))
 
 
 def prepare(
@@ -291,67 +288,59 @@ def fit_table(
     `seed` is that of the network's first weights.
     """
     values, target = prepared.values[prepared.split.train], prepared.model.target
-    candidates = []
-    if learner != "trees":
-        candidates.append(_train_network(prepared, seed, Progress(progress)))
-    if learner != "network":
-        candidates.append(_grow_trees(prepared, Progress(progress)))
-    known = torch.stack([torch.isfinite(one.held_out).all(1) for one in candidates]).all(0)
-    losses = [float(mean_loss(target, one.held_out[known], torch.from_numpy(values)[known])) for one in candidates]
-    best = candidates[losses.index(min(losses))]
-    tracer = _fit(best, values, structure, progress)
+    learners: list[Learner] = ["network", "trees"] if learner == "auto" else [learner]
+    models = [replace(prepared.model, learner=one) for one in learners]
+    inputs = [model.encode(prepared.table.take(prepared.split.train)) for model in models]
+    trained = [
+        _train(model, x, values, prepared.folds, seed, progress) for model, x in zip(models, inputs, strict=True)
+    ]
+    known = torch.stack([torch.isfinite(one.held_out).all(1) for one in trained]).all(0)
+    losses = [float(mean_loss(target, one.held_out[known], torch.from_numpy(values)[known])) for one in trained]
+    at = losses.index(min(losses))
+    model, x, best = models[at], inputs[at], trained[at]
+    tracer = _fit(model, x, values, best, structure, progress)
     intervals = None
     if target.task == "regression":
         intervals = Intervals.of(tracer, torch.from_numpy(values).unsqueeze(1) - best.held_out)
         losses = [target.scale * loss**0.5 for loss in losses]
     return FittedTable(
-        model=best.model,
+        model=model,
         predictor=best.predictor,
         tracer=tracer,
-        inputs=best.inputs,
+        inputs=x,
         values=values,
         rows=prepared.table.rows[prepared.split.train],
         intervals=intervals,
-        usual=UsualValues.of(frame_of(best.model.shown(prepared.table.take(prepared.split.train)))),
+        usual=UsualValues.of(frame_of(model.shown(prepared.table.take(prepared.split.train)))),
         settings=best.settings,
-        validation={one.model.learner: loss for one, loss in zip(candidates, losses, strict=True)},
+        validation=dict(zip(learners, losses, strict=True)),
     )
 
 
-def _train_network(prepared: Prepared, seed: int, progress: Progress) -> Candidate:
-    model, values = prepared.model, torch.from_numpy(prepared.values[prepared.split.train])
-    inputs = model.encode(prepared.table.take(prepared.split.train))
-    network = model.network()
-    initialize(network, torch.Generator("cpu").manual_seed(seed))
-    with one_thread(len(inputs) <= ONE_THREAD):
-        trained = train(network, model.target, inputs, values, prepared.folds, progress)
-    return Candidate(model, network.eval(), inputs, trained.held_out, {"weight_decay": trained.weight_decay})
+def _train(model: TableModel, inputs: Tensor, values: Any, folds: list[Tensor], seed: int, progress: bool) -> Trained:
+    """Small tables by one thread: several wait for each other, and on a busy machine that takes minutes."""
+    from threadpoolctl import threadpool_limits  # it comes with scikit-learn: only tables need it
+
+    few = len(inputs) <= ONE_THREAD
+    with one_thread(few), threadpool_limits(1 if few else None, user_api="openmp"):
+        if model.learner == "trees":
+            categories = sum(column.kind == "category" for column in model.columns)
+            return grow(model.target, inputs, categories, values, folds, Progress(progress))
+        network = model.network()
+        initialize(network, torch.Generator("cpu").manual_seed(seed))
+        return train(network, model.target, inputs, torch.from_numpy(values), folds, Progress(progress))
 
 
-def _grow_trees(prepared: Prepared, progress: Progress) -> Candidate:
-    model = prepared.trees_model
-    inputs = model.encode(prepared.table.take(prepared.split.train))
-    categories = sum(column.kind == "category" for column in model.columns)
-    values = prepared.values[prepared.split.train]
-    grown = grow(model.target, inputs, categories, values, prepared.folds, progress)
-    return Candidate(model, grown.trees, inputs, grown.held_out, grown.settings)
-
-
-def _fit(trained: Candidate, values: Any, structure: str, progress: bool) -> Tracer:
-    model, target = trained.model, trained.model.target
-    if isinstance(trained.predictor, Trees):
-        data = model.batch(trained.inputs, values)
-        return fit(trained.predictor.ensemble(target), data, structure=structure, progress=progress)
-    options: dict[str, Any] = {
-        "likelihood": target.likelihood,
-        "structure": structure,
-        "ridge": ridge(target, trained.settings["weight_decay"], len(values)),
-        "progress": progress,
-    }
-    batches = [model.batch(trained.inputs, values)]
-    tracer = fit(trained.predictor, batches, **options)
+def _fit(model: TableModel, inputs: Tensor, values: Any, trained: Trained, structure: str, progress: bool) -> Tracer:
+    predictor, data = model.fitted_with(trained.predictor, inputs, values)
+    options: dict[str, Any] = {"structure": structure, "progress": progress}
+    if model.learner == "trees":
+        return fit(predictor, data, **options)
+    options["likelihood"] = model.target.likelihood
+    options["ridge"] = ridge(model.target, trained.settings["weight_decay"], len(values))
+    tracer = fit(predictor, data, **options)
     if float(tracer.diagnostics["Newton change"]) > FAR_FROM_OPTIMUM:
-        tracer = fit(trained.predictor, batches, recenter=True, **options)
+        tracer = fit(predictor, data, recenter=True, **options)
     return tracer
 
 
@@ -409,23 +398,19 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             predictor.load_state_dict(weights)
         training = load_file(folder / TRAINING)
         inputs, values, rows = training["inputs"], training["values"].numpy(), training["rows"].numpy()
-        parts: dict[str, dict[str, Tensor]] = {"intervals": {}, "usual": {}}
-        for name, one in training.items():
-            part, _, rest = name.partition(".")
-            if rest:
-                parts[part][rest] = one
-        intervals = Intervals(**parts["intervals"]) if model.target.task == "regression" else None
-        numbers = {name: one.numpy() for name, one in parts["usual"].items()}
-        usual = UsualValues(numbers, {}, frozenset(), float(training["constant"]))
+        calibrated, numbers = (
+            {name.removeprefix(part): one for name, one in training.items() if name.startswith(part)}
+            for part in ("intervals.", "usual.")
+        )
+        intervals = Intervals(**calibrated) if model.target.task == "regression" else None
+        known = {name: one.numpy() for name, one in numbers.items()}
+        usual = UsualValues(known, {}, frozenset(), float(training["constant"]))
     except (KeyError, TypeError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptArtifactError(
             f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Make it anew."
         ) from error
-    if isinstance(predictor, Trees):
-        tracer = load(folder / FIT, predictor.ensemble(model.target), model.batch(inputs, values), progress=progress)
-    else:
-        tracer = load(folder / FIT, predictor, [model.batch(inputs, values)], progress=progress)
+    tracer = load(folder / FIT, *model.fitted_with(predictor, inputs, values), progress=progress)
     return FittedTable(model, predictor, tracer, inputs, values, rows, intervals, usual)
 
 
@@ -473,8 +458,10 @@ def replacing_folder(folder: Path, mark: str) -> Iterator[Path]:
         raise
 
 
-def check_folder(folder: Path, mark: str = DESCRIPTION) -> None:
-    """Raise where saving would fail, or would overwrite something else."""
+def check_folder(folder: Path | None, mark: str = DESCRIPTION) -> None:
+    """Raise where saving would fail, or would overwrite something else; without a folder nothing is saved."""
+    if folder is None:
+        return
     if not folder.absolute().parent.is_dir():
         raise InputError(f"expected a folder that exists to save in, got {folder.parent}. Make it first.")
     if folder.exists() and not folder.is_dir():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -124,12 +124,12 @@ def mean_loss(target: Target, outputs: Tensor, values: Tensor) -> Tensor:
     return F.cross_entropy(outputs, values.long())
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What comes of a training beside the weights."""
+class Trained(NamedTuple):
+    """A trained model, and what validation rows say of it."""
 
-    weight_decay: float
-    held_out: Tensor  # (n, k) outputs of networks that were trained without the row; NaN for rows in no fold
+    predictor: Any  # a network, or `Trees`
+    held_out: Tensor  # (n, k) outputs of models that were trained without the row; NaN for rows in no fold
+    settings: dict[str, Any]  # that validation rows chose
 
 
 def train(
@@ -180,7 +180,7 @@ def train(
             held_out[fold] = network(inputs[fold]).double()
     network.load_state_dict(weights[chosen][0])
     _minimize(network, target, inputs, values, chosen, LAST_ROUNDS, TOLERANCE, progress)
-    return Trained(chosen, held_out)
+    return Trained(network.eval(), held_out, {"weight_decay": chosen})
 
 
 def _decays_to_try(losses: dict[float, float]) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""Predictions of rows with their variances and verdicts, as data frames, and scores of them."""
+"""Predictions of rows with variances and verdicts, as data frames; scores of them; and what they say of labels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import torch
 from whence import Explanation, Uncertainty
 from whence.display import number
 from whence.influence.intervals import LEVEL
+from whence.influence.training import WrongLabels, wrong_labels
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import FittedTable
 from whence.tabular.target import Target
 
 if TYPE_CHECKING:
     import pandas
+
+DOUBTFUL = 2.0
+"""Standard deviations from which on the other rows contradict a number."""
 
 EXPLAIN_WORK = 3e12
 """Floating-point operations of all verdicts, about a minute on two cores; above, held-out rows come first."""
@@ -167,6 +171,8 @@ def score_numbers(values: Any, prediction: Any, lower: Any, upper: Any) -> list[
 
 def score_classes(values: Any, probabilities: Any, classes: tuple[str, ...]) -> list[Score]:
     """Scores of predicted classes with probabilities (m, classes), where the true ones are those at (m,) positions."""
+    from sklearn.metrics import roc_auc_score  # an extra: only tables need it
+
     own = probabilities[numpy.arange(len(values)), values]
     most = numpy.bincount(values).max() / len(values)
     right = float((probabilities.argmax(1) == values).mean())
@@ -176,19 +182,81 @@ def score_classes(values: Any, probabilities: Any, classes: tuple[str, ...]) -> 
         Score("confidence", float(probabilities.max(1).mean()), "mean probability given to the answer"),
     ]
     if len(classes) == 2 and 0 < values.sum() < len(values):
-        area = auroc(probabilities[:, 1], values == 1)
+        area = float(roc_auc_score(values, probabilities[:, 1]))
         scores.insert(1, Score("AUROC", area, f"how well {classes[1]!r} is ranked above {classes[0]!r}"))
     return scores
 
 
-def auroc(values: Any, positive: Any) -> float:
-    """How often a positive has the larger value, ties counted half.
+@dataclass(frozen=True)
+class RowLabels:
+    """Labels of the rows of a table, and what the other rows say in their place.
 
-    Examples:
-        >>> auroc(numpy.array([0.1, 0.4, 0.4, 0.9]), numpy.array([False, False, True, True]))
-        0.875
+    Training rows are judged by the fit without them, all others by the prediction itself, by the same formula: for
+    classes suspicion is 1 - p(label), for numbers |label - suggested| over the standard deviation of an observation.
     """
-    _, position, count = numpy.unique(values, return_inverse=True, return_counts=True)
-    ranks = (numpy.cumsum(count) - (count - 1) / 2)[position]
-    many = int(positive.sum())
-    return float((ranks[positive].sum() - many * (many + 1) / 2) / (many * (len(positive) - many)))
+
+    target: Target
+    labels: Any  # (m,) numbers, or indices of classes; NaN where there is none
+    suggested: Any  # (m,) the same, by a model that did not see the label
+    sure: Any  # (m,) probability of the suggested class, or the standard deviation of an observation around a number
+    suspicion: Any  # (m,) NaN where there is no label
+    order: Any  # positions of the rows with a label, the most doubtful label first
+    counted: Any  # (m,) which labels the share of wrong ones is estimated from
+
+    @classmethod
+    def of(cls, predictions: RowPredictions, train: Any) -> RowLabels:
+        """From predictions of all rows, and the positions of the training rows among them."""
+        target, tracer = predictions.fitted.model.target, predictions.fitted.tracer
+        labels, m = predictions.values, len(predictions.table)
+        rank = numpy.zeros(m)
+        if target.classes:
+            suggested, sure = (getattr(predictions.probabilities, name)(1) for name in ("argmax", "max"))
+            known = numpy.where(numpy.isfinite(labels), labels, 0).astype(int)
+            suspicion = 1.0 - predictions.probabilities[numpy.arange(m), known]
+        else:
+            predicted = tracer.predict(predictions.fitted.row_batches(predictions.table))
+            suggested = predicted.mean[:, 0].cpu().numpy()
+            sure = (predicted.laplace[:, 0].cpu() + tracer.noise_scale).sqrt().numpy()
+            suspicion = numpy.abs(labels - suggested) / sure
+        suggested, sure = suggested.astype(float), sure.astype(float)
+        frame = tracer.training_frame()
+        suggested[train] = frame["suggested"]
+        sure[train] = frame["suggested_probability" if target.classes else "suggested_std"]
+        suspicion[train], rank[train] = frame["suspicion"], frame["suspect_rank"]
+        suspicion = numpy.where(numpy.isfinite(labels), suspicion, numpy.nan)
+        order = numpy.lexsort((rank, -suspicion))  # ranks order what rounds to the same suspicion; NaN comes last
+        counted = numpy.isfinite(labels)
+        order = order[: int(counted.sum())]
+        if predictions.fitted.model.learner == "trees":  # their splits have learned the labels of training rows
+            counted[train] = False
+        return cls(target, labels, suggested, sure, suspicion, order, counted)
+
+    @property
+    def contradicted(self) -> Any:
+        """(m,) which labels the other rows contradict: another class, or a number far from theirs."""
+        if self.target.classes:
+            return numpy.isfinite(self.labels) & (self.labels != self.suggested)
+        return self.suspicion > DOUBTFUL
+
+    @property
+    def doubtful(self) -> Any:
+        """Positions of the rows whose label the other rows contradict, the most doubtful one first."""
+        return self.order[self.contradicted[self.order]]
+
+    def wrong(self) -> WrongLabels | None:
+        """How many labels are wrong in all; `None` for numbers."""
+        known = self.counted
+        if not self.target.classes:
+            return None
+        return wrong_labels(self.labels[known], self.suggested[known], self.sure[known], len(self.target.classes))
+
+    def columns(self) -> dict[str, Any]:
+        """Columns for a file: the suggested label, how sure it is, and the suspicion."""
+        sure = "suggested_probability" if self.target.classes else "suggested_std"
+        return {"suggested": self.suggested_cells(), sure: self.sure, "suspicion": self.suspicion}
+
+    def suggested_cells(self) -> Any:
+        """(m,) names of classes, or numbers."""
+        if not self.target.classes:
+            return self.suggested
+        return numpy.array(self.target.classes, dtype=object)[self.suggested.astype(int)]

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy
 
-from whence.trees.ensemble import Loss, TreeEnsemble
-from whence.trees.reading import LeafNumbers, loss_not_taken, not_fitted, noted
+from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_taken, not_fitted, noted
 
 LIKELIHOODS: dict[str, Loss] = {
     "RMSE": "gaussian",
@@ -32,18 +31,16 @@ def read(model: Any) -> TreeEnsemble | None:
     numbers = LeafNumbers([numpy.ones(count, bool) for count in model.get_tree_leaf_counts()])
     scale, bias = model.get_scale_and_bias()
     base = numpy.array(bias, numpy.float64).reshape(-1)
-    likelihood = LIKELIHOODS[loss]
     return TreeEnsemble(
         leaves=lambda x: numbers(model.calc_leaf_indexes(x)),
         own_raw=lambda x: model.predict(x, prediction_type="RawFormulaVal"),
         values=scale * numpy.asarray(model.get_leaf_values(), numpy.float64).reshape(-1, len(base)),
         outputs=None,
         base=base,
-        likelihood=likelihood,
+        likelihood=LIKELIHOODS[loss],
         shrinkage=float(settings["learning_rate"]),
         l2=float(settings["l2_leaf_reg"]),
         l2_by_weight=True,
-        classes=None if likelihood == "gaussian" else tuple(numpy.asarray(model.classes_).tolist()),
         sample_share=float(settings.get("subsample", 1.0)),
         notes=_notes(model, settings),
     )
@@ -55,19 +52,17 @@ def _notes(model: Any, settings: dict[str, Any]) -> tuple[str, ...]:
     bayesian = bootstrap == "Bayesian" and settings.get("bagging_temperature", 1)
     by_class = settings.get("class_weights") or settings.get("auto_class_weights", "None") != "None"
     return noted(
+        (bayesian, "Each tree saw the training rows with random weights (a Bayesian bootstrap)."),
+        (share < 1, f"Each tree saw a random {share:.0%} of the training rows ({bootstrap})."),
         (
-            (bayesian, "Each tree saw the training rows with random weights (a Bayesian bootstrap)."),
-            (share < 1, f"Each tree saw a random {share:.0%} of the training rows ({bootstrap})."),
-            (
-                settings.get("boosting_type") == "Ordered",
-                "Ordered boosting: trees grew on residuals of models that had not seen the row.",
-            ),
-            (
-                model.get_cat_feature_indices(),
-                "While trees grew, target statistics of categories counted earlier rows only, so a training row can "
-                "be sent to another leaf now than then.",
-            ),
-            (settings.get("monotone_constraints"), "Monotone constraints bound the leaf values."),
-            (by_class, "The loss weights rows by their class."),
-        )
+            settings.get("boosting_type") == "Ordered",
+            "Ordered boosting: trees grew on residuals of models that had not seen the row.",
+        ),
+        (
+            model.get_cat_feature_indices(),
+            "While trees grew, target statistics of categories counted earlier rows only, so a training row can "
+            "be sent to another leaf now than then.",
+        ),
+        (settings.get("monotone_constraints"), "Monotone constraints bound the leaf values."),
+        (by_class, "The loss weights rows by their class."),
     )

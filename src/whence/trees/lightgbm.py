@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from whence.trees.ensemble import Loss, TreeEnsemble
-from whence.trees.reading import LeafNumbers, loss_not_taken, not_fitted, not_taken, noted
+from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_taken, not_fitted, not_taken, noted
 
 LIKELIHOODS: dict[str, Loss] = {
     "regression": "gaussian",
@@ -37,7 +36,10 @@ def read(model: Any) -> TreeEnsemble | None:
     head, *trees, settings = _sections(booster.model_to_string())  # as predict does: up to the best iteration
     if not trees:
         raise not_fitted(model)
-    likelihood = _likelihood(model, head.get("objective", "an objective of one's own"))
+    loss = head.get("objective", "an objective of one's own")
+    likelihood = LIKELIHOODS.get(loss.split()[0] if loss.startswith("multiclass ") else loss)
+    if likelihood is None:
+        raise loss_not_taken(model, loss, TAKEN)
     if settings["linear_tree"] == "1":
         raise not_taken(model, "constant leaves", "with linear_tree=True", "Train it with linear_tree=False.")
     values = [_numbers(tree["leaf_value"]) for tree in trees]
@@ -56,9 +58,6 @@ def read(model: Any) -> TreeEnsemble | None:
                 base[output] += constant
                 found -= constant
     trees_each = len(trees) // len(base) if average else 1
-    classes = getattr(model, "classes_", None)
-    if classes is None and likelihood != "gaussian":
-        classes = numpy.arange(max(len(base), 2))
     return TreeEnsemble(
         leaves=lambda x: numbers(model.predict(x, pred_leaf=True)),
         own_raw=lambda x: model.predict(x, raw_score=True) / trees_each,  # raw scores are sums, also of averaged trees
@@ -67,7 +66,6 @@ def read(model: Any) -> TreeEnsemble | None:
         base=base / trees_each,
         likelihood=likelihood,
         shrinkage=1 / trees_each if average else float(settings["learning_rate"]),
-        classes=None if classes is None else tuple(classes.tolist()),
         **_settings(settings),
     )
 
@@ -86,13 +84,6 @@ def _numbers(line: str) -> NDArray[numpy.float64]:
     return numpy.array(line.split(), numpy.float64)
 
 
-def _likelihood(model: Any, loss: str) -> Loss:
-    known = loss.split()[0] if loss.startswith("multiclass ") else loss
-    if known not in LIKELIHOODS:
-        raise loss_not_taken(model, loss, TAKEN)
-    return LIKELIHOODS[known]
-
-
 def _settings(settings: dict[str, str]) -> dict[str, Any]:
     """Penalty, share of rows and notes, out of the training parameters."""
     goss = "goss" in (settings["boosting"], settings.get("data_sample_strategy"))
@@ -106,16 +97,14 @@ def _settings(settings: dict[str, str]) -> dict[str, Any]:
         "l2": float(settings["lambda_l2"]),
         "sample_share": share,
         "notes": noted(
-            (
-                (share < 1 and not goss, f"Each tree saw a random {share:.0%} of the training rows."),
-                (goss, f"Each tree saw {share:.0%} of the training rows, those of large gradients first (goss)."),
-                (settings["boosting"] == "rf", "The trees are averaged (boosting='rf')."),
-                (settings["boosting"] == "dart", "Trees were dropped while others grew (dart): shrinkage differs."),
-                (l1, f"An L1 penalty (lambda_l1={l1:g}) shrank the leaf values."),
-                (smooth, f"Leaf values were smoothed towards those of their parents (path_smooth={smooth:g})."),
-                (float(settings["max_delta_step"]), "max_delta_step bounds the leaf values."),
-                (settings["monotone_constraints"], "Monotone constraints bound the leaf values."),
-                (by_class, "The loss weights rows by their class (scale_pos_weight or is_unbalance)."),
-            )
+            (share < 1 and not goss, f"Each tree saw a random {share:.0%} of the training rows."),
+            (goss, f"Each tree saw {share:.0%} of the training rows, those of large gradients first (goss)."),
+            (settings["boosting"] == "rf", "The trees are averaged (boosting='rf')."),
+            (settings["boosting"] == "dart", "Trees were dropped while others grew (dart): shrinkage differs."),
+            (l1, f"An L1 penalty (lambda_l1={l1:g}) shrank the leaf values."),
+            (smooth, f"Leaf values were smoothed towards those of their parents (path_smooth={smooth:g})."),
+            (float(settings["max_delta_step"]), "max_delta_step bounds the leaf values."),
+            (settings["monotone_constraints"], "Monotone constraints bound the leaf values."),
+            (by_class, "The loss weights rows by their class (scale_pos_weight or is_unbalance)."),
         ),
     }

@@ -15,8 +15,7 @@ from whence.curvature.leaves import LeafAuto, LeafCore
 from whence.errors import InputError
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.trees.ensemble import TreeEnsemble
-from whence.trees.registry import read
+from whence.trees import TreeEnsemble, read
 
 
 @dataclass(frozen=True)

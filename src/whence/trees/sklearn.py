@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from whence.trees.ensemble import Loss, TreeEnsemble
-from whence.trees.reading import LeafNumbers, loss_not_taken, not_fitted, not_taken, noted
-
-MONOTONE = "Monotone constraints bound the leaf values."
-WEIGHTED = "The loss weights rows by their class (class_weight)."
+from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_taken, not_fitted, not_taken, noted
 
 
 def read(model: Any) -> TreeEnsemble | None:
@@ -23,9 +20,9 @@ def read(model: Any) -> TreeEnsemble | None:
     from sklearn.utils.validation import check_is_fitted
 
     kinds = {
-        (tree.DecisionTreeRegressor, tree.DecisionTreeClassifier): _single,
-        (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier): _forest,
-        (ensemble.ExtraTreesRegressor, ensemble.ExtraTreesClassifier): _forest,
+        (tree.DecisionTreeRegressor, tree.DecisionTreeClassifier): _averaged,
+        (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier): _averaged,
+        (ensemble.ExtraTreesRegressor, ensemble.ExtraTreesClassifier): _averaged,
         (ensemble.GradientBoostingRegressor, ensemble.GradientBoostingClassifier): _boosting,
         (ensemble.HistGradientBoostingRegressor, ensemble.HistGradientBoostingClassifier): _histogram_boosting,
     }
@@ -36,23 +33,19 @@ def read(model: Any) -> TreeEnsemble | None:
         check_is_fitted(model)
     except NotFittedError:
         raise not_fitted(model) from None
-    return reader(model)
+    found = reader(model)
+    notes = noted(
+        (getattr(model, "class_weight", None), "The loss weights rows by their class (class_weight)."),
+        (getattr(model, "monotonic_cst", None) is not None, "Monotone constraints bound the leaf values."),
+    )
+    return replace(found, notes=found.notes + notes)
 
 
-def _single(model: Any) -> TreeEnsemble:
-    return _averaged(model, [model], 1.0, ())
-
-
-def _forest(model: Any) -> TreeEnsemble:
-    trees = model.estimators_
-    # Rows that a bootstrap did not draw are not counted by the root.
-    share = float(numpy.mean([tree.tree_.n_node_samples[0] for tree in trees]) / model._n_samples)
-    bootstrap = f"Each tree saw a bootstrap sample, {share:.0%} of the training rows on average."
-    return _averaged(model, trees, share if model.bootstrap else 1.0, ((model.bootstrap, bootstrap),))
-
-
-def _averaged(model: Any, trees: list[Any], share: float, notes: tuple[tuple[Any, str], ...]) -> TreeEnsemble:
+def _averaged(model: Any) -> TreeEnsemble:
     """Means of targets, or shares of classes, averaged over trees: squared error on numbers, or on zeros and ones."""
+    trees, share = getattr(model, "estimators_", [model]), 1.0
+    if getattr(model, "bootstrap", False):  # rows that it did not draw are not counted by the root
+        share = float(numpy.mean([tree.tree_.n_node_samples[0] for tree in trees]) / model._n_samples)
     classes = getattr(model, "classes_", None)
     if classes is None and model.criterion not in ("squared_error", "friedman_mse"):
         raise loss_not_taken(model, model.criterion, "criterion 'squared_error' or 'friedman_mse'")
@@ -71,15 +64,8 @@ def _averaged(model: Any, trees: list[Any], share: float, notes: tuple[tuple[Any
         base=numpy.zeros(values.shape[1]),
         likelihood="gaussian",
         shrinkage=1 / len(trees),
-        classes=None if classes is None else tuple(classes.tolist()),
         sample_share=share,
-        notes=noted(
-            (
-                *notes,
-                (getattr(model, "class_weight", None) is not None, WEIGHTED),
-                (model.monotonic_cst is not None, MONOTONE),
-            )
-        ),
+        notes=noted((share < 1, f"Each tree saw a bootstrap sample, {share:.0%} of the training rows on average.")),
     )
 
 
@@ -111,13 +97,10 @@ def _boosting(model: Any) -> TreeEnsemble:
         base=base,
         likelihood=likelihood,
         shrinkage=float(model.learning_rate),
-        classes=None if classes is None else tuple(classes.tolist()),
         sample_share=float(model.subsample),
         notes=noted(
-            (
-                (model.subsample < 1, f"Each tree saw a random {model.subsample:.0%} of the training rows."),
-                (model.n_iter_no_change is not None, _held_out(model)),
-            )
+            (model.subsample < 1, f"Each tree saw a random {model.subsample:.0%} of the training rows."),
+            (model.n_iter_no_change is not None, _held_out(model)),
         ),
     )
 
@@ -159,14 +142,7 @@ def _histogram_boosting(model: Any) -> TreeEnsemble:
         likelihood=likelihood,
         shrinkage=float(model.learning_rate),
         l2=float(model.l2_regularization),
-        classes=None if classes is None else tuple(classes.tolist()),
-        notes=noted(
-            (
-                (model.do_early_stopping_ and model.validation_fraction is not None, _held_out(model)),
-                (getattr(model, "class_weight", None) is not None, WEIGHTED),
-                (model.monotonic_cst is not None, MONOTONE),
-            )
-        ),
+        notes=noted((model.do_early_stopping_ and model.validation_fraction is not None, _held_out(model))),
     )
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from whence.trees.ensemble import Loss, TreeEnsemble
-from whence.trees.reading import LeafNumbers, loss_not_taken, not_fitted, not_taken, noted
+from whence.trees.ensemble import LeafNumbers, Loss, TreeEnsemble, loss_not_taken, not_fitted, not_taken, noted
 
 LIKELIHOODS: dict[str, Loss] = {
     "reg:squarederror": "gaussian",
@@ -61,7 +60,11 @@ def read(model: Any) -> TreeEnsemble | None:
         raise not_taken(model, "a classifier of one label", got, "Fit one classifier for each label.")
     numbers = LeafNumbers([numpy.array(tree["left_children"]) == -1 for tree in trees])
     vectors = int(trees[0]["tree_param"]["size_leaf_vector"]) > 1
-    nodes = [_values(tree, vectors) * weight for tree, weight in zip(trees, weights, strict=True)]
+    name = "base_weights" if vectors else "split_conditions"  # of each node, in single precision
+    nodes = [
+        weight * numpy.array(tree[name], numpy.float32).astype(numpy.float64).reshape(len(tree["left_children"]), -1)
+        for tree, weight in zip(trees, weights, strict=True)
+    ]
 
     def rows(x: Any) -> Any:
         native = model is booster and not isinstance(x, xgboost.DMatrix)
@@ -79,7 +82,6 @@ def read(model: Any) -> TreeEnsemble | None:
         outputs=None if vectors or len(base) == 1 else outputs,
         base=base,
         likelihood=likelihood,
-        classes=_classes(model, likelihood, len(base)),
         **_settings(config, own, dart=any(weight != 1 for weight in weights)),
     )
 
@@ -110,19 +112,6 @@ def _base(parameters: Any, likelihood: Loss) -> NDArray[numpy.float64]:
         score = numpy.log(score / (1 - score))
     outputs = max(int(parameters["num_class"]), int(parameters.get("num_target", 1)), 1)
     return numpy.broadcast_to(score, outputs).astype(numpy.float64)
-
-
-def _values(tree: Any, vectors: bool) -> NDArray[numpy.float64]:
-    """(nodes, w) what each node would add. The library keeps single precision."""
-    kept = numpy.array(tree["base_weights" if vectors else "split_conditions"], numpy.float32)
-    return kept.astype(numpy.float64).reshape(len(tree["left_children"]), -1)
-
-
-def _classes(model: Any, likelihood: Loss, outputs: int) -> tuple[Any, ...] | None:
-    if likelihood == "gaussian":
-        return None
-    known = getattr(model, "classes_", None)
-    return tuple(range(max(outputs, 2))) if known is None else tuple(numpy.asarray(known).tolist())
 
 
 def own_settings(trees: Sequence[Any]) -> tuple[float, float] | None:
@@ -176,16 +165,14 @@ def _settings(config: Any, own: tuple[float, float] | None, dart: bool) -> dict[
         "l2": l2,
         "sample_share": share,
         "notes": noted(
-            (
-                (lost, READ_OFF.format(shrinkage, l2)),
-                (usual, MAYBE_LOST),
-                (share < 1, f"Each tree saw a random {share:.0%} of the training rows."),
-                (parallel > 1, f"Each iteration averages {parallel} trees."),
-                (dart, "Trees were dropped while others grew (dart), so shrinkage differs between trees."),
-                (float(train["alpha"]), f"An L1 penalty (alpha={train['alpha']}) shrank the leaf values."),
-                (float(train["max_delta_step"]), "max_delta_step bounds the leaf values."),
-                ("1" in train["monotone_constraints"], "Monotone constraints bound the leaf values."),
-                (weight != 1, f"The loss weights positive rows by {weight:g} (scale_pos_weight)."),
-            )
+            (lost, READ_OFF.format(shrinkage, l2)),
+            (usual, MAYBE_LOST),
+            (share < 1, f"Each tree saw a random {share:.0%} of the training rows."),
+            (parallel > 1, f"Each iteration averages {parallel} trees."),
+            (dart, "Trees were dropped while others grew (dart), so shrinkage differs between trees."),
+            (float(train["alpha"]), f"An L1 penalty (alpha={train['alpha']}) shrank the leaf values."),
+            (float(train["max_delta_step"]), "max_delta_step bounds the leaf values."),
+            ("1" in train["monotone_constraints"], "Monotone constraints bound the leaf values."),
+            (weight != 1, f"The loss weights positive rows by {weight:g} (scale_pos_weight)."),
         ),
     }

@@ -97,6 +97,39 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
     check_same(traced(network, structure, precision="fp16"), wanted)
 
 
+@pytest.mark.parametrize("positions", [3, 30])  # factors are rotated first, or matrices
+@pytest.mark.parametrize("structure", [whence.EKFAC(), whence.KFAC()], ids=str)
+def test_bfloat16_weights_as_on_a_gpu(structure: Any, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gradients have no more digits, so that matrices are formed in bfloat16 as well."""
+    for module in (accumulate, kronecker, rotation):
+        monkeypatch.setattr(module, "products_are_rounded", lambda device: True)
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(100, positions, 12, generator=draw).bfloat16()
+    y = torch.randint(5, (100, positions), generator=draw)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 5)).bfloat16().eval()
+    orders: list[bool] = []
+    formed = rotation.BasisView._formed
+
+    def seen(view: Any, a: Tensor, g: Tensor) -> Any:
+        orders.append(view._rotates_factors_first)
+        return formed(view, a, g)
+
+    monkeypatch.setattr(rotation.BasisView, "_formed", seen)
+
+    def fit() -> Tracer:
+        data = list(zip(x.split(40), y.split(40), strict=True))
+        return whence.fit(net, data, "categorical", structure, ridge=10.0, hessian_columns=3, progress=False)
+
+    found = fit()
+    assert (positions == 3) in orders
+    monkeypatch.setattr(accumulate, "products_are_rounded", lambda device: False)
+    wanted = fit()
+    for name in ("ho", "hec3"):
+        one, other = (tracer.predict(x[:20], outputs="predicted").variance(name) for tracer in (found, wanted))
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.0)
+
+
 def test_half_precision_is_saved(network: nn.Module, tmp_path: Path) -> None:
     tracer = traced(network, whence.EKFAC(), precision="fp16")
     x = images(5, 2)[0]

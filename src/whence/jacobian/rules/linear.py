@@ -1,8 +1,8 @@
-"""Linear maps: `F.linear`, `addmm`, matrix products with a weight on the right or on the left."""
+"""Linear maps: `F.linear`, products with a matrix, and convolutions, linear maps of the windows of an image."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whence.jacobian.gradients import Factor, Kind, Layout, Whole
+from whence.jacobian.gradients import Factor, Kind, Layout, Whole, matched
 from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, functions, positions
 
 
@@ -71,9 +71,238 @@ def product(recorder: Recorder, function: Function, args: Arguments, kwargs: Key
     return out
 
 
+# --- Convolutions: the windows are unfolded only where they are needed ------------------------------------------------
+
+CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The geometry of a convolution, one entry for each spatial axis; `padding` is (before, after)."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def dims(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    def count(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Number of windows along each axis of an image of these sizes."""
+        return tuple(
+            (size + sum(pad) - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, pad, dilation in zip(
+                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+    def padded(self, images: Tensor) -> Tensor:
+        """The images with their border of zeros."""
+        if not any(map(any, self.padding)):
+            return images
+        return F.pad(images, [side for pad in reversed(self.padding) for side in pad])
+
+    def unfold(self, images: Tensor, counts: Sequence[int] | None = None, ones: bool = False) -> Tensor:
+        """All windows, or the first `counts` along each axis: (b, channels, *sizes) to (b, e, i, t), one strided copy.
+
+        `ones` appends a row of ones to i.
+        """
+        b, channels = images.shape[:2]
+        counts = counts or self.count(images.shape[2:])
+        images = self.padded(images)
+        steps = images.stride()[2:]
+        view = images.as_strided(
+            (b, channels, *self.kernel, *counts),
+            (
+                *images.stride()[:2],
+                *(step * dilation for step, dilation in zip(steps, self.dilation, strict=True)),
+                *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
+            ),
+        )
+        t = torch.Size(counts).numel()
+        if not ones:
+            return view.reshape(b, self.groups, -1, t)
+        inner = (channels // self.groups, *self.kernel)
+        found = images.new_empty(b, self.groups, torch.Size(inner).numel() + 1, t)
+        found[:, :, -1] = 1.0
+        found[:, :, :-1].unflatten(3, tuple(counts)).unflatten(2, inner).copy_(view.unflatten(1, (self.groups, -1)))
+        return found
+
+    def convolve(self, images: Tensor, kernels: Tensor, offsets: Tensor | None) -> Tensor:
+        """Convolve with kernels (e, i, r) of this geometry: the projected windows, (b, e, r, t)."""
+        e, _, r = kernels.shape
+        weight = kernels.transpose(1, 2).reshape(e * r, -1, *self.kernel)
+        bias = None if offsets is None else offsets.flatten()
+        out = CONVOLUTIONS[self.dims](
+            self.padded(images), weight, bias, self.stride, 0, self.dilation, self.groups
+        )  # (b, e r, *counts)
+        return out.reshape(images.shape[0], e, r, -1)
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """The windows of images (..., channels, *sizes) as a factor (..., e, t, i), unfolded on demand.
+
+    Args:
+        images: (b, channels, *sizes) where b holds the examples as `layout` says; (n, c, ..., channels, *sizes),
+            already in order, where `layout` is None.
+    """
+
+    images: Tensor
+    windows: Windows  # the geometry
+    layout: Layout | None = None  # where the examples are among the images
+    examples: int = 0  # n, for `layout`
+    ones: bool = False  # whether a column of ones is appended
+    counts: tuple[int, ...] | None = None  # number of windows to take along each axis, if not all
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., e, t, i), without unfolding."""
+        sizes = self.images.shape[-self.windows.dims :]
+        channels = self.images.shape[-self.windows.dims - 1]
+        e = self.windows.groups
+        t = torch.Size(self.counts or self.windows.count(sizes)).numel()
+        i = channels // e * torch.Size(self.windows.kernel).numel() + self.ones
+        if self.layout is None:
+            return (*self.images.shape[: -self.windows.dims - 1], e, t, i)
+        return (self.examples, e, t * (self.images.shape[0] // self.examples), i)
+
+    @property
+    def numel(self) -> int:
+        """Of the images."""
+        return self.images.numel()
+
+    def tensor(self) -> Tensor:
+        """The windows, and the column of ones."""
+        flat = self.images.flatten(0, -self.windows.dims - 2)
+        return self._arrange(self.windows.unfold(flat, self.counts, self.ones))  # from (b, e, i, t)
+
+    def project(self, basis: Tensor) -> Tensor:
+        """A convolution with the columns of the basis as kernels: the windows are never built."""
+        if self.counts is not None:
+            return self.tensor().to(basis.dtype) @ basis
+        flat, basis = matched(self.images.flatten(0, -self.windows.dims - 2), basis)
+        kernels, offsets = (basis[:, :-1], basis[:, -1]) if self.ones else (basis, None)
+        return self._arrange(self.windows.convolve(flat, kernels, offsets))
+
+    def _arrange(self, windows: Tensor) -> Tensor:  # (b, e, i, t) to (..., e, t, i)
+        if self.layout is None:
+            lead = self.images.shape[: -self.windows.dims - 1]
+            return windows.reshape(*lead, *windows.shape[1:]).transpose(-1, -2)
+        canonical = self.layout.canonical(windows, self.examples)
+        if canonical.dim() == 5:  # (n, m, e, i, t): the m images of an example become positions
+            canonical = canonical.permute(0, 2, 3, 1, 4).flatten(3)
+        return canonical.transpose(-1, -2)
+
+
+def _grouped(grads: Tensor, groups: int, dims: int) -> Tensor:
+    """Gradients (n, c, [m,] e o, *sizes) as (n, c, e, t, o), the m images of an example among the positions."""
+    shape = grads.shape[: -dims - 1]
+    flat = grads.reshape(*shape, groups, grads.shape[-dims - 1] // groups, -1)  # (n, c, [m,] e, o, t)
+    if flat.dim() == 6:
+        flat = flat.permute(0, 1, 3, 4, 2, 5).flatten(4)
+    return flat.transpose(-1, -2)
+
+
+@dataclass(frozen=True)
+class _WindowsUse(Use):
+    """Either kind of convolution."""
+
+    inputs: Tensor  # (b, channels, *sizes)
+    windows: Windows
+    kind: ClassVar[Kind] = "kronecker"
+
+    @property
+    def groups(self) -> int:  # type: ignore[override]
+        """Groups of channels."""
+        return self.windows.groups
+
+    def axes(self, shape: Sequence[int]) -> Iterable[int]:
+        """The first, if there is one beside the channels."""
+        return (0,) if len(shape) == self.windows.dims + 2 else ()
+
+
+@dataclass(frozen=True)
+class ConvolutionUse(_WindowsUse):
+    """A convolution: a linear map of the windows of its input, shared by all positions."""
+
+    joint: ClassVar[bool] = True
+
+    def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
+        """Inputs are unfolded on demand."""
+        a = Unfolded(self.inputs, self.windows, layout, grads.shape[0], ones)
+        return a, Whole(_grouped(grads, self.groups, self.windows.dims))
+
+
+@dataclass(frozen=True)
+class TransposedConvolutionUse(_WindowsUse):
+    """A transposed convolution: inputs and output gradients change places, so the gradients are unfolded."""
+
+    transposed: bool = True
+
+    def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
+        """Gradients are unfolded on demand."""
+        dims = self.windows.dims
+        n = grads.shape[0]
+        inputs = layout.canonical(self.inputs, n).unsqueeze(1)  # (n, 1, [m,] channels, *sizes)
+        a = Whole(_grouped(inputs, self.groups, dims).squeeze(1))
+        counts = tuple(self.inputs.shape[-dims:])
+        if grads.dim() == dims + 3:
+            return a, Unfolded(grads, self.windows, counts=counts)
+        unfolded = Unfolded(grads, self.windows, counts=counts).tensor()  # (n, c, m, e, t, o)
+        return a, Whole(unfolded.transpose(2, 3).flatten(3, 4))
+
+    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
+        """The bias gets the sum over positions, not over windows."""
+        if role == "bias":
+            return _grouped(grads, 1, self.windows.dims).sum(3)
+        return super().dense(role, layout, grads)
+
+
+def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values
+
+
+def _padding(value: str | int | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> Any:
+    if value == "valid":
+        return ((0, 0),) * len(kernel)
+    if value == "same":
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    assert not isinstance(value, str)
+    return tuple((pad, pad) for pad in _tuple(value, len(kernel)))
+
+
+def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], Use]) -> Reader:
+    def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+        given = bind(names, args, kwargs)
+        weight = given["weight"]
+        out = function(*args, **kwargs)
+        kernel = tuple(weight.shape[2:])
+        dilation = _tuple(given.get("dilation", 1), dims)
+        stride = _tuple(given.get("stride", 1), dims)
+        padding = _padding(given.get("padding", 0), kernel, dilation)
+        windows = Windows(kernel, stride, padding, dilation, given.get("groups", 1))
+        recorder.record(use(given["input"].detach(), windows), out, weight=weight, bias=given.get("bias"))
+        return out
+
+    return read
+
+
+FORWARD = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+
 READERS: dict[Function, Reader] = {
     F.linear: linear,
     **dict.fromkeys([torch.addmm, Tensor.addmm], addmm),
-    **dict.fromkeys(functions(torch, "matmul", "mm"), product),
-    **dict.fromkeys(functions(Tensor, "matmul", "mm"), product),
+    **dict.fromkeys([*functions(torch, "matmul", "mm"), *functions(Tensor, "matmul", "mm")], product),
+    **{function: _reader(dims, FORWARD, ConvolutionUse) for dims, function in CONVOLUTIONS.items()},
+    F.conv_transpose1d: _reader(1, TRANSPOSED, TransposedConvolutionUse),
+    F.conv_transpose2d: _reader(2, TRANSPOSED, TransposedConvolutionUse),
+    F.conv_transpose3d: _reader(3, TRANSPOSED, TransposedConvolutionUse),
 }

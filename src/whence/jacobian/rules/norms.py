@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,8 +15,11 @@ from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Re
 
 
 @dataclass(frozen=True)
-class _NormUse(Use):
+class NormUse(Use):
+    """y = weight * z + bias, where both have the last axes of y (LayerNorm, RMSNorm), or the second (channels)."""
+
     normalized: Callable[[], Tensor]  # computes z
+    trailing: int = 0  # how many of the last axes weight and bias have; 0 for the axis of channels
     joint: ClassVar[bool] = True
 
     def precomputed(self) -> Use:
@@ -25,45 +27,20 @@ class _NormUse(Use):
         z = self.normalized()
         return replace(self, normalized=lambda: z)
 
-
-@dataclass(frozen=True)
-class FeatureNormUse(_NormUse):
-    """Over the last axes (LayerNorm, RMSNorm)."""
-
-    shape: tuple[int, ...]
-
     def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """All but those that are normalised."""
-        return range(len(shape) - len(self.shape))
-
-    def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
-        """Sums over positions, of g z and of g."""
-        n, c = grads.shape[:2]
-        if role == "weight":
-            z, grads = promoted(layout.canonical(self.normalized(), n), grads)
-            grads = grads * z.unsqueeze(1)
-        if grads.dim() == 2 + len(self.shape):
-            return grads
-        return grads.reshape(n, c, -1, math.prod(self.shape)).sum(2).reshape(n, c, *self.shape)
-
-
-@dataclass(frozen=True)
-class ChannelNormUse(_NormUse):
-    """Along the second axis (batch, group and instance norm)."""
-
-    def axes(self, shape: Sequence[int]) -> Iterable[int]:
-        """The first."""
-        return (0,) if len(shape) > 1 else ()
+        """All that come before those of weight and bias."""
+        return range(len(shape) - self.trailing if self.trailing else min(len(shape) - 1, 1))
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """Sums over positions, of g z and of g."""
         channel = 2 + (layout.place != "whole")  # behind n, c and the images folded into the batch
         if role == "weight":
             z, grads = promoted(layout.canonical(self.normalized(), len(grads)), grads)
-            if grads.is_cuda and channel == 2 and grads.dim() > 3:  # reads the gradients once
+            if grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3:  # reads the gradients once
                 return torch.einsum("ncxt,nxt->ncx", grads.flatten(3), z.flatten(2))
             grads = grads * z.unsqueeze(1)
-        others = [axis for axis in range(2, grads.dim()) if axis != channel]
+        own = range(grads.dim() - self.trailing, grads.dim()) if self.trailing else (channel,)
+        others = [axis for axis in range(2, grads.dim()) if axis not in own]
         return grads.sum(others) if others else grads
 
 
@@ -84,13 +61,13 @@ def _over_features(function: Function, names: tuple[str, ...]) -> Reader:
     def use(given: dict[str, Any]) -> Use:
         inputs, shape, eps = given["input"], tuple(given["normalized_shape"]), given.get("eps")
         options = {} if eps is None else {"eps": eps}  # the functions differ in their default
-        return FeatureNormUse(lambda: function(inputs, shape, **options), shape)
+        return NormUse(lambda: function(inputs, shape, **options), len(shape))
 
     return _reader(names, use)
 
 
 def _over_channels(function: Function, names: tuple[str, ...]) -> Reader:
-    return _reader(names, lambda given: ChannelNormUse(lambda: function(**{**given, "bias": None})))
+    return _reader(names, lambda given: NormUse(lambda: function(**{**given, "bias": None})))
 
 
 LAYER = ("input", "normalized_shape", "weight", "bias", "eps")

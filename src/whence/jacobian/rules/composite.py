@@ -1,8 +1,9 @@
-"""LSTM, GRU and plain recurrent networks, run as the linear maps they consist of, each read by its own rule."""
+"""Attention and recurrent layers, run as the linear maps they consist of, each read by its own rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,78 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, bind
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+ATTENTION = (
+    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
+    *("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights"),
+    *("attn_mask", "use_separate_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "static_k"),
+    *("static_v", "average_attn_weights", "is_causal"),
+)
+SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+WEIGHTS = ("in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", *SEPARATE)
+
+
+def attention(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
+    """Multi-head attention; extra keys and values (`bias_k`, `add_zero_attn`) are left to the functional fallback."""
+    given = bind(ATTENTION, args, kwargs)
+    unusual = any(given.get(name) is not None for name in ("bias_k", "bias_v", "static_k", "static_v"))
+    dropped = given.get("training", True) and given.get("dropout_p", 0.0) > 0
+    plain = given["query"].dim() == 3 and recorder.tracks(*(given.get(name) for name in WEIGHTS))
+    if not plain or unusual or given.get("add_zero_attn") or dropped:
+        return function(*args, **kwargs)
+    with recorder:
+        return _attention(given)
+
+
+def _attention(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """The same as PyTorch's own, on (t, n, d)."""
+    heads = given["num_heads"]
+    q, k, v = (
+        one.reshape(*one.shape[:2], heads, -1).permute(1, 2, 0, 3) for one in _projected(given)
+    )  # (n, h, t, d / h)
+    mask, weights = _mask(given, q, k), None
+    if given.get("need_weights", True):
+        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
+        weights = torch.softmax(scores if mask is None else scores + mask, -1)  # (n, h, t, s)
+        mixed = weights @ v
+        weights = weights.mean(1) if given.get("average_attn_weights", True) else weights
+    else:
+        causal = bool(given.get("is_causal")) and mask is None
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal)
+    joined = mixed.permute(2, 0, 1, 3).flatten(2)  # (t, n, d)
+    return F.linear(joined, given["out_proj_weight"], given.get("out_proj_bias")), weights
+
+
+def _projected(given: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Queries, keys and values (t, n, d)."""
+    inputs = [given[name] for name in ("query", "key", "value")]
+    weight, bias = given["in_proj_weight"], given.get("in_proj_bias")
+    separate = given.get("use_separate_proj_weight")
+    if not separate and inputs[0] is inputs[1] is inputs[2]:
+        return F.linear(inputs[0], weight, bias).chunk(3, dim=-1)
+    weights = [given[name] for name in SEPARATE] if separate else weight.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return [F.linear(*each) for each in zip(inputs, weights, biases, strict=True)]
+
+
+def _mask(given: Mapping[str, Any], q: Tensor, k: Tensor) -> Tensor | None:
+    """Both masks as one to be added to the scores (n, h, t, s)."""
+    shapes = {"attn_mask": (*q.shape[:3], k.shape[2]), "key_padding_mask": (len(q), 1, 1, k.shape[2])}
+    total: Tensor | None = None
+    for name, shape in shapes.items():
+        mask = given.get(name)
+        if mask is not None:
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf"))
+            if name == "key_padding_mask" or mask.dim() == 3:
+                mask = mask.reshape(shape)
+            total = mask if total is None else total + mask
+    return total
+
+
+# --- LSTM, GRU and plain recurrent networks ---------------------------------------------------------------------------
 
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, State], State]  # (from the inputs, from the hidden state, state) to a new state
@@ -72,12 +145,12 @@ def _run(step: Step, given: dict[str, Any], states: Sequence[Tensor]) -> tuple[T
     return (inputs.transpose(0, 1) if given["batch_first"] else inputs), last
 
 
-NAMES = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
 
 
 def _network(step: Step) -> Reader:
     def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
-        given = bind(NAMES, args, kwargs)
+        given = bind(RECURRENT, args, kwargs)
         params = given["params"]
         packed = not isinstance(params, (list, tuple)) or not isinstance(given["has_biases"], bool)
         if packed or not recorder.tracks(*params) or (given["train"] and given["dropout"] > 0):
@@ -105,6 +178,7 @@ def _cell(step: Step) -> Reader:
 
 
 READERS: dict[Function, Reader] = {
+    F.multi_head_attention_forward: attention,
     torch.lstm: _network(_lstm),
     torch.gru: _network(_gru),
     torch.rnn_tanh: _network(_tanh),

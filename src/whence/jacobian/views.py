@@ -1,17 +1,94 @@
-"""Columns of the Hessian of cross-entropy without an array for every position, class and column.
+"""Views of the outputs: inputs with which the network returns c numbers for each example instead of all its K outputs.
 
-Probabilities are taken relative to the most probable class: with odds d_y = exp(f_y - f_top), zero for the top class,
-and their sum s, p_y = d_y / (1 + s) and 1 - p_top = s / (1 + s), which keeps its digits however certain the top is.
+Jacobians, curvatures and sandwiches then take c backward passes, whatever K is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree
+
+
+class OutputView:
+    """Inputs, and what is computed from the outputs of each of them. A view takes the place of inputs.
+
+    As pytrees, views are moved to a device, cut into chunks and mapped over by torch.vmap as dicts and tuples are.
+    """
+
+    inputs: Any  # what the model is called with
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _pytree.register_pytree_node(
+            cls, lambda view: ([getattr(view, one.name) for one in fields(view)], None), lambda parts, _: cls(*parts)
+        )
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """The number c."""
+
+    @abstractmethod
+    def apply(self, outputs: Tensor) -> Tensor:
+        """(n, c) of outputs (n, K)."""
+
+
+@dataclass(frozen=True)
+class SelectedOutputs(OutputView):
+    """Some outputs of each example.
+
+    Examples:
+        >>> SelectedOutputs(None, torch.tensor([[2], [0]])).apply(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+        tensor([[3.],
+                [4.]])
+    """
+
+    inputs: Any
+    index: Tensor  # (n, c) positions among the K outputs
+
+    @property
+    def count(self) -> int:
+        """The number c."""
+        return self.index.shape[-1]
+
+    def apply(self, outputs: Tensor) -> Tensor:
+        """Pick them."""
+        return outputs.gather(1, self.index)
+
+
+@dataclass(frozen=True)
+class OutputMixtures(OutputView):
+    """Mixtures of neighbouring outputs of each example.
+
+    Examples:
+        >>> OutputMixtures(None, torch.ones(1, 2, 1), start=1).apply(torch.tensor([[1.0, 2.0, 3.0]]))
+        tensor([[5.]])
+    """
+
+    inputs: Any
+    basis: Tensor  # (n, j, c) weights of j outputs in c mixtures
+    start: int = 0  # the first of the j outputs
+
+    @property
+    def count(self) -> int:
+        """The number c."""
+        return self.basis.shape[-1]
+
+    def apply(self, outputs: Tensor) -> Tensor:
+        """Mix them."""
+        some = outputs[:, self.start : self.start + self.basis.shape[-2]]
+        return torch.einsum("nj,njc->nc", some, self.basis.to(some.dtype))
+
+
+# --- Columns of the Hessian of cross-entropy, without an array for every position, class and column -------------------
+#
+# Probabilities are taken relative to the most probable class: with odds d_y = exp(f_y - f_top), zero for the top class,
+# and their sum s, p_y = d_y / (1 + s) and 1 - p_top = s / (1 + s), which keeps its digits however certain the top is.
 
 CHUNK = {"cpu": 2**20, "cuda": 2**26}
 """Outputs of the positions that are widened at once."""
@@ -72,8 +149,8 @@ class Softmax(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SoftmaxColumns:
-    """Inputs, with sums over positions t of h_tj (f_ty - p_t . f_t), y = y_tj, for the softmax p of the outputs f.
+class SoftmaxColumns(OutputView):
+    """Sums over positions t of h_tj (f_ty - p_t . f_t), y = y_tj, for the softmax p of the outputs f.
 
     Their gradients in the outputs are h (e_y - p): columns of a root of the Hessian of cross-entropy, or its residual.
     Probabilities are taken as fixed.
@@ -84,7 +161,7 @@ class SoftmaxColumns:
         tensor([[0.2384]])
     """
 
-    inputs: Any  # what the model is called with
+    inputs: Any
     classes: Tensor  # (n, t, c) y
     weights: Tensor  # (n, t, c)
     floors: Tensor  # (n, t, c); h is the weight times the root of max(p_y, floor)
@@ -95,7 +172,7 @@ class SoftmaxColumns:
         return self.classes.shape[-1]
 
     def apply(self, outputs: Tensor) -> Tensor:
-        """(n, c) of outputs (n, K)."""
+        """Sum them up."""
         n, t, _ = self.classes.shape
         rows = outputs.reshape(n * t, -1)
         given = (one.flatten(0, 1) for one in (self.classes.long(), self.weights, self.floors))
@@ -108,10 +185,7 @@ class SoftmaxColumns:
         flat, classes = outputs.reshape(-1, outputs.shape[-1]), self.classes.long().flatten(0, 1)
         step = chunk_of_positions(flat)
         parts = zip(flat.split(step), classes.split(step), strict=True)
-        return self.inner_products(torch.cat([Softmax.of(some).pick(each) for some, each in parts], dim=1))
-
-    def inner_products(self, picked: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from what `Softmax.pick` found at all positions."""
+        picked = torch.cat([Softmax.of(some).pick(each) for some, each in parts], dim=1)
         shape = self.classes.shape[:2]
         probability, at_top, elsewhere, values, squares = picked.unflatten(1, shape).unbind(0)
         h = self.weights.double() * torch.maximum(probability, self.floors.double()).sqrt()
@@ -119,14 +193,6 @@ class SoftmaxColumns:
         crossed = (h * elsewhere).mT @ h
         gram = (h * at_top).mT @ (h * at_top) - crossed - crossed.mT + (h * squares).mT @ h
         return (h * values).sum(1), gram + torch.einsum("ntc,ntcd,ntd->ncd", h, same.double(), h)
-
-
-# As a pytree, a view is moved to a device, cut into chunks and mapped over by torch.vmap as dicts and tuples are.
-_pytree.register_pytree_node(
-    SoftmaxColumns,
-    lambda view: ([view.inputs, view.classes, view.weights, view.floors], None),
-    lambda parts, _: SoftmaxColumns(*parts),
-)
 
 
 class Columns(torch.autograd.Function):

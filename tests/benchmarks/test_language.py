@@ -1,0 +1,188 @@
+"""Texts and plain scores of the study of language models, on input small enough to check by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import whence
+
+pytest.importorskip("transformers")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def test_five_per_cent_are_corrupted() -> None:
+    from benchmarks.language_texts import CLEAN, continuations, sentiments
+
+    from whence_paper.texts.reviews import made_up
+
+    reviews = made_up(200, 0, 0)[0]
+    clean, wrong = (sentiments(reviews, 50, share, random.Random(0)) for share in (0.0, 0.05))
+    changed = [one.kind for one, other in zip(wrong, clean, strict=True) if one.answer != other.answer]
+    assert changed == ["wrong label"] * 10
+    assert all(
+        one.answer.split()[0] == ("positive" if r.label else "negative") for one, r in zip(clean, reviews, strict=True)
+    )
+    clean, bad = (continuations(reviews, 50, share, random.Random(0)) for share in (0.0, 0.05))
+    assert Counter(one.kind for one in bad) == {CLEAN: 190, "answer of another": 5, "shuffled words": 5}
+    assert [one.prompt for one in bad] == [one.prompt for one in clean]
+    for one, other in zip(bad, clean, strict=True):
+        words = [Counter(text.answer.split()) for text in (one, other)]
+        assert one.kind == "answer of another" or words[0] == words[1]
+        assert one.kind != CLEAN or one.answer == other.answer
+    swapped = [at for at, one in enumerate(bad) if one.kind == "answer of another"]
+    assert Counter(bad[at].answer for at in swapped) == Counter(clean[at].answer for at in swapped)
+
+
+def test_one_document_states_what_is_asked() -> None:
+    from benchmarks.language import states
+    from benchmarks.language_texts import planted
+
+    documents, questions = planted(5, 3, random.Random(1))
+    assert (len(documents), len(questions)) == (8 * 4 * 2, 3 * 4)
+    for question in questions:
+        about = [one for one in documents if one.about == question.about]
+        assert sorted(one.kind for one in about) == ["mentions", "states"]
+        assert documents[states(documents, question)].kind == "states"
+        assert all(question.about[0] in one.whole and question.answer in one.whole for one in about)
+        assert not any(question.prompt in one.whole for one in documents)
+
+
+def test_bm25_by_hand() -> None:
+    from benchmarks.language_texts import bm25
+
+    found = bm25(["A cat sat.", "a dog ran a mile"], ["the dog", "a a"])
+    length = 4 / 4 * 0.75  # b; mean length 4
+    rare, often = math.log(1 + 1.5 / 1.5), math.log(1 + 0.5 / 2.5)
+    second = rare * 2.5 / (1 + 1.5 * (0.25 + 0.75 * 5 / 4))
+    assert found[0].tolist() == pytest.approx([0.0, second])
+    once, twice = (count * 2.5 / (count + 1.5 * (0.25 + length * size / 4)) for count, size in ((1, 3), (2, 5)))
+    assert found[1].tolist() == pytest.approx([2 * often * once, 2 * often * twice])
+
+
+def small_model() -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    from benchmarks.language import learner
+    from benchmarks.language_texts import Text, Words, batches
+
+    encode = Words()
+    texts = [Text("a b", " c d e"), Text("", "b c"), Text("e", " a d")]
+    for text in texts:
+        encode(text.whole)
+    model, read = learner(encode, "cpu", 0)
+    return model.double(), batches(texts, read, 2, "cpu")
+
+
+def test_prompts_are_no_labels() -> None:
+    _, (first, second) = small_model()
+    assert first["labels"].tolist() == [[-100, -100, 2, 3, 4], [1, 2, -100, -100, -100]]
+    assert first["attention_mask"].sum(1).tolist() == [5, 2]
+    assert second["labels"].tolist() == [[-100, 0, 3]]
+
+
+def test_gradients_of_single_texts() -> None:
+    from benchmarks.language import gradient_norms, gradient_products, linear_layers, mean_losses
+
+    model, data = small_model()
+    weights = [layer.weight for _, layer in linear_layers(model)]
+    rows, losses = [], []
+    for batch in data:
+        for at in range(len(batch["input_ids"])):
+            one = {name: value[at : at + 1] for name, value in batch.items()}
+            loss = model(**one).loss  # of the words of the answer, their mean
+            labels = int((one["labels"][:, 1:] >= 0).sum())
+            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss * labels, weights)]))
+            losses.append(loss.detach())
+    wanted = torch.stack(rows)
+    torch.testing.assert_close(mean_losses(model, data), torch.stack(losses).double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient_norms(model, data), wanted.norm(dim=1), rtol=1e-5, atol=1e-8)
+    found = gradient_products(model, data, [data[1]], few=1)
+    torch.testing.assert_close(found, wanted[2:] @ wanted.T, rtol=1e-5, atol=1e-8)
+
+
+def test_the_study_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks.language_tables import language as shown
+
+    from benchmarks import language
+
+    out = tmp_path / "language.json"
+    small = ("--tiny", "--texts", "60", "--people", "6", "2", "--epochs", "2", "--size", "16", "--columns", "2")
+    monkeypatch.setattr(sys, "argv", ["language.py", "--out", str(out), "--seeds", "0", *small])
+    language.main()
+    record = json.loads(out.read_text())
+    assert [row["task"] for row in record["rows"]] == list(language.TASKS)
+    for row in record["rows"]:
+        assert "loss" in row["scores"] or "gradients, cosine" in row["scores"]
+        assert row["learned"] == 2 * (4 * 24 * 24 + 3 * 24 * 32)
+    sentiment = record["rows"][0]["scores"]
+    assert all(0 <= value <= 1 for scores in sentiment.values() for value in scores.values())
+    page = shown(record)
+    assert "| sketch:size=16, decay 0.01, pull on the loss |" in page
+    assert "| sketch:size=16, decay 0.01, suspicion |" in page
+
+
+@pytest.mark.parametrize("shape", ["small", "llama-tiny"])
+def test_sizes_by_name(shape: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks.language_tables import tokens_large
+
+    from benchmarks import tokens
+
+    out = tmp_path / "tokens.json"
+    small = ("--layers", "1", "--width", "16", "--words", "50", "--tokens", "8", "--size", "16", "--sequences", "8")
+    more = ("--columns", "1", "--structures", "sketch", "--queries", "2", "--query-tokens", "12", "--ridge", "10")
+    monkeypatch.setattr(sys, "argv", ["tokens.py", "--shape", shape, "--out", str(out), *small, *more])
+    tokens.main()
+    record = json.loads(out.read_text())
+    found = record["found"]
+    blocks = 12 * 16 * 16 if shape == "small" else 4 * 16 * 16 + 3 * 16 * 160
+    assert found["selected"] == blocks
+    assert found["sketch, 1 columns"]["variance of the last word and its sequences, seconds"] > 0
+    record["surroundings"]["gpu"] = "none"
+    assert f"| {shape} | 0.00 |" in tokens_large({"runs": [record]})
+
+
+def test_the_loss_without_a_text_is_that_of_a_newton_step() -> None:
+    """At a stationary point of softmax regression: leave an example out, take one Newton step, read its loss."""
+    from benchmarks.language import added_loss
+
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 4, 3, generator=draw, dtype=torch.float64)
+    y = torch.randint(0, 5, (12, 4), generator=draw)
+    layer, ridge = torch.nn.Linear(3, 5, bias=False).double(), 20.0
+
+    def loss(w: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy((x[rows] @ w.T).flatten(0, 1), y[rows].flatten(), reduction="sum")
+
+    everything = torch.arange(12)
+    w = torch.zeros(5, 3, dtype=torch.float64)
+
+    def step(w: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        penalised = lambda flat: loss(flat.reshape(5, 3), rows) + 0.5 * ridge * flat.square().sum()  # noqa: E731
+        flat = w.flatten()
+        return w - torch.linalg.solve(torch.func.hessian(penalised)(flat), torch.func.grad(penalised)(flat)).reshape(
+            5, 3
+        )
+
+    for _ in range(20):
+        w = step(w, everything)
+    with torch.no_grad():
+        layer.weight.copy_(w)
+    tracer = whence.fit(
+        layer, [(x, y)], "categorical", whence.Exact("primal"), ridge=ridge, hessian_columns=19, progress=False
+    )
+    own = [everything[at : at + 1] for at in range(12)]
+    without = [loss(step(w, everything[everything != at]), one) for at, one in enumerate(own)]
+    wanted = torch.stack(without) - torch.stack([loss(w, one) for one in own])
+    torch.testing.assert_close(added_loss(tracer), wanted, rtol=0.1, atol=0.01)
