@@ -131,7 +131,10 @@ def asks_back(decorated: T) -> T:
             if isfunction(method) and (name == "__init__" or not name.startswith("_")):
                 setattr(decorated, name, asks_back(method))
         return decorated
-    known = [name for name in signature(decorated).parameters if name != "self"]
+    parameters = signature(decorated).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):  # it looks at names itself
+        return decorated
+    known = [name for name in parameters if name != "self"]
 
     @wraps(decorated)
     def checked(*args: Any, **options: Any) -> Any:

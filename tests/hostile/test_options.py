@@ -251,6 +251,7 @@ TYPOS = {
     "Execution": (lambda: whence.Execution(max_memroy=1), "'max_memroy'. Did you mean 'max_memory'"),
     "predict": (lambda: fit(mlp(), batches()).predict(inputs_and_targets()[0], output=0), "Did you mean 'outputs'"),
     "explain": (lambda: fit(mlp(), batches()).explain(inputs_and_targets()[0], topp=1), "Did you mean 'top'"),
+    "report": (lambda: fit(mlp(), batches()).report("r.html", None, titel="t"), "titel"),
     "far": (lambda: whence.fit(mlp(), batches(), zzz=1.0), r"got an unexpected argument 'zzz'\.$"),
 }
 

@@ -33,7 +33,7 @@ FINE, CAREFUL, NOT, SKIPPED = "fine", "careful", "do not trust", "not checked"
 LEVELS = (FINE, CAREFUL, NOT)
 MEANING = {
     FINE: "read variances and verdicts as they are",
-    CAREFUL: "rank predictions by these numbers; standard errors may be off by a factor of two",
+    CAREFUL: "rank predictions by these numbers; standard errors may be off by a factor of two, those of trees by more",
     NOT: "standard errors may be off by more than a factor of two, or the order of predictions be wrong",
     SKIPPED: "nothing was checked",
 }
@@ -111,7 +111,8 @@ class Trust(Shown):
         ('careful', 0.2)
         >>> print(trust)
         careful: rank predictions by these numbers; standard errors may be off by a
-        factor of two (1 of 1 checks not fine; 8 predictions, 1.0 s)
+        factor of two, those of trees by more (1 of 1 checks not fine; 8 predictions,
+        1.0 s)
         level    check          why, and what to do
         careful  linearization  Outputs are not linear. (give or take 0.2)
     """
