@@ -28,7 +28,7 @@ from .record import save, say, surroundings
 from .reference import forward_backward, wall_seconds
 from .scores import auroc, median_scale, spearman
 from .training import accuracy, augment, train
-from .variants import Variant, parse, precision
+from .variants import Variant, parse, precision, sampling
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": networks.resnet18,
@@ -76,7 +76,7 @@ def prepare(name: str, split: Split, given: argparse.Namespace) -> tuple[nn.Modu
         "rows": [],
     }
     parts = split.test_inputs.split(given.batch)
-    for tf32 in (False, True):
+    for tf32 in (False, True) if given.reference else ():
         with precision(tf32):
             forward_backward(network, parts[:1])
             label = "reference_test_tf32_s" if tf32 else "reference_test_s"
@@ -106,7 +106,7 @@ def measure(
         kept.append(whence.fit(network, loader, structure=variant.structure, ridge=ridge, progress=False, **options))
 
     row: dict[str, Any] = {"structure": variant.name}
-    with precision(variant.tf32):
+    with precision(variant.tf32), sampling(variant.everything):
         row["fit_s"] = wall_seconds(fit, device)
         row["fit_peak_gib"] = _peak(device, held)
         tracer = kept[0]
@@ -164,11 +164,13 @@ def run_network(name: str, split: Split, given: argparse.Namespace, record: dict
     """All structures of one network."""
     network, entry = prepare(name, split, given)
     record["networks"].append(entry)
-    say(
-        f"{name}: {entry['parameters']} parameters, accuracy {entry['accuracy']:.3f}, trained in "
-        f"{entry['train_s']:.1f} s, forward + k backward of the test set {entry['reference_test_s']:.2f} s "
-        f"(TF32 {entry['reference_test_tf32_s']:.2f} s)"
+    said = (
+        f"{name}: {entry['parameters']} parameters, accuracy {entry['accuracy']:.3f}, trained {entry['train_s']:.1f} s"
     )
+    if given.reference:
+        said += f", forward + k backward of the test set {entry['reference_test_s']:.2f} s "
+        said += f"(TF32 {entry['reference_test_tf32_s']:.2f} s)"
+    say(said)
     inputs, labels = enlarge(split.inputs, split.labels, given.n)
     loader = batches(inputs, whence.one_hot(labels, 10), given.batch)
     plain: dict[str, whence.Uncertainty] = {}
@@ -218,6 +220,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--no-reference", dest="reference", action="store_false", help="no forward + k backward alone")
     parser.add_argument("--ridge-share", type=float, default=0.01, help="lambda / n")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", help="a structure whose time is broken down in a table beside the record")

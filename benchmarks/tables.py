@@ -129,8 +129,13 @@ def cifar(record: dict[str, Any]) -> str:
                 ]
             )
     told = "; ".join(
-        f"{one['network']}: {one['parameters']:,} parameters, n = {one['n']:,}, {one['test']:,} test images, "
-        f"forward + k backward of these {one['reference_test_s']:.1f} s ({one['reference_test_tf32_s']:.1f} s in TF32)"
+        f"{one['network']}: {one['parameters']:,} parameters, n = {one['n']:,}, {one['test']:,} test images"
+        + (
+            f", forward + k backward of these {one['reference_test_s']:.1f} s "
+            f"({one['reference_test_tf32_s']:.1f} s in TF32)"
+            if "reference_test_s" in one
+            else ""
+        )
         for one in record["networks"]
     )
     repeated = ", repeated with flips and shifts" if record["repeated_with_flips_and_shifts"] else ""

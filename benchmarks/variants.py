@@ -1,4 +1,7 @@
-"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `ekfac:precision=bf16`."""
+"""Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `ekfac:precision=fp16`.
+
+`ekfac:everything=1` takes bases and eigenvalues from all outputs of all examples, however many they are.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import torch
 
 import whence
+from whence.curvature import kronecker
 
 KINDS = {
     "exact": whence.Exact,
@@ -31,8 +35,9 @@ class Variant:
     name: str
     structure: whence.Structure
     options: dict[str, Any] = field(default_factory=dict)
-    tf32: bool = False
+    tf32: bool | None = None  # `None` for torch's defaults, by which convolutions may be rounded to TF32
     bfloat16: bool = False
+    everything: bool = False
 
 
 def parse(text: str) -> Variant:
@@ -42,12 +47,13 @@ def parse(text: str) -> Variant:
         raise SystemExit(f"expected one of {', '.join(KINDS)} before the colon, got {text!r}.")
     given = dict(part.split("=", 1) for part in rest.split(",") if part)
     values = {key: _literal(value) for key, value in given.items()}
-    tf32, half = bool(values.pop("tf32", False)), bool(values.pop("bfloat16", False))
+    tf32 = values.pop("tf32", None)
+    half, everything = (bool(values.pop(key, False)) for key in ("bfloat16", "everything"))
     options = {key: values.pop(key) for key in OPTIONS if key in values}
     execution = {key: values.pop(key) for key in ("chunk_size", "max_memory", "precision") if key in values}
     if execution:
         options["execution"] = whence.Execution(**execution)
-    return Variant(text, KINDS[kind](**values), options, tf32, half)
+    return Variant(text, KINDS[kind](**values), options, None if tf32 is None else bool(tf32), half, everything)
 
 
 def _literal(text: str) -> Any:
@@ -58,11 +64,25 @@ def _literal(text: str) -> Any:
 
 
 @contextmanager
-def precision(tf32: bool) -> Iterator[None]:
-    """Let products and convolutions use TF32, or not."""
+def precision(tf32: bool | None) -> Iterator[None]:
+    """Let products and convolutions use TF32, or not; as torch has it where that is not said."""
+    if tf32 is None:
+        yield
+        return
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     try:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def sampling(everything: bool) -> Iterator[None]:
+    """Let bases and eigenvalues come from some outputs of many examples, or from everything."""
+    before = kronecker.MANY_EXAMPLES
+    kronecker.MANY_EXAMPLES = 10**12 if everything else before
+    try:
+        yield
+    finally:
+        kronecker.MANY_EXAMPLES = before

@@ -41,14 +41,14 @@ def test_bases_from_some_of_the_sequences(size: int, monkeypatch: pytest.MonkeyP
     data, test = batches(64, size), sequences(4, 1)[0]
     exact = fit(data, whence.Exact("primal"))
     core = fit(data, whence.Core(size=10_000, tolerance=0))
-    note = next(note for note in map(str, core.bread.notes) if "training sequences" in note)
+    note = next(note for note in map(str, core.bread.notes) if "training examples" in note)
     seen = int(note.split("come from ")[1].split()[0])
     assert seen < 48
     for name in ("ho", "hec3"):
         wanted = exact.predict(test, outputs="predicted").variance(name)
         torch.testing.assert_close(core.predict(test, outputs="predicted").variance(name), wanted, rtol=1e-6, atol=0)
     ekfac = fit(data, whence.EKFAC(tolerance=0))
-    assert any("training sequences" in str(note) for note in ekfac.bread.notes)
+    assert any("training examples" in str(note) for note in ekfac.bread.notes)
     total = sum(float(one.inside.sum()) for one in ekfac.bread.spectrum.curvature)  # type: ignore[attr-defined]
     curved = sum(float(rows[:, :-1].square().sum()) for _, rows in exact.bread.rows.read("rows"))  # type: ignore[attr-defined]
     assert total == pytest.approx(curved, rel=1e-6)
@@ -66,7 +66,7 @@ def test_eigenvalues_from_some_of_the_sequences_are_scaled(monkeypatch: pytest.M
         torch.manual_seed(0)
         notes = fit(alike, whence.Core(size=5, tolerance=0), hessian_columns=40).bread.notes
         shares.append(next(note for note in notes if "degrees of freedom" in note))
-        assert any("of 48 training sequences" in note for note in notes) == (many == 1)
+        assert any("of 48 training examples" in note for note in notes) == (many == 1)
     first, second = (float(note.split(" coordinates, ")[1].split(" %")[0]) for note in shares)
     assert first == pytest.approx(second, abs=3.0)  # signs of columns differ
 

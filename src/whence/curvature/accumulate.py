@@ -401,12 +401,13 @@ class LayerGradients:
         for tangent in captured.tangents(ones, last=True):
             if isinstance(tangent, Kronecker):
                 workspace = max(workspace, formed_bytes(tangent, WORKSPACE_SHARE * self.problem.budget.limit))
-                activations += held_bytes(tangent.a, self.problem.device) / n
-                gradients += held_bytes(tangent.g, self.problem.device) / n
+                activations += held_numbers(tangent.a, self.problem.device) / n
+                gradients += held_numbers(tangent.g, self.problem.device) / n
             else:
                 parts = tangent.parts if isinstance(tangent, Dense) else (tangent.grads,)
-                gradients += 4.0 * sum(part.numel() for part in parts) / n
-        return activations, gradients, workspace
+                gradients += sum(part.numel() for part in parts) / n
+        each = 2.0 if self.problem.half else 4.0
+        return each * activations, each * gradients, workspace
 
     def require_factors(self) -> None:
         """Raise when the Kronecker factors and their eigenvectors do not fit in memory."""
@@ -435,9 +436,9 @@ class LayerGradients:
         )
 
 
-def held_bytes(factor: Factor, device: torch.device) -> float:
-    """Bytes of a factor in single precision; on a CPU unfolded, as chunks are to fit into its cache."""
-    return 4.0 * (factor.numel if device.type == "cuda" else math.prod(factor.shape))
+def held_numbers(factor: Factor, device: torch.device) -> int:
+    """How many numbers a factor holds; on a CPU unfolded, as chunks are to fit into its cache."""
+    return factor.numel if device.type == "cuda" else math.prod(factor.shape)
 
 
 def working_precision(problem: Linearization) -> torch.dtype:

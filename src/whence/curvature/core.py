@@ -14,7 +14,7 @@ from whence.curvature.accumulate import LayerGradients
 from whence.curvature.base import FeatureStructure, MeatRoots, singular
 from whence.curvature.cost import Cost, ProblemSizes, Work
 from whence.curvature.ekfac import factor_cost
-from whence.curvature.kronecker import KroneckerFactors, enough_sequences, spectrum_sums
+from whence.curvature.kronecker import KroneckerFactors, enough_examples, spectrum_sums
 from whence.curvature.primal import (
     FittedPrimal,
     Projected,
@@ -29,7 +29,7 @@ from whence.curvature.rotation import Basis
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
 
-RANKED = 256  # sequences that show which coordinates are large
+RANKED = 256  # sequences, at least, that show which coordinates are large
 QUICK_SIZE = 2048  # features that are taken of any number of examples
 OPERATIONS = {"cpu": 1e11, "cuda": 2e14}  # n k r^2 of a core with more of them: about five seconds on one core
 SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # the most features of a sketch, and its share of these operations
@@ -76,7 +76,7 @@ class Core(FeatureStructure):
         bases = stream.accumulate(KroneckerFactors(stream, whole=self.basis == "gradients")).eigenbases(
             ridge or 0.0, self.tolerance, notes
         )
-        every = enough_sequences(problem, stream.blocks, RANKED)
+        every = enough_examples(problem, stream.blocks, RANKED)
         sums = stream.accumulate(spectrum_sums(stream, bases, None, notes, every))
         spectrum = [s.inside for s in sums.spectrum().curvature]
         chosen, share, r = self._choose(spectrum, problem, ridge)

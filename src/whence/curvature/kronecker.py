@@ -46,7 +46,7 @@ from whence.runtime.processes import assign_by_cost
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision
 LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
 MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
-MANY_MIXTURES = 100_000  # of outputs, over all of many examples, from which eigenvalues are summed
+MANY_MIXTURES = 50_000  # of outputs, over all of many examples, from which eigenvalues are summed
 EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
 
 # --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class KroneckerFactors(Accumulator):
         self.problem, self.blocks = problem, gradients.blocks
         self.whole = whole
         self.sampled = samples_outputs(problem, gradients.blocks, whole)
-        self.every = enough_sequences(problem, gradients.blocks) if every is None else every
+        self.every = enough_examples(problem, gradients.blocks) if every is None else every
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")  # examples that were counted
         self.cotangents = one_output_each(problem) if self.sampled else gradients.curved()
         self.count = 1 if self.sampled else problem.k - (problem.sketch is not None)
@@ -276,7 +276,7 @@ class KroneckerFactors(Accumulator):
         found = decompose(self.factors, decomposed, problem, notes)
         notes += describe_blocks(self.blocks)
         if self.every > 1:
-            notes.append(f"bases of layers come from {int(self.seen)} of {problem.n} training sequences")
+            notes.append(f"bases of layers come from {int(self.seen)} of {problem.n} training examples")
         if self.sampled:
             notes.append("bases of layers come from one output of each example, in turn")
         kept, size = sum(math.prod(basis.shape) for basis, _ in found), sum(block.numel for block in self.blocks)
@@ -294,15 +294,14 @@ def samples_outputs(problem: Linearization, blocks: Sequence[Block], whole: bool
     return problem.n >= many and problem.k > 1 and not whole
 
 
-def enough_sequences(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
-    """Of how many sequences one is enough for a basis: positions in them count as examples elsewhere do.
+def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: int = 1) -> int:
+    """Of how many examples one is enough for a basis: positions in a sequence count as examples elsewhere do.
 
     So many `examples` are left at least.
     """
-    if problem.sketch is None or not problem.sketch.dense:
-        return 1
     many = max(MANY_EXAMPLES, EXAMPLES_PER_SIDE * longest_side(blocks))
-    return max(1, min(problem.sketch.counted // many, problem.n // examples))
+    counted = problem.n if problem.sketch is None else problem.sketch.counted
+    return max(1, min(counted // many, problem.n // examples))
 
 
 def longest_side(blocks: Sequence[Block]) -> int:
@@ -317,9 +316,10 @@ def one_output_each(problem: Linearization) -> Cotangents:
     eye = torch.eye(problem.k, dtype=problem.dtype, device=problem.device)
 
     def chosen(where: slice, n: int) -> Tensor:
-        at = torch.arange(where.start, where.start + n * (where.step or 1), where.step or 1, device=problem.device)
-        count = problem.k if roots is None else roots.shape[2]
-        rows = eye[at % count] if roots is None else roots[at, :, at % count]
+        step, count = where.step or 1, problem.k if roots is None else roots.shape[2]
+        at = torch.arange(where.start, where.start + n * step, step, device=problem.device)
+        turn = at // step % count
+        rows = eye[turn] if roots is None else roots[at, :, turn]
         return (math.sqrt(count) * rows).unsqueeze(0)
 
     return chosen
@@ -624,8 +624,10 @@ class SampledSpectrumSums(SpectrumSums):
     come out the same, within some per cent along each direction. The score is exact: residuals are one more mixture.
     """
 
-    def __init__(self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int) -> None:
-        problem = gradients.problem
+    def __init__(
+        self, gradients: LayerGradients, bases: Sequence[Basis], noise: Tensor | None, mixtures: int, every: int = 1
+    ) -> None:
+        problem, self.every = gradients.problem, every
         self.problem, self.bases, self.noise, self.mixtures = problem, bases, noise, mixtures
         self.seen = torch.zeros((), dtype=torch.float64, device="cpu")
         roots = problem.hessian_roots
@@ -659,7 +661,7 @@ class SampledSpectrumSums(SpectrumSums):
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
         summed = None
-        self.seen += where.stop - where.start
+        self.seen += len(range(*where.indices(self.problem.n)))
         if self.noise is not None:
             lengths = lengths_of(self.problem.residuals[where])
             summed = torch.cat([lengths.new_zeros(len(lengths), self.count - 1), lengths], 1)
@@ -673,8 +675,8 @@ def spectrum_sums(
     """Pass 2 from all outputs, or from a few mixtures of them where examples are many."""
     problem = gradients.problem
     if problem.sketch is None and samples_outputs(problem, gradients.blocks, whole=False):
-        mixtures = math.ceil(MANY_MIXTURES / problem.n)
-        sampled = SampledSpectrumSums(gradients, bases, noise, mixtures)
+        mixtures = 1 if noise is None else math.ceil(MANY_MIXTURES / problem.n)  # a core wants their order alone
+        sampled = SampledSpectrumSums(gradients, bases, noise, mixtures, every)
         if sampled.count < problem.k:
             plural = "s" * (mixtures > 1)
             notes.append(f"eigenvalues come from {mixtures} random mixture{plural} of each example's outputs")

@@ -24,14 +24,16 @@ from whence.jacobian.gradients import (
     Rows,
     Tangent,
     Whole,
+    cotangents_first,
     is_transposed_in_memory,
+    promoted,
 )
 from whence.linalg import HALVES, product
 
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
 GROUP_ROWS = 128  # fill the tensor units of a GPU
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
-LARGEST_COMPLEMENT = 2048  # outputs of a layer whose directions outside a basis are worked out
+LARGEST_COMPLEMENT = 4608  # inputs or outputs of a layer whose directions outside a basis are worked out
 ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
 
 
@@ -41,14 +43,22 @@ def mix(g: Tensor, weights: Tensor) -> Tensor:
         return g * weights.reshape(len(g), -1, *[1] * (g.dim() - 2))
     transposed = is_transposed_in_memory(g)
     lying = g.transpose(-1, -2) if transposed else g
-    rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
-    mixed: Tensor = (rows @ lying.flatten(2)).unflatten(2, lying.shape[2:])
+    count = weights.shape[2]
+    if g.dtype in HALVES and g.is_cuda:  # whose tensor units take rows of eight
+        rows = pad(weights, (0, -count % 8)).transpose(1, 2)
+    else:
+        rows = weights.transpose(1, 2).contiguous()  # as it lies a GPU takes twice as long
+    mixed: Tensor = (rows @ lying.flatten(2))[:, :count].unflatten(2, lying.shape[2:])
     return mixed.transpose(-1, -2) if transposed else mixed
 
 
 def along_factors(a: Tensor, g: Tensor, direction: Tensor) -> Tensor:
     """Inner products of sum_t g_t a_t^T with a direction (e, o, i), for (n, e, t, i) and (n, c, e, t, o): (n, c)."""
-    moved = times(a, direction.transpose(-1, -2)).to(g.dtype)  # (n, e, t, o)
+    return inner_products(g, times(a, direction.transpose(-1, -2)).to(g.dtype))
+
+
+def inner_products(g: Tensor, moved: Tensor) -> Tensor:
+    """(n, c) inner products of gradients (n, c, e, t, o) with one of each example, (n, e, t, o)."""
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
     return product(g.flatten(2), moved.flatten(1).unsqueeze(2)).squeeze(2)
@@ -83,7 +93,8 @@ def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     the blocks on the diagonal are kept.
     """
     n, c, p = left.shape
-    together = max(1, min(n, GROUP_ROWS // c))
+    most = max(1, min(n, GROUP_ROWS // c))
+    together = next((count for count in range(most, most // 2, -1) if n % count == 0), most)  # none is left over
     even = n - n % together
     ours, theirs = (one[:even].reshape(-1, together * c, p) for one in (left, right))
     blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
@@ -342,11 +353,12 @@ class Basis:
     @cached_property
     def complement(self) -> Tensor | None:
         """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
-        if not self.outside or self.outputs is None or self.outputs.shape[1] > LARGEST_COMPLEMENT:
-            return None
-        spanned = self.outputs[0].double()
-        whole: Tensor = torch.linalg.qr(spanned, mode="complete").Q
-        return whole[:, spanned.shape[1] :].to(self.outputs.dtype)
+        return _complement(self.outputs) if self.outside else None
+
+    @cached_property
+    def input_complement(self) -> Tensor | None:
+        """The same of input directions, (i, i - x)."""
+        return _complement(self.inputs) if self.outside else None
 
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
@@ -382,6 +394,16 @@ class Basis:
         return Basis(self.block, *parts)
 
 
+def _complement(columns: Tensor | None) -> Tensor | None:
+    """Orthonormal directions (i, i - r) at right angles to columns (1, i, r), if there are any and they are few."""
+    if columns is None or columns.dim() != 3 or len(columns) > 1 or columns.shape[1] > LARGEST_COMPLEMENT:
+        return None
+    if columns.shape[1] == columns.shape[2]:
+        return None
+    whole: Tensor = torch.linalg.qr(columns[0].double(), mode="complete").Q
+    return whole[:, columns.shape[2] :].to(columns.dtype)
+
+
 def raised(values: Tensor) -> Tensor:
     """Half precision to float32; squares of bfloat16 would keep two digits."""
     return values.float() if values.dtype in HALVES else values
@@ -404,9 +426,22 @@ def outer(a: Tensor, g: Tensor) -> Tensor:
         for at in range(c):
             torch.bmm(g[:, at, 0].transpose(1, 2), a[:, 0], out=found[:, at, 0])
         return found
-    left = g.permute(0, 2, 1, 4, 3).reshape(n, e, c * o, t)
+    if is_transposed_in_memory(g) or g.dtype not in HALVES:
+        left = g.permute(BY_OUTPUT).reshape(n, e, c * o, t)
+    else:
+        left = g.permute(BY_POSITION).reshape(n, e, t, c * o).transpose(2, 3)
     matrices = left @ a if g.dtype == torch.bfloat16 else product(left, a)
     return matrices.reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
+
+
+BY_OUTPUT, BY_POSITION = (0, 2, 1, 4, 3), (0, 2, 3, 1, 4)  # axes of gradients (n, c, e, t, o), as products want them
+
+
+def in_bfloat16(g: Tensor) -> Tensor:
+    """Gradients (n, c, e, t, o) in bfloat16; those of images in the order that `outer` takes, by the same copy."""
+    if not is_transposed_in_memory(g):
+        return g.bfloat16()
+    return g.permute(BY_OUTPUT).to(torch.bfloat16, memory_format=torch.contiguous_format).permute(BY_OUTPUT)
 
 
 def products_are_rounded(device: torch.device) -> bool:
@@ -414,34 +449,40 @@ def products_are_rounded(device: torch.device) -> bool:
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def outside_of(
-    tangent: Tangent, basis: Basis, inputs: Tensor | None = None, grads: Tensor | None = None
-) -> list[Tangent]:
+def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> list[Tangent]:
     """Tangents whose squared lengths add up to what of a gradient G lies outside a basis.
 
     G - P G Q = G (I - Q) + (I - P) G Q, two parts at right angles. The difference of the squared lengths of G and P G Q
     is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
-    The factors of a Kronecker tangent in the basis are taken as given where they are known.
+    The inputs of a Kronecker tangent in the basis are taken as given where they are known.
     """
     if isinstance(tangent, Dense):
         return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
     if isinstance(tangent, Rows):
         columns = None if basis.outputs is None else basis.outputs[0]
         return [Rows(tangent.block, tangent.index, _rest(raised(tangent.grads), columns))]
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
     if inputs is None:
-        inputs = a if basis.inputs is None else times(a, basis.inputs)
-    return [
-        Kronecker(tangent.block, Whole(_rest(a, basis.inputs, inputs)), Whole(g)),
-        Kronecker(tangent.block, Whole(inputs), Whole(_rest(g, basis.outputs, grads))),
-    ]
+        inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
+    parts: list[Tangent] = []
+    if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
+        rest = _left_over(tangent.a, basis.inputs, basis.input_complement)
+        parts.append(Kronecker(tangent.block, Whole(rest), tangent.g))
+    if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
+        rest = _left_over(tangent.g, basis.outputs, basis.complement)
+        parts.append(Kronecker(tangent.block, Whole(inputs), Whole(rest)))
+    return parts
 
 
-def _rest(values: Tensor, columns: Tensor | None, inside: Tensor | None = None) -> Tensor:
-    """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r); or (e, i, r), for rows (..., e, t, i)."""
-    if columns is None:
-        return torch.zeros_like(values)
-    return values - times(times(values, columns) if inside is None else inside, columns.transpose(-1, -2))
+def _left_over(factor: Factor, columns: Tensor, complement: Tensor | None) -> Tensor:
+    """A factor along what columns (e, i, r) do not span, or less what lies along them."""
+    if complement is not None:
+        return factor.project(complement.unsqueeze(0))
+    return factor.tensor() - Whole(factor.project(columns)).project(columns.transpose(-1, -2))
+
+
+def _rest(values: Tensor, columns: Tensor | None) -> Tensor:
+    """Rows v (..., i) less U U^T v, for orthonormal columns U (i, r)."""
+    return torch.zeros_like(values) if columns is None else values - times(times(values, columns), columns.T)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -479,23 +520,36 @@ def energy(tangent: Tangent) -> Tensor:
     if isinstance(tangent, Rows):
         plain = rotated_values(tangent, Basis(tangent.block))
         return plain.grams(plain.values.new_ones(1, *plain.shape))[0]
-    g = raised(tangent.grads()).flatten(2)
-    return _with_inputs(tangent) @ g.transpose(1, 2)
+    g, moved = _with_inputs(tangent)
+    return product(moved, g.transpose(1, 2))
 
 
 def lengths(tangent: Tangent) -> Tensor:
     """Squared lengths of the gradients, (n, c): the diagonals of `energy` alone."""
     if not isinstance(tangent, Kronecker):
         return torch.diagonal(energy(tangent), dim1=1, dim2=2)
-    return (_with_inputs(tangent) * raised(tangent.grads()).flatten(2)).sum(2)
+    g, moved = _with_inputs(tangent)
+    return raised(g * moved).sum(2)
 
 
-def _with_inputs(tangent: Kronecker) -> Tensor:
-    """(n, c, e t o) sum_s <a_t, a_s> g_s, whose inner products with g are those of the gradient matrices."""
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
+def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
+    """(n, c, e t o) g, and sum_s <a_t, a_s> g_s, whose inner products with it are those of the gradient matrices."""
+    a, g = promoted(tangent.inputs(), tangent.grads())
     if tangent.positions == 1:
-        return (g * a.square().sum(-1, keepdim=True).unsqueeze(1)).flatten(2)
-    return ((a @ a.transpose(-1, -2)).unsqueeze(1) @ g).flatten(2)
+        a, g = raised(a), raised(g)
+        return g.flatten(2), (g * a.square().sum(-1, keepdim=True).unsqueeze(1)).flatten(2)
+    inner = product(a, a.transpose(-1, -2))
+    if g.dtype in HALVES:  # float16 has no room for them
+        inner, g = inner.bfloat16(), g.bfloat16()
+    first = cotangents_first(g)
+    g, inner = (g.transpose(0, 1), inner) if first else (g, inner.unsqueeze(1))
+    if is_transposed_in_memory(g):
+        g = g.transpose(-1, -2)
+        moved = g @ inner
+    else:
+        moved = inner @ g
+    g, moved = (g.transpose(0, 1), moved.transpose(0, 1)) if first else (g, moved)
+    return g.flatten(2), moved.flatten(2)
 
 
 def total(tangent: Tangent, weights: Tensor) -> Tensor:
@@ -512,8 +566,9 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     if not isinstance(tangent, Kronecker):
         plain = rotated_values(tangent, Basis(tangent.block))
         return plain.along(direction.to(plain.dtype))
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
-    return along_factors(a, g, direction.to(a.dtype))
+    size: Tensor = torch.linalg.vector_norm(direction)  # float16 has no room for small steps
+    unit = direction / torch.where(size > 0, size, 1.0)
+    return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
 def combine(tangent: Tangent, weights: Tensor) -> Tangent:
@@ -564,8 +619,9 @@ class BasisView:
         self.reads = reads
         self.rounded = rounded
         self.coarse = coarse
-        self._tangent: Tangent | None = _computed(tangent) if basis.outside and measured else tangent
+        self._tangent: Tangent | None = _computed(tangent, coarse) if basis.outside and measured else tangent
         self._held: Rotated | None = None
+        self._inputs: Tensor | None = None  # of the layer in the basis, before they are rounded to bfloat16
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
 
@@ -652,11 +708,12 @@ class BasisView:
             return [self.tangent]
         held = self._rotated()
         if isinstance(held, Factored):
-            return outside_of(self.tangent, self.basis, held.a.unsqueeze(2), held.g.unsqueeze(3))
+            return outside_of(self.tangent, self.basis, held.a.unsqueeze(2))
         if held is not None or not self._rotates_factors_first:
             return outside_of(self.tangent, self.basis)
-        a, g = self._factors_to_form()
-        return outside_of(self.tangent, self.basis, a[..., : self.basis.shape[-1]], g)
+        self._factors_to_form()
+        assert self._inputs is not None
+        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]])
 
     def _rotated(self) -> Rotated | None:
         """The gradients of all examples, unless that takes matrices."""
@@ -693,9 +750,10 @@ class BasisView:
                 inputs = pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
             factors = ((tangent.a, inputs), (tangent.g, outputs))
             a, g = (part.tensor() if one is None else part.project(one) for part, one in factors)
-            if self.coarse and self.complete and self._rotates_factors_first:
-                self._factors = a.bfloat16(), g.bfloat16()
-            elif self.coarse and self.complete and a.dtype == g.dtype == torch.float16:
+            self._inputs = None if self.complete else a
+            if self.coarse and self._rotates_factors_first:
+                self._factors = a.bfloat16(), in_bfloat16(g)
+            elif self.coarse and a.dtype == g.dtype == torch.float16:
                 self._factors = a, g  # of which matrices come in single precision, to be rotated later
             else:
                 self._factors = raised(a), raised(g)
@@ -781,12 +839,14 @@ def formed_bytes(tangent: Kronecker, room: float) -> float:
     return 0.0 if tangent.positions == 1 or chunk <= room else 2.0 * grads.element_size() * e * o * i
 
 
-def _computed(tangent: Tangent) -> Tangent:
-    """Gradients that are rotated and measured are computed once, and lie as many products want them."""
+def _computed(tangent: Tangent, coarse: bool) -> Tangent:
+    """Gradients that are rotated and measured are computed once; in single precision they lie as products want them."""
     if isinstance(tangent, Dense):
         return Dense(tangent.block, (raised(tangent.values),))
     if isinstance(tangent, Rows):
         return tangent
+    if coarse and tangent.positions > 1:
+        return Kronecker(tangent.block, tangent.a, Whole(tangent.grads()))
     a, g = raised(tangent.inputs()), raised(tangent.grads())
     if g.is_cuda:
         a, g = a.contiguous(), g.contiguous()

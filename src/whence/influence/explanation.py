@@ -393,7 +393,7 @@ class Calibration(Shown):
         mean = float(some.mean()) if len(some) else 0.0
         index = evenly_spaced(counted.nonzero().squeeze(1), sample)
         averages = []
-        for which, weights in neighbours.weights(neighbours.gradients[index]):
+        for which, weights in neighbours.weights(neighbours.gradients[index].to(squares.dtype)):
             weights.scatter_(1, index[which].unsqueeze(1), 0.0)
             averages.append(divide(weights @ squares, weights.sum(1), mean))
         around = torch.cat(averages) if averages else squares[:0]
@@ -410,7 +410,7 @@ class Calibration(Shown):
         agreeing = expected <= limit
         most_agree = 2 * int(agreeing.sum()) >= len(agreeing)
         compared = index[order][agreeing if most_agree else slice(None)]
-        leverages = neighbours.leverages_without()[compared].sort().values
+        leverages = neighbours.leverages_without()[compared].to(squares.dtype).sort().values
         return cls(
             neighbours=neighbours,
             squares=squares,

@@ -111,7 +111,8 @@ class Neighbours:
         moments.diagonal().add_(ridge)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
         whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(moments), eye, upper=False).mT
-        whitening = whitening.to(gradients.dtype)
+        single = classes and not whitening.is_cuda  # lambda is strong then: single precision serves, but TF32 would not
+        whitening = whitening.to(working_precision(problem) if single else gradients.dtype)
         notes = []
         if features.size < problem.selection.size:
             what = "leading directions" if isinstance(features, LeafFeatures) else "random projections"
@@ -123,7 +124,7 @@ class Neighbours:
                 f"Gradients are those of {len(directions)} random combinations of the {problem.width:,} outputs, not "
                 "of each output."
             )
-        white = gradients @ whitening
+        white = gradients.to(whitening.dtype) @ whitening
         if isinstance(features, LeafFeatures):
             left_out = torch.where(
                 fitted.counted.unsqueeze(1), torch.cat([rest for _, _, rest in found if rest is not None]), 0.0
@@ -139,7 +140,7 @@ class Neighbours:
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
         rows, outputs, rest = prediction_gradients(fitted, inputs, self.features, self.directions, self.unit_length)
-        white = rows @ self.whitening
+        white = (rows.to(self.whitening.dtype) @ self.whitening).to(rows.dtype)
         return white if rest is None else _with_rest(white, rest / self.ridge), outputs
 
     def leverages(self) -> Tensor:
@@ -160,8 +161,8 @@ class Neighbours:
         flat = self.gradients[..., :r].reshape(n * c, r)
         for low in range(0, len(whitened), step):
             some = whitened[low : low + step]
-            aligned = (some[..., :r].reshape(-1, r) @ flat.T).reshape(len(some), c, n, c)
-            yield slice(low, low + len(some)), aligned.square().sum((1, 3))
+            aligned = (some[..., :r].reshape(-1, r).to(flat.dtype) @ flat.T).reshape(len(some), c, n, c)
+            yield slice(low, low + len(some)), aligned.square().sum((1, 3)).to(whitened.dtype)
 
 
 def prediction_gradients(

@@ -8,6 +8,7 @@ turn what arrives there into the tangents of the blocks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -307,12 +308,32 @@ def pull_back(
     passes = [cotangents] if batched else [*cotangents]
     for number, cotangent in enumerate(passes):
         keep = not last or number + 1 < len(passes)
-        found = torch.autograd.grad(
-            outputs, edges, cotangent, retain_graph=keep, allow_unused=True, is_grads_batched=batched
-        )
+        found = _vectorized(outputs, edges, cotangent, keep) if batched else _pulled(outputs, edges, cotangent, keep)
         for use, grads in zip(uses, found, strict=True):
             use.add(grads if batched or grads is None else grads.unsqueeze(0), len(cotangents) if batched else 1)
     return uses
+
+
+def _pulled(outputs: Tensor, edges: Sequence[GradientEdge], cotangent: Tensor, keep: bool) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(outputs, edges, cotangent, retain_graph=keep, allow_unused=True)
+
+
+def _vectorized(outputs: Tensor, edges: Sequence[GradientEdge], cotangents: Tensor, keep: bool) -> list[Tensor | None]:
+    """All cotangents in one pass.
+
+    Torch's own `is_grads_batched` has an older vmap, in which convolutions run in a loop over the cotangents.
+    """
+    reached: list[bool] = []  # which edges have a gradient
+
+    def pulled(cotangent: Tensor) -> tuple[Tensor, ...]:
+        found = _pulled(outputs, edges, cotangent, keep)
+        reached[:] = [one is not None for one in found]
+        return tuple(one for one in found if one is not None)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the kernels that run in a loop all the same
+        grads = iter(torch.func.vmap(pulled)(cotangents))
+    return [next(grads) if one else None for one in reached]
 
 
 class UseGradients:

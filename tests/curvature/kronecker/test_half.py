@@ -13,7 +13,7 @@ import whence
 from whence.curvature import accumulate, kronecker, rotation
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian import gradients
-from whence.jacobian.rules import convolution
+from whence.jacobian.rules import linear
 from whence.linalg import product
 from whence.tracer import Tracer
 
@@ -86,13 +86,8 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
         monkeypatch.setattr(module, "products_are_rounded", lambda device: as_on_a_gpu)
     wanted = traced(network, structure)
     if as_on_a_gpu:
-
-        def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-            half = values.dtype == torch.float16
-            return (values, basis.half()) if half else (values.to(basis.dtype), basis)
-
-        for module in (gradients, convolution):
-            monkeypatch.setattr(module, "matched", matched)
+        for module in (gradients, linear):
+            monkeypatch.setattr(module, "matched", half_or_single)
         monkeypatch.setattr(kronecker, "halved", lambda values: values)
     check_same(traced(network, structure, precision="fp16"), wanted)
 
@@ -128,6 +123,55 @@ def test_bfloat16_weights_as_on_a_gpu(structure: Any, positions: int, monkeypatc
     for name in ("ho", "hec3"):
         one, other = (tracer.predict(x[:20], outputs="predicted").variance(name) for tracer in (found, wanted))
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.0)
+
+
+ORDERS = {  # of (c, n, e, o, t) in memory, as (n, c, e, t, o)
+    "rows": lambda g: g.permute(1, 0, 2, 4, 3).contiguous(),
+    "images": lambda g: g.transpose(0, 1).contiguous().transpose(3, 4),
+    "rows, cotangents first": lambda g: g.transpose(3, 4).contiguous().transpose(0, 1),
+    "images, cotangents first": lambda g: g.permute(1, 0, 2, 4, 3),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kept", [(16, 32), (16, 48), (72, 32), (72, 48)])
+def test_coarse_views(order: str, kept: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside and outside a basis, in whatever order of memory, to three digits of the same in double precision."""
+    monkeypatch.setattr(gradients, "matched", half_or_single)
+    torch.manual_seed(0)
+    n, c, t, o, i = 6, 5, 16, 48, 72
+    block = gradients.Block("w", ("w",), ((o, i),), "kronecker")
+    below, above = (torch.linalg.qr(torch.randn(size, size)).Q for size in (i, o))
+    a = (torch.randn(n, 1, t, i) * torch.logspace(0, -2, i) @ below.T).half()
+    g = (1e-3 * above @ (torch.randn(c, n, 1, o, t) * torch.logspace(0, -2, o).unsqueeze(1))).half()
+    found, wanted = (
+        (
+            rotation.Basis(block, below[None, :, : kept[0]].to(dtype), above[None, :, : kept[1]].to(dtype)),
+            gradients.Kronecker(block, gradients.Whole(a.to(half)), gradients.Whole(ORDERS[order](g).to(half))),
+        )
+        for dtype, half in ((torch.float32, torch.float16), (torch.float64, torch.float64))
+    )
+    weights = torch.rand(2, 1, *kept[::-1]) + 0.1
+    outside, mixing, step = torch.full((2, 1, 1, 1), 5.0), torch.randn(n, c, 3), 1e-6 * torch.randn(1, o, i)
+
+    def seen(basis: rotation.Basis, tangent: gradients.Kronecker, coarse: bool) -> list[Tensor]:
+        dtype = basis.tensors[0].dtype
+        sums = rotation.Weights(basis, weights.to(dtype), outside.to(dtype), True)
+
+        def view() -> rotation.BasisView:
+            return rotation.BasisView(tangent, basis, True, coarse=coarse)
+
+        mixed = torch.cat([one.matrices() for _, one in view().mixed(mixing.to(dtype))])
+        along = view().along(step.to(dtype) if view().basis.outside else basis.into(step.to(dtype)))
+        return [sums.grams(view()), sums.variances(view()), mixed, along]
+
+    for one, other in zip(seen(*found, coarse=True), seen(*wanted, coarse=False), strict=True):
+        assert float((one - other).norm() / other.norm()) < 5e-3
+
+
+def half_or_single(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """As `matched` does on a GPU."""
+    return (values, basis.half()) if values.dtype == torch.float16 else (values.to(basis.dtype), basis)
 
 
 def test_half_precision_is_saved(network: nn.Module, tmp_path: Path) -> None:

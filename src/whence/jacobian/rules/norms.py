@@ -48,6 +48,8 @@ def _reader(names: tuple[str, ...], use: Callable[[dict[str, Any]], Use]) -> Rea
     def read(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywords) -> Any:
         given = bind(names, args, kwargs)
         out = function(*args, **kwargs)
+        if function is F.batch_norm and not given.get("training") and given.get("weight") is not None:
+            out = _as_product(out, **given)
         weight, bias = given.get("weight"), given.get("bias")
         if recorder.tracks(weight, bias):
             plain = {**given, "weight": None, "input": given["input"].detach()}
@@ -55,6 +57,28 @@ def _reader(names: tuple[str, ...], use: Callable[[dict[str, Any]], Use]) -> Rea
         return out
 
     return read
+
+
+def _as_product(
+    out: Tensor,
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    **_: Any,
+) -> Tensor:
+    """The values of a batch norm in evaluation, with a graph whose backward pass is a product.
+
+    That takes half the time of torch's own, and one call for all cotangents.
+    """
+    shape = (1, -1, *[1] * (input.dim() - 2))
+    scale = weight * (running_var + eps).rsqrt()
+    shift = (0.0 if bias is None else bias) - running_mean * scale
+    linear = torch.addcmul(shift.to(out.dtype).reshape(shape), input.to(out.dtype), scale.to(out.dtype).reshape(shape))
+    with torch.no_grad():
+        return linear.copy_(out)
 
 
 def _over_features(function: Function, names: tuple[str, ...]) -> Reader:
@@ -75,6 +99,7 @@ RMS = ("input", "normalized_shape", "weight", "eps")
 BATCH = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 GROUP = ("input", "num_groups", "weight", "bias", "eps")
 INSTANCE = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+
 
 READERS: dict[Function, Reader] = {
     **dict.fromkeys([F.layer_norm, torch.layer_norm], _over_features(F.layer_norm, LAYER)),
