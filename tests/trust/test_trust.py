@@ -137,7 +137,7 @@ def test_advice_does_not_contradict_itself(far: bool) -> None:
     levels = {change: checks.stationarity(0.1, change, 1.1, taken=False, far=far).level for change in (0.9, 5.0)}
     assert levels == {0.9: "fine", 5.0: "careful"}  # variances stay, predictions move
     assert checks.stationarity(0.1, 5.0, 0.3, taken=False, far=far).level == "careful"
-    assert checks.stationarity(1.1, 0.9, 1.1, taken=False, far=far).level == "do not trust"  # longer than the weights
+    assert checks.stationarity(1.3, 0.9, 1.1, taken=False, far=far).level == "do not trust"  # longer than the weights
 
 
 def test_a_linear_model_does_not_bend(generator: torch.Generator) -> None:

@@ -216,8 +216,8 @@ STOPPED = (1.5, 8.0)
 NEWTON_CHANGE = (0.25, 1.0)
 """Root mean square change of predictions, or error of their change, by a Newton step, in standard errors."""
 
-LONGEST_STEP = 1.0
-"""A Newton step longer than the weights: the network is near no optimum at all."""
+LONGEST_STEP = 1.25
+"""Of a Newton step, in lengths of the weights: with a longer one the network is near no optimum at all."""
 
 LINEARIZATION_ERROR = (0.3, 1.0)
 """Linearization error of a change of outputs, over the change."""
