@@ -12,7 +12,7 @@ from torch import nn
 
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
 from whence.data.batches import combine
-from whence.errors import InputError, did_you_mean
+from whence.errors import InputError, asks_back, did_you_mean
 from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
@@ -77,6 +77,7 @@ STRUCTURES: dict[str, type[Structure]] = {
 }
 
 
+@asks_back
 def fit(
     model: Any,
     train_loader: Any,

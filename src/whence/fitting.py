@@ -367,7 +367,7 @@ def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> Non
     seconds = sum(step_seconds(cost, problem.n, usual_seconds(problem.k, reading, forward)).values())
     if seconds >= LASTS:
         most = "up to" if cost.bounded else "about"
-        more = '; ridge="loo" then tries up to 24 ridges, each of which takes several times as long' if by_loo else ""
+        more = '; ridge="loo" then tries about ten ridges, each of which takes about as long' if by_loo else ""
         words = f"{cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
         problem.progress.say(f"whence: {words}")
 

@@ -16,7 +16,7 @@ from whence import report as reports
 from whence.curvature import RidgePath
 from whence.data.batches import Inputs, check_finite
 from whence.display import Table, count
-from whence.errors import InputError, ShapeError
+from whence.errors import InputError, ShapeError, asks_back
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
 from whence.influence.attribution import Positions, attribute, attribute_loss, attribute_positions
 from whence.influence.explanation import explain
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import pandas
 
 
+@asks_back
 @dataclass(frozen=True, repr=False)
 class Tracer(Fitted):
     """A trained network with its curvature and the weights of its training examples. Made by `whence.fit`.

@@ -244,3 +244,20 @@ def test_weight_decay_out_of_range() -> None:
         whence.ridge_from_weight_decay(-1, 10)
     with pytest.raises(whence.InputError, match=r"one of 'mse', .* 'binary_cross_entropy', got 'hinge'"):
         whence.ridge_from_weight_decay(1, 10, loss="hinge")  # type: ignore[arg-type]
+
+
+TYPOS = {
+    "fit": (lambda: whence.fit(mlp(), batches(), rigde=1.0), "'rigde'. Did you mean 'ridge'"),
+    "Execution": (lambda: whence.Execution(max_memroy=1), "'max_memroy'. Did you mean 'max_memory'"),
+    "predict": (lambda: fit(mlp(), batches()).predict(inputs_and_targets()[0], output=0), "Did you mean 'outputs'"),
+    "explain": (lambda: fit(mlp(), batches()).explain(inputs_and_targets()[0], topp=1), "Did you mean 'top'"),
+    "report": (lambda: fit(mlp(), batches()).report("r.html", None, titel="t"), "titel"),
+    "far": (lambda: whence.fit(mlp(), batches(), zzz=1.0), r"got an unexpected argument 'zzz'\.$"),
+}
+
+
+@pytest.mark.parametrize("call", TYPOS)
+def test_misspelt_arguments(call: str) -> None:
+    function, words = TYPOS[call]
+    with pytest.raises(TypeError, match=words):
+        function()

@@ -155,7 +155,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
 def test_a_fit_says_at_once_what_is_not_fine(lines: Any) -> None:
     """A network that was never trained."""
     said = lines()
-    assert said.startswith("whence: do not trust (stationarity). The network stopped so far")
+    assert said.startswith("whence: do not trust (stationarity). The network is so far")
     assert said.count("\n") == 1
     assert "tracer" not in said
     assert lines(progress=False) == ""

@@ -9,6 +9,8 @@ u_i = (I - L_i Q_i)^-1 r_i as everywhere else, and its loss at the outputs witho
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy
@@ -25,17 +27,20 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.linalg import add_gram, eigenvectors
 
-COARSE = tuple(0.5 - 0.5 * step for step in range(18))
-"""Powers of ten of the trace of the curvature that are tried first, from the largest down."""
+LOWEST, HIGHEST = -8.0, 0.5
+"""Powers of ten of the trace of the curvature between which ridges are tried."""
 
-FINE = 6
-"""Ridges that are tried between the neighbours of the best."""
+FINE = (0.5, 0.25)
+"""Distances from the best ridge, in powers of ten, at which its neighbours are tried at last."""
 
-WORSE = 3
-"""Ridges in a row that are worse than the best, after which no smaller ones are tried."""
+WORSE = 2
+"""Ridges in a row that are worse than the best, after which no others are tried in that direction."""
 
-STEPS, CLOSE = 60, 1e-9
-"""Most Newton steps for a ridge, and how little outputs move in the last."""
+COORDINATES = 1024
+"""Most directions of the weights along which ridges are compared."""
+
+STEPS, CLOSE = 60, 1e-3
+"""Most Newton steps for a ridge, and how little outputs move in the last: about the square of that is left."""
 
 NODES = 32
 """Of the integral that the change of a loss is."""
@@ -112,28 +117,49 @@ def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
     """Leave-one-out losses over ridges, coarse and then finer around the best; sorted."""
     model = Linear.of(fitted, problem)
     trace = float(torch.einsum("nkp,nkj,njp->", model.rows, model.curvatures(model.start), model.rows))
+    usual = math.log10(max(default_ridge(problem)[0], sys.float_info.min) / trace)
     tried: dict[float, float] = {}
-    weights, worse = model.start, 0
-    for power in problem.progress.track(COARSE, "leave-one-out loss, ridge", len(COARSE)):
-        weights, tried[power] = model.left_out_loss(weights, trace * 10.0**power)
-        worse = 0 if tried[power] == min(tried.values()) else worse + 1
-        if worse == WORSE:
-            break
-    best = min(tried, key=lambda power: tried[power])
-    if math.isinf(tried[best]):
+    optima: dict[float, Tensor] = {}
+    powers = _powers(tried, min(max(usual, LOWEST), HIGHEST))
+    for power in problem.progress.track(powers, "leave-one-out loss, ridge"):
+        near = min(tried, key=lambda other: abs(other - power), default=None)
+        start = model.start if near is None else optima[near]
+        optima[power], tried[power] = model.left_out_loss(start, trace * 10.0**power)
+    if math.isinf(min(tried.values())):
         raise SingularCurvatureError(
             f'expected a ridge with a finite leave-one-out loss for ridge="loo", got none between '
             f"{trace * 10.0 ** min(tried):.1e} and {trace * 10.0 ** max(tried):.1e}, beside which the curvature has no "
             "inverse in this precision: the network is nearly certain of all its training examples. Pass a number as "
             "`ridge`, or use whence.ridge_from_weight_decay."
         )
-    gap = COARSE[0] - COARSE[1]
-    for part in problem.progress.track(range(1, FINE + 1), "leave-one-out loss, finer ridge", FINE):
-        power = best + gap - 2 * gap * part / (FINE + 1)
-        weights, tried[power] = model.left_out_loss(weights, trace * 10.0**power)
-    powers = sorted(tried)
-    ridges = model.start.new_tensor([trace * 10.0**power for power in powers])
-    return RidgePath(ridges, model.start.new_tensor([tried[power] for power in powers]))
+    ordered = sorted(tried)
+    ridges = model.start.new_tensor([trace * 10.0**power for power in ordered])
+    return RidgePath(ridges, model.start.new_tensor([tried[power] for power in ordered]))
+
+
+def _powers(tried: Mapping[float, float], start: float) -> Iterator[float]:
+    """Powers of ten to try, given the losses so far: decades downhill from a start, then nearer and nearer to the best.
+
+    Examples:
+        >>> tried = {}
+        >>> for power in _powers(tried, 0.0):
+        ...     tried[power] = (power + 2.2) ** 2
+        >>> len(tried), min(tried, key=tried.get)
+        (9, -2.25)
+    """
+    yield start
+    for way in (-1.0, 1.0):
+        power, worse = start + way, 0
+        while worse < WORSE and LOWEST <= power <= HIGHEST:
+            best = min(tried.values())
+            yield power
+            power, worse = power + way, 0 if tried[power] < best else worse + 1
+        if min(tried, key=lambda one: tried[one]) != start:
+            break
+    for gap in FINE:
+        best = min(tried, key=lambda one: tried[one])
+        yield best - gap
+        yield best + gap
 
 
 @dataclass(frozen=True)
@@ -146,7 +172,7 @@ class Linear:
 
     @classmethod
     def of(cls, fitted: FittedCurvature, problem: Linearization) -> Linear:
-        """All rows at once; along no more directions than they span."""
+        """All rows at once, along no more directions than they span, and along those in which outputs vary most."""
         assert isinstance(fitted, FittedPrimal | FittedDual)
         n, k, r = problem.n, problem.k, fitted.features.size
         need = 4.0 * n * k * min(r, n * k) * problem.outputs.element_size()
@@ -157,14 +183,16 @@ class Linear:
         )
         rows = torch.cat([part.to(problem.dtype) for _, part in fitted.rows.read("leave-one-out path")])
         weights = fitted.features.weights().to(problem.dtype)
-        if r <= n * k:
+        if r <= min(n * k, COORDINATES):
             return cls(problem, rows, weights)
         flat = rows.reshape(n * k, r)
-        values, vectors = (part.to(rows.dtype) for part in eigenvectors(flat @ flat.T, "the kernel", fitted.notes))
+        gram = flat @ flat.T if r > n * k else flat.T @ flat
+        values, vectors = (part.to(rows.dtype) for part in eigenvectors(gram, "the features", fitted.notes))
         spanned = values > values.max() * len(values) * torch.finfo(values.dtype).eps
-        sizes = values[spanned].sqrt()
-        fewer = vectors[:, spanned] * sizes
-        return cls(problem, fewer.reshape(n, k, -1), (vectors[:, spanned].T @ (flat @ weights)) / sizes)
+        values, vectors = values[spanned][-COORDINATES:], vectors[:, spanned][:, -COORDINATES:]
+        fewer = vectors * values.sqrt() if r > n * k else flat @ vectors
+        start = fewer.T @ (flat @ weights) / values
+        return cls(problem, fewer.reshape(n, k, -1), start)
 
     def change(self, weights: Tensor) -> Tensor:
         """(n, k) how far outputs are from the network's."""
@@ -185,6 +213,7 @@ class Linear:
 
     def growth(self, change: Tensor) -> Tensor:
         """(n,) by how much the loss of each example is above that of the network: minus the integral of residuals."""
+        change = change.double()
         nodes, weights = numpy.polynomial.legendre.leggauss(NODES)
         total = torch.zeros_like(change[:, 0])
         for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
@@ -206,18 +235,20 @@ class Linear:
             return weights, math.inf
 
     def _left_out_loss(self, weights: Tensor, ridge: float) -> tuple[Tensor, float]:
+        inner, factor, step = self._newton(weights, ridge)
         for _ in range(STEPS):
-            step = self._newton(weights, ridge)
             if float((self.rows @ step).abs().max()) < CLOSE:
+                weights = weights + step
                 break
             here, part = self.objective(weights, ridge), 1.0
             while self.objective(weights + part * step, ridge) > here and part > 1e-6:
                 part /= 2
+            if part <= 1e-6:  # nothing but rounding is left
+                break
             weights = weights + part * step
-        change, inner = self.change(weights), self.curvatures(weights)
-        white = torch.linalg.solve_triangular(
-            self._factor(inner, ridge), self.rows.flatten(0, 1).T, upper=False
-        ).T.reshape(self.rows.shape)
+            inner, factor, step = self._newton(weights, ridge)
+        change = self.change(weights)
+        white = torch.linalg.solve_triangular(factor, self.rows.flatten(0, 1).T, upper=False).T.reshape(self.rows.shape)
         loss = (
             float(self.growth(change - self._moved(white, inner, self.residuals(change))).sum()) / self.problem.counted
         )
@@ -240,11 +271,13 @@ class Linear:
             found[members] = moved.reshape(*members.shape, -1)
         return found
 
-    def _newton(self, weights: Tensor, ridge: float) -> Tensor:
-        """(r,) to the optimum of the second-order model around some weights."""
-        downhill = torch.einsum("nkp,nk->p", self.rows, self.residuals(self.change(weights))) - ridge * weights
-        factor = self._factor(self.curvatures(weights), ridge)
-        return torch.cholesky_solve(downhill.unsqueeze(1), factor).squeeze(1)
+    def _newton(self, weights: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Hessians of the loss, the factor of the curvature, and the step (r,) to the optimum of a quadratic model."""
+        inner = self.curvatures(weights)
+        factor = self._factor(inner, ridge)
+        residuals = self.residuals(self.change(weights))
+        downhill = residuals.flatten() @ self.rows.flatten(0, 1) - ridge * weights
+        return inner, factor, torch.cholesky_solve(downhill.unsqueeze(1), factor).squeeze(1)
 
     def _factor(self, inner: Tensor, ridge: float) -> Tensor:
         values, vectors = torch.linalg.eigh(inner)  # for a product of which half is known

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TextIO, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from whence.errors import InputError, LoaderError, TooLargeError
+from whence.errors import InputError, LoaderError, TooLargeError, asks_back
 from whence.runtime.memory import trim_heap
 from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
@@ -24,6 +24,7 @@ Precision = Literal["float32", "tf32", "fp16"]
 """Of the products of approximate structures."""
 
 
+@asks_back
 @dataclass(frozen=True)
 class Execution:
     """How a fit runs. None of it changes what is computed, beyond rounding error.

@@ -160,6 +160,7 @@ def _classes(name: str, filled: Any, task: Task | None) -> tuple[str, ...]:
         raise TargetError(
             f"expected at least three rows of each class of {name!r}, got fewer of {', '.join(map(repr, rare[:5]))}. "
             "Empty these cells, merge them with another class, or add rows."
+            f"{did_you_mean(rare[0], [one for one in counts if one not in rare])}"
         )
     return tuple(sorted(counts, key=_numbers_first))
 
@@ -340,7 +341,7 @@ def suspicious_columns(columns: Sequence[Column], table: TextTable, target: Targ
                 f"{target.name!r} is, it is a leak; leave it out with --ignore {column.name!r}"
             )
         different = len(set(cells))
-        if not grouped and FEWEST <= different <= len(cells) / 2 and _looks_like_id(column, cells[some]):
+        if not grouped and FEWEST <= different <= 0.9 * len(cells) and _looks_like_id(column, cells[some]):
             notes.append(
                 f"{column.name!r} looks like an id, and repeats ({different:,} different ones in {len(cells):,} rows): "
                 "where rows of one id are alike, some are trained on and others held out, and scores are too good; "
