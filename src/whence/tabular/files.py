@@ -19,8 +19,8 @@ import torch
 
 from whence.errors import InputError, TooLargeError, did_you_mean
 from whence.io.files import replacing
+from whence.runtime.execution import Progress
 from whence.runtime.memory import RESERVE, free_memory, readable
-from whence.runtime.progress import Progress
 from whence.tabular.columns import parse_numbers
 
 if TYPE_CHECKING:
