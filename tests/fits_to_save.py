@@ -113,6 +113,7 @@ IGNORED |= {
     "_chunks",
     "chunk_bytes",
     "target_transform",
+    "views",
 }
 IGNORED |= {
     "captures",
@@ -121,7 +122,6 @@ IGNORED |= {
     "_cached",
     "_keeps_last",
     "_last_chunk",
-    "_versions",
     "in_use",
     "saved",
 }  # memory beside chunks: a loaded fit plans anew

@@ -12,7 +12,7 @@ import pytest
 
 import whence
 from doubles import batches, fit, mlp
-from whence.runtime.progress import Progress, clock, describe
+from whence.runtime.execution import Progress, clock, describe
 
 
 class Stream(io.StringIO):
@@ -28,7 +28,7 @@ class Stream(io.StringIO):
 def work(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A number of items, each of which takes the given seconds on a clock that stands still otherwise."""
     now = [100.0]
-    monkeypatch.setattr("whence.runtime.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("whence.runtime.execution.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def items(count: int, seconds: float) -> Iterator[int]:
         for item in range(count):
@@ -152,7 +152,7 @@ def test_nothing_done_yet() -> None:
 @pytest.mark.parametrize("progress", [True, False])
 def test_a_slow_fit_shows_its_progress(progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     ticks = iter(range(0, 1_000_000, 20))
-    monkeypatch.setattr("whence.runtime.progress.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    monkeypatch.setattr("whence.runtime.execution.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     tracer = fit(mlp(), batches(), progress=progress, execution=whence.Execution(max_memory=15_000))
     tracer.predict([x for x, _ in batches()])
     shown = capsys.readouterr().err

@@ -24,10 +24,9 @@ from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization, linearize
 from whence.jacobian.network import Choice, Network, select
 from whence.likelihoods import LIKELIHOODS, Likelihood
-from whence.runtime.execution import Execution, checked_execution
+from whence.runtime.execution import Execution, Progress, checked_execution, clock
 from whence.runtime.memory import Budget, readable
 from whence.runtime.model_state import check_model, preserved
-from whence.runtime.progress import Progress, clock
 from whence.trees.network import fitted_trees
 
 

@@ -30,11 +30,10 @@ from whence.jacobian.linearization import LEAST_MEMORY, Linearization, default_c
 from whence.jacobian.network import Choice, Network, Selection, follow_own_loss, select, unwrap
 from whence.likelihoods import Likelihood
 from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Execution, Passes
+from whence.runtime.execution import Execution, Passes, Progress, clock
 from whence.runtime.memory import Budget, is_full, readable
 from whence.runtime.model_state import check_model, fingerprint, preserved, rounded_products
 from whence.runtime.processes import ProcessGroup
-from whence.runtime.progress import Progress, clock
 from whence.tracer import Tracer
 from whence.trust import trust_of_fit
 from whence.trust.checks import MEANING
@@ -172,7 +171,7 @@ def run_fit(
     with preserved(model):
         network = Network(model)
         bar = Progress(progress and processes.rank == 0)
-        batches = Batches(loader, network.device, bar, passes=Passes(processes), fitting=True)
+        batches = Batches(loader, network.device, bar, passes=Passes(processes))
         selection = _inspect_first_batch(network, batches, options)
         budget = _prepare_passes(batches, model, options, selection)
         columns = default_columns(network, batches) if options.columns == 0 else options.columns
@@ -278,7 +277,6 @@ def _finish_passes(batches: Batches) -> None:
     if batches.passes.shared:
         gathered = batches.passes.process_group.all_gather_object("the fingerprints of the data", batches.fingerprints)
         batches.fingerprints[:] = [one for each in gathered for one in each]
-    batches.end_fit()
     batches.passes.close()
 
 

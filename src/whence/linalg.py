@@ -201,20 +201,8 @@ def _decompose(matrix: Tensor, where: str, notes: list[str]) -> tuple[Tensor, Te
 
 def second_driver(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The same by numpy, which is built with another library than torch."""
-    flat = matrix.reshape(-1, *matrix.shape[-2:]).cpu().numpy()
-    try:
-        pairs = [numpy.linalg.eigh(one) for one in flat]
-        values = numpy.stack([pair[0] for pair in pairs])
-        vectors = numpy.stack([pair[1] for pair in pairs])
-    except numpy.linalg.LinAlgError:
-        # A symmetric positive matrix has its eigenvectors as singular vectors; the driver is unrelated to eigh's.
-        left, sizes, _ = numpy.linalg.svd(flat, hermitian=False)
-        values, vectors = sizes[:, ::-1].copy(), left[:, :, ::-1].copy()
-    shape = matrix.shape
-    return (
-        torch.from_numpy(values).to(matrix.device).reshape(shape[:-1]),
-        torch.from_numpy(vectors).to(matrix.device).reshape(shape),
-    )
+    values, vectors = (torch.from_numpy(one).to(matrix.device) for one in numpy.linalg.eigh(matrix.cpu().numpy()))
+    return values, vectors
 
 
 def check_finite_sums(sums: Tensor, where: str) -> None:

@@ -63,7 +63,7 @@ def test_nan_and_infinity_are_like_other_numbers() -> None:
 
 
 def test_large_tensors_are_seen_to_the_end() -> None:
-    tensor = torch.zeros(PIECE + 10, dtype=torch.uint8)
+    tensor = torch.zeros(PIECE["cpu"] + 10, dtype=torch.uint8)
     other = tensor.clone()
     other[-1] = 1
     assert checksum(tensor) != checksum(other)

@@ -141,7 +141,7 @@ def test_sums_that_were_made_from_other_numbers_are_made_again(tmp_path: Path) -
     folder = tmp_path / "checkpoint"
     wanted = fit(batches(), "ekfac", folder)
     with opened(folder / "pass-02.whence") as container:
-        facts = container.manifest
+        facts = container.fields
         sums = {name: 0.5 * container.read(name) for name in container.entries}
     write_file(folder / "pass-02.whence", facts, sums)
     assert same(fit(batches(), "ekfac", folder), wanted) != []  # believed, as they fit
@@ -164,7 +164,7 @@ def test_manifests_that_lie(change: dict[str, Any], words: str, tmp_path: Path) 
     folder = tmp_path / "checkpoint"
     fit(batches(), "diagonal", folder)
     with opened(folder / "pass-01.whence") as container:
-        facts = {**container.manifest, **change}
+        facts = {**container.fields, **change}
         sums = {name: container.read(name) for name in container.entries}
     write_file(folder / "pass-01.whence", facts, sums)
     with pytest.raises(whence.WhenceError, match=words):
@@ -175,7 +175,7 @@ def test_sums_of_another_shape(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     fit(batches(), "diagonal", folder)
     with opened(folder / "pass-01.whence") as container:
-        facts = container.manifest
+        facts = container.fields
         sums = {name: container.read(name) for name in container.entries}
     first = next(iter(sums))
     for wrong in (

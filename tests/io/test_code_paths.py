@@ -19,7 +19,7 @@ import code_paths
 import oracles
 import whence
 from fits_to_save import many
-from whence.jacobian.sketches import SketchedBatches, random_signs
+from whence.jacobian.sketches import random_signs
 
 TESTS = Path(__file__).resolve().parents[1]
 PATHS: dict[str, dict[str, str]] = {
@@ -74,17 +74,17 @@ def test_a_fit_says_the_same_under_every_code_path(said: tuple[Path, dict[str, A
 
 def mixed_roots(tracer: whence.Tracer, p: np.ndarray | None, k: int) -> np.ndarray:
     """S (n, k, c) by hand: sampled labels of probabilities p (n, k), or random signs of squared error."""
-    batches = tracer.problem.batches
-    assert isinstance(batches, SketchedBatches)
-    assert batches.labels is not None
-    c, found = batches.columns, []
+    sketch = tracer.problem.sketch
+    assert sketch is not None
+    assert sketch.labels is not None
+    c, found = sketch.columns, []
     for at in range(tracer.problem.n):
         if p is None:
-            signs = random_signs(torch.tensor([[at]]), torch.arange(k).unsqueeze(0), c, batches.seed)
+            signs = random_signs(torch.tensor([[at]]), torch.arange(k).unsqueeze(0), c, sketch.seed)
             found.append(signs[0].numpy() / c**0.5)
             continue
-        classes, floor = batches.labels.classes[at, 0].tolist(), float(batches.labels.floors[at, 0])
-        signs = random_signs(torch.tensor([[at]]), torch.tensor([[1]]), c, batches.seed)[0, 0].numpy()
+        classes, floor = sketch.labels.classes[at, 0].tolist(), float(sketch.labels.floors[at, 0])
+        signs = random_signs(torch.tensor([[at]]), torch.tensor([[1]]), c, sketch.seed)[0, 0].numpy()
         chosen = np.eye(k)[classes] - p[at]
         found.append((signs * np.sqrt(np.maximum(p[at][classes], floor)) * chosen.T) * (np.array(classes) >= 0))
     return np.stack(found)
@@ -188,11 +188,11 @@ def test_batches_that_were_not_compared_on_loading_are_compared_when_they_are_re
 
 def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
     fit = many("core")
-    batches = fit.tracer.problem.batches
-    assert isinstance(batches, SketchedBatches)
-    assert batches.labels is not None
+    sketch = fit.tracer.problem.sketch
+    assert sketch is not None
+    assert sketch.labels is not None
     for wrong in (-2, 6):
-        batches.labels.classes[3, 0, 0] = wrong
+        sketch.labels.classes[3, 0, 0] = wrong
         fit.tracer.save(tmp_path / "fit.whence")
         with pytest.raises(whence.CorruptArtifactError, match="classes is missing, or not classes below 6, or -1"):
             whence.load(tmp_path / "fit.whence", fit.model, fit.batches, progress=False)

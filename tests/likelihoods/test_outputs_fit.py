@@ -19,9 +19,9 @@ from whence.influence.fitted import leave_one_out_leverage
 from whence.jacobian import views
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.network import Network, Selection
-from whence.jacobian.sketches import Labels, SketchedBatches, _scrambled, random_signs, random_uniform
+from whence.jacobian.sketches import HessianSketch, Labels, _scrambled, random_signs, random_uniform
 from whence.jacobian.views import SoftmaxColumns
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 
 TEST = inputs(5, 11)
 EXACT = [whence.Exact("primal"), whence.Exact("dual"), whence.Core(size=99, tolerance=0)]
@@ -35,7 +35,7 @@ def assert_close(found: Any, wanted: Any, name: str = "", rtol: float = 1e-7) ->
 def columns_of(tracer: whence.Tracer) -> np.ndarray:
     """S (n, K, c) of a fit, as it was looked at."""
     problem = tracer.problem
-    assert isinstance(problem.batches, SketchedBatches)
+    assert problem.sketch is not None
     assert problem.hessian_roots is not None
     with torch.no_grad():
         pairs = [(batch.inputs, problem.network(batch.inputs.inputs)) for batch in problem.batches]
@@ -144,11 +144,10 @@ def test_sampled_labels_are_unbiased(columns: int, spread: float) -> None:
     many, labels, loss = outputs.expand(n, -1, -1), y.expand(n, -1), whence.Categorical()
     network = Network(Given(outputs[0]))
     data = [(torch.zeros(n, 1), labels, weights.expand(n, -1))]
-    batches = SketchedBatches(
-        Batches(data, torch.device("cpu"), Progress(False)), network, loss, columns, 7, torch.float64
-    )
-    ((_, _, found),) = list(batches.sketched(None))
-    batches.labels = Labels(found.classes, found.floors)
+    batches = Batches(data, torch.device("cpu"), Progress(False))
+    sketch = HessianSketch(network, loss, columns, 7, torch.float64)
+    ((_, _, found),) = list(sketch.derivatives(batches.first(), "batch 0"))
+    sketch.labels, batches.views = Labels(found.classes, found.floors), sketch.views
     view = batches.first().inputs
     seen = columns_one_by_one(view, many.flatten(1))
     roots, residuals = seen[:, :, :-1], seen[:, :, -1]
@@ -308,8 +307,8 @@ def test_curvature_of_a_transformer_is_unbiased(columns: int) -> None:
     draws = []
     for seed in range(200):
         data = Batches([(x, y)], torch.device("cpu"), Progress(False))
-        batches = SketchedBatches(data, Network(model), whence.Categorical(), columns, seed, torch.float64)
-        ((seen, _, _),) = list(batches.sketched(None))
+        sketch = HessianSketch(Network(model), whence.Categorical(), columns, seed, torch.float64)
+        ((seen, _, _),) = list(sketch.derivatives(data.first(), "batch 0"))
         pulled = columns_one_by_one(seen.inputs, outputs.flatten(1)).mT @ jacobians
         roots = pulled[:, :-1].flatten(0, 1)
         draws.append(roots.T @ roots)

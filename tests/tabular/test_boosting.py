@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 from whence.tabular.boosting import grow, read_trees
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import fit_table, prepare

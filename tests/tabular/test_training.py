@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import whence
 from whence.estimators import observation_noise
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 from whence.tabular.files import TextTable
 from whence.tabular.fitted import Prepared, fit_table, prepare, ridge
 from whence.tabular.network import build_network, choose_width, count_weights, initialize, mean_loss, train

@@ -19,7 +19,7 @@ from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
 from whence.display import number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, load_table, read_description
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predict_rows

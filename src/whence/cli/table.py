@@ -15,7 +15,7 @@ from whence.cli import console
 from whence.cli.console import Output, figure, stop
 from whence.display import count, number, percent
 from whence.io.files import replacing
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 from whence.tabular.files import TextTable, read_table
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice
@@ -23,9 +22,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from whence.errors import InputError, LoaderError, ShapeError
-from whence.runtime.execution import Passes, partial_data_error
+from whence.runtime.execution import Passes, Progress, partial_data_error
 from whence.runtime.model_state import checksum
-from whence.runtime.progress import Progress
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 WEIGHT_KEY = "sample_weight"
@@ -79,10 +77,11 @@ class Batches:
     positional: int = 1  # how many positional arguments the inputs are
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
-    fitting: bool = False  # whether a fit runs, during which the data are not changed without torch's knowledge
     saved: bool = False  # whether these are data of a saved fit, whose fingerprints were read from its file
+    views: Callable[[Batch, str], Iterable[Batch]] | None = (
+        None  # parts of a batch, with views of the outputs as inputs
+    )
     _first: Any = None
-    _versions: dict[int, list[tuple[weakref.ref[Tensor], int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a loader that can be read once only; read a shuffling DataLoader in order."""
@@ -94,7 +93,15 @@ class Batches:
         return self.read(None)
 
     def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, showing progress under `label`. Batches without examples are passed over."""
+        """Read all batches once, in views of the outputs where there are some, showing progress under `label`."""
+        for number, batch in enumerate(self.plain(label)):
+            yield from self._viewed(batch, number)
+
+    def _viewed(self, batch: Batch, number: int) -> Iterable[Batch]:
+        return (batch,) if self.views is None else self.views(batch, f"batch {number}")
+
+    def plain(self, label: str | None) -> Iterator[Batch]:
+        """The same as the loader gives them. Batches without examples are passed over."""
         if self.passes.closed:
             raise partial_data_error()
         if self.loader is NO_DATA:
@@ -127,7 +134,7 @@ class Batches:
             batch = self._prepare(number, raw, start)
             start, known = start + batch.size, number + 1
             if batch.size:
-                yield number, batch
+                yield from ((number, view) for view in self._viewed(batch, number))
 
     def _size(self, number: int) -> int:
         """The number of examples of a batch that was not read, of a list or a DataLoader."""
@@ -139,8 +146,7 @@ class Batches:
     def _prepare(self, number: int, raw: Any, start: int) -> Batch:
         """Move what the loader gave to the device, and check it, also against earlier passes."""
         where = f"batch {number}"
-        given = split(raw, where)
-        inputs, targets, weights = to_device(given, self.device)
+        inputs, targets, weights = to_device(split(raw, where), self.device)
         size = batch_size(inputs, where)
         self.positional = len(inputs) if isinstance(inputs, (tuple, list)) else 1
         if not isinstance(targets, Tensor) or targets.ndim == 0 or len(targets) != size:
@@ -149,7 +155,7 @@ class Batches:
                 f"expected a tensor of {size} targets for the {size} inputs in {where}, got {got}. "
                 "Make the loader give one target (a number, or a row of k numbers) for each example."
             )
-        found = self._fingerprint(number, raw, [*tensors_of((given[0], given[2])), given[1]])
+        found = tuple(map(checksum, [*tensors_of((inputs, weights)), targets]))
         if self.fingerprints[number : number + 1] != [found]:  # what has not changed was checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
@@ -160,23 +166,6 @@ class Batches:
             targets = self.target_transform(targets)
         return Batch(inputs, targets, start, size, weights)
 
-    def _fingerprint(self, number: int, raw: Any, leaves: Sequence[Tensor]) -> tuple[int, ...]:
-        """A checksum of each tensor of a batch; reused while a fit runs, for tensors of a list that did not change."""
-        if self.fitting and isinstance(self.loader, (list, tuple)):
-            now = [(weakref.ref(leaf), leaf._version) for leaf in tensors_of(raw) if not leaf.is_inference()]
-            before, self._versions[number] = self._versions.get(number, []), now
-            comparable = len(before) == len(now) == len(leaves) and number < len(self.fingerprints)
-            if comparable and all(
-                one[0]() is two[0]() and one[1] == two[1] for one, two in zip(before, now, strict=True)
-            ):
-                return self.fingerprints[number]
-        return tuple(map(checksum, leaves))
-
-    def end_fit(self) -> None:
-        """The fit is over: from now on the data may be changed without torch's knowledge."""
-        self.fitting = False
-        self._versions.clear()
-
     def first(self) -> Batch:
         """The first batch of all: that of the first process which has one."""
         if self.passes.process_group.alone:
@@ -185,11 +174,11 @@ class Batches:
             self._first = self._find_first()
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
-        return Batch(raw[0], targets, 0, len(targets), raw[2])
+        return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
 
     def _find_first(self) -> Any:
         process_group = self.passes.process_group
-        local = next(self.read(None), None)
+        local = next(self.plain(None), None)
         have_any = process_group.all_gather_object("the first batch", local is not None)
         if not any(have_any):
             raise no_examples()

@@ -26,7 +26,6 @@ from whence.curvature.primal import Projected, sketch_features, times_lower
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.leaves import LeafSum
-from whence.jacobian.sketches import SketchedBatches
 from whence.jacobian.views import OutputView, SelectedOutputs
 from whence.linalg import eigh, solve_lower
 from whence.runtime.execution import partial_data_error
@@ -90,10 +89,9 @@ class Neighbours:
             features = leaf_features(fitted, model, min(LEAF_FEATURES, affordable))
         else:
             features = sketch_features(LayerGradients(problem), min(FEATURES, affordable), seed=0)
-        batches = problem.batches.plain if isinstance(problem.batches, SketchedBatches) else problem.batches
         found, seen = [], 0
         last: list[Tensor | None] = []
-        for batch in batches.read("gradients of predictions"):
+        for batch in problem.batches.plain("gradients of predictions"):
             rows, outputs, left = prediction_gradients(fitted, batch.inputs, features, directions, classes)
             these = slice(seen, seen + len(rows))
             seen = these.stop

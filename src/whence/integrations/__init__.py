@@ -23,8 +23,8 @@ from whence.api import ridge_from_weight_decay
 from whence.data.batches import Batch, Batches
 from whence.jacobian.network import Network, follow_own_loss
 from whence.likelihoods import Categorical, Likelihood
+from whence.runtime.execution import Progress
 from whence.runtime.model_state import preserved
-from whence.runtime.progress import Progress
 
 
 def decay_of(optimizers: Iterable[Any]) -> float:

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from torch import Tensor, nn
 
 from whence._version import __version__
 from whence.errors import InputError, LoaderError
-from whence.io.files import Container, Draft, Saved, damaged, opened, plain, printable, write_file
+from whence.io.files import Draft, Saved, damaged, opened, plain, printable, write_file
 from whence.io.fit import ADDRESS, check_same, write_model
-from whence.runtime.execution import State
+from whence.runtime.execution import Progress, State
 from whence.runtime.model_state import as_bytes, checksum
-from whence.runtime.progress import Progress
 
 START = "start.whence"
 
@@ -48,11 +48,11 @@ class Checkpoint:
         self._last = time.monotonic()
         if not self._path.exists():
             return 0
-        with opened(self._path) as container:
-            done = self._done(container)
+        with opened(self._path) as saved:
+            done = self._done(saved)
             if done is None:
                 return 0  # made from other numbers, on another machine for example: this pass starts from zero
-            self._fill(container)
+            self._fill(saved)
         self.progress.say(
             f"whence: from the checkpoint: {label}, up to {'its end' if done == -1 else f'example {done}'}"
         )
@@ -76,28 +76,28 @@ class Checkpoint:
         write_file(self._path, {**self._description, "done": done}, self._state)
         self._last = time.monotonic()
 
-    def _fill(self, container: Container) -> None:
+    def _fill(self, saved: Saved) -> None:
         """Copy the sums into the state, after all of them are found to be there."""
-        if container.entries.keys() != self._state.keys():
-            raise damaged(container.path, "it holds other sums than this pass makes")
+        if saved.entries.keys() != self._state.keys():
+            raise damaged(saved.path, "it holds other sums than this pass makes")
         for name, tensor in self._state.items():
-            entry = container.entries[name]
+            entry = saved.entries[name]
             if (entry.dtype, tuple(entry.shape)) != (tensor.dtype, tuple(tensor.shape)):
-                raise damaged(container.path, f"{name} is of another shape")
+                raise damaged(saved.path, f"{name} is of another shape")
         for name, tensor in self._state.items():
-            tensor.copy_(container.read(name))
+            tensor.copy_(saved.read(name))
 
-    def _done(self, container: Container) -> int | None:
+    def _done(self, saved: Saved) -> int | None:
         """How many examples are in a file, -1 for all; `None` if it was made from other numbers."""
-        fields = container.manifest
+        fields = saved.fields
         done = fields.get("done")
         if fields.get("kind") != "pass" or fields.get("key") != self.key:
             raise InputError(
-                f"expected passes of one fit in the checkpoint, got one of another fit in {container.path}. "
+                f"expected passes of one fit in the checkpoint, got one of another fit in {saved.path}. "
                 "Choose another folder, or remove this one."
             )
         if type(done) is not int or not -1 <= done <= self.examples:
-            raise damaged(container.path, "it does not say how many examples are in it")
+            raise damaged(saved.path, "it does not say how many examples are in it")
         return done if {name: fields.get(name) for name in self._description} == self._description else None
 
 
@@ -122,8 +122,8 @@ def open_checkpoint(
     write_model(draft.part("model"), model)
     path = folder / START
     if path.exists():
-        with opened(path) as container:
-            limit = _check_same_fit(container, draft, model, fingerprints)
+        with opened(path) as saved:
+            limit = _check_same_fit(saved, draft, model, fingerprints)
     else:
         write_file(path, draft.fields, {"fingerprints": fingerprints})
     text = json.dumps([draft.fields[name] for name in ("options", "model")], sort_keys=True)
@@ -147,22 +147,22 @@ def _prepare(folder: Path) -> None:
         )
 
 
-def _check_same_fit(container: Container, draft: Draft, model: nn.Module, fingerprints: Tensor) -> int:
+def _check_same_fit(saved: Saved, draft: Draft, model: nn.Module, fingerprints: Tensor) -> int:
     """Raise unless the checkpoint is of this fit; return its memory limit."""
-    fields = container.manifest
+    fields = saved.fields
     if fields.get("kind") != "start":
-        raise damaged(container.path, "it does not say which fit it is of")
+        raise damaged(saved.path, "it does not say which fit it is of")
     there, here = fields.get("options"), draft.fields["options"]
     if not isinstance(there, dict):
-        raise damaged(container.path, "it holds no options")
+        raise damaged(saved.path, "it holds no options")
     for name in dict.fromkeys([*here, *there]):
         if there.get(name) != here.get(name):
             raise InputError(
                 f"expected a checkpoint of this very fit, got one with {name} {printable(str(there.get(name)), 200)} "
-                f"instead of {printable(str(here.get(name)), 200)} in {container.path}. Use the options of that time, "
+                f"instead of {printable(str(here.get(name)), 200)} in {saved.path}. Use the options of that time, "
                 "or another folder."
             )
-    saved = Saved(container, fields, torch.device("cpu"), {"index": (torch.int64,)})
+    saved = replace(saved, dtypes={"index": (torch.int64,)})
     check_same(saved.part("model"), model, same_torch=True)
     seen = saved.tensor("fingerprints", "index", "examples")
     if len(seen) != len(fingerprints):

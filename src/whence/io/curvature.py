@@ -27,7 +27,7 @@ from whence.jacobian.gradients import Block
 from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
-from whence.jacobian.sketches import OutputSketch
+from whence.jacobian.sketches import HessianSketch
 
 R = TypeVar("R")
 
@@ -43,7 +43,7 @@ WEIGHTS = {"inside": "working estimators basis", "outside": "working estimators 
 RECORDS: dict[type, Mapping[str, Any]] = {
     Groups: {"total": "whole 2", "counted": "whole 2", "index": "index n"},
     Positions: {"shape": "wholes 1", "width": "whole 1", "weights": "?algebra n positions"},
-    OutputSketch: {"columns": "whole 1", "width": "whole 1", "dense": "flag", "counted": "whole 0"},
+    HessianSketch: {"columns": "whole 1", "width": "whole 1", "dense": "flag", "counted": "whole 0"},
     AdjustedResiduals: {"hec2": "algebra n k", "hec3": "algebra n k", "leverage": "algebra n k", "guarded": "whole 0"},
     NewtonStep: {"change": "algebra n k", "relative": "number 0", "direction": "?algebra parameters"},
     RidgePath: {"ridges": "float ridges", "errors": "float ridges"},

@@ -13,7 +13,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -129,51 +129,33 @@ def items(header: bytes) -> int:
     return sum(header.count(sign) for sign in (b",", b"[", b"{"))
 
 
-class Container:
-    """An open file whose checksum is right.
-
-    Attributes:
-        path: for messages.
-        manifest: as written.
-        orders: of axes in memory, by name of the tensor, where they are not in order.
-        entries: the tensors it holds, on the meta device.
-    """
-
-    def __init__(self, path: Path, file: Any) -> None:
-        """Read the metadata; tensors are read one by one."""
-        self.path, self._file = repr(str(path)), file
-        metadata = file.metadata()
-        described = _parse(metadata["whence"], self.path)
-        manifest = described.get("manifest")
-        if set(metadata) != {"whence"} or len(described) != 3 or not isinstance(manifest, dict):
-            raise damaged(self.path, "its metadata are not those of this format")
-        self.manifest: dict[str, Any] = manifest
-        self.orders = manifest.get("orders", {})
-        if not isinstance(self.orders, dict):
-            raise damaged(self.path, "it does not say in which order axes are stored")
-        self.entries = {name: self._entry(name) for name in file.keys()}  # noqa: SIM118  a file is no dict
-
-    def _entry(self, name: str) -> Tensor:
-        entry = self._file.get_slice(name)
-        if entry.get_dtype() not in DTYPES:
-            raise damaged(self.path, f"{name[:80]!r} is of dtype {entry.get_dtype()}")
-        return torch.empty(entry.get_shape(), dtype=DTYPES[entry.get_dtype()], device="meta")
-
-    def read(self, name: str) -> Tensor:
-        """A tensor, in memory of its own."""
-        tensor: Tensor = self._file.get_tensor(name)
-        return tensor.clone()
-
-
 @contextmanager
-def opened(path: Path) -> Iterator[Container]:
+def opened(path: Path) -> Iterator[Saved]:
     """Open a file, which must be a plain file (no link, no folder, no pipe), of this format, and undamaged."""
     _check_file(path)
     try:
         with safe_open(path, "pt") as file:
-            yield Container(path, file)
+            yield _whole(file, repr(str(path)))
     except SafetensorError as error:
         raise damaged(repr(str(path)), f"safetensors says: {printable(str(error), 200)}") from None
+
+
+def _whole(file: Any, path: str) -> Saved:
+    """All of a file whose checksum is right; tensors are read one by one."""
+    metadata = file.metadata()
+    described = _parse(metadata["whence"], path)
+    manifest = described.get("manifest")
+    if set(metadata) != {"whence"} or len(described) != 3 or not isinstance(manifest, dict):
+        raise damaged(path, "its metadata are not those of this format")
+    if not isinstance(manifest.get("orders", {}), dict):
+        raise damaged(path, "it does not say in which order axes are stored")
+    entries = {}
+    for name in file.keys():  # noqa: SIM118  a file is no dict
+        entry = file.get_slice(name)
+        if entry.get_dtype() not in DTYPES:
+            raise damaged(path, f"{name[:80]!r} is of dtype {entry.get_dtype()}")
+        entries[name] = torch.empty(entry.get_shape(), dtype=DTYPES[entry.get_dtype()], device="meta")
+    return Saved(path, file, entries, manifest.get("orders", {}), manifest, torch.device("cpu"))
 
 
 def _check_file(path: Path) -> None:
@@ -323,10 +305,14 @@ class Saved:
     Axes of tensors have names. The first tensor with an axis sets its size, and later ones must agree; "any" is free.
     """
 
-    container: Container
+    path: str  # of the file, for messages
+    file: Any  # opened by safetensors
+    entries: Mapping[str, Tensor]  # all tensors of the file, on the meta device
+    orders: Mapping[str, Any]  # of axes in memory, by name of the tensor, where they are not in order
     fields: Mapping[str, Any]  # numbers and texts of this part
     device: torch.device  # where tensors go
-    dtypes: Mapping[str, tuple[torch.dtype, ...]]  # those that a tensor may have, by the names that `tensor` takes
+    # The dtypes that a tensor may have, by the names that `tensor` takes.
+    dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of axes, by name; several where one name is all
     used: set[str] = field(default_factory=set)  # names of all tensors so far
     name: str = ""  # of this part
@@ -334,17 +320,21 @@ class Saved:
     def part(self, name: str) -> Saved:
         """A part of its own, which knows the sizes of this one."""
         fields = self._checked(name, lambda one: isinstance(one, dict), "a part")
-        inner = f"{self.name}{name}."
-        return Saved(self.container, fields, self.device, self.dtypes, dict(self.sizes), self.used, inner)
+        return replace(self, fields=fields, sizes=dict(self.sizes), name=f"{self.name}{name}.")
+
+    def read(self, full: str) -> Tensor:
+        """A tensor by its full name, in memory of its own."""
+        tensor: Tensor = self.file.get_tensor(full)
+        return tensor.clone()
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor, field or part."""
-        return self.name + name in self.container.entries or name in self.fields
+        return self.name + name in self.entries or name in self.fields
 
     def tensor(self, name: str, dtype: str, *axes: str) -> Tensor:
         """A tensor of this dtype and shape; axes are names of sizes, such as "n", "k", "k"."""
         full = self.name + name
-        entry = self.container.entries.get(full)
+        entry = self.entries.get(full)
         wanted = [size for axis in axes for size in self.sizes.get(axis, (None,))]
         shown = ", ".join("any" if size is None else str(size) for size in wanted)
         if entry is None or len(entry.shape) != len(wanted) or entry.dtype not in self.dtypes[dtype]:
@@ -359,7 +349,7 @@ class Saved:
                 if axis != "any" and self.sizes.setdefault(axis, (size,)) != (size,):
                     raise self.wrong(name, f"a tensor whose axes {axis} are of one size")
         self.used.add(full)
-        return self.container.read(full).to(self.device).permute(back)
+        return self.read(full).to(self.device).permute(back)
 
     def index(self, name: str, *axes: str, below: int = LARGEST) -> Tensor:
         """A tensor of positions from 0 to `below` - 1."""
@@ -412,7 +402,7 @@ class Saved:
 
     def wrong(self, name: str, wanted: str) -> CorruptArtifactError:
         """The error for something that is missing or not what it must be."""
-        return damaged(self.container.path, f"{self.name}{name} is missing, or not {wanted}")
+        return damaged(self.path, f"{self.name}{name} is missing, or not {wanted}")
 
     def _checked(self, name: str, sound: Callable[[Any], bool], wanted: str) -> Any:
         found = self._field(name)
@@ -426,9 +416,9 @@ class Saved:
         return self.fields[name]
 
     def _order(self, full: str, axes: int) -> list[int]:
-        order = self.container.orders.get(full, list(range(axes)))
+        order = self.orders.get(full, list(range(axes)))
         if not isinstance(order, list) or sorted(map(repr, order)) != [repr(axis) for axis in range(axes)]:
-            raise damaged(self.container.path, f"the axes of {full} are in no order")
+            raise damaged(self.path, f"the axes of {full} are in no order")
         return order
 
 

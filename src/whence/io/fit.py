@@ -29,13 +29,12 @@ from whence.io.files import Draft, Saved, damaged, number, opened, plain, printa
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization, sketched_derivatives
 from whence.jacobian.network import IGNORED, Network, Selection, next_labels
-from whence.jacobian.sketches import Labels, OutputSketch, SketchedBatches
+from whence.jacobian.sketches import HessianSketch, Labels
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Precision
+from whence.runtime.execution import Precision, Progress
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import as_bytes, check_model, fingerprint, preserved
-from whence.runtime.progress import Progress
 
 T = TypeVar("T")
 
@@ -92,21 +91,21 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
 
 def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
     """Read a fit from a file; `build` makes a tracer of its parts. See `whence.load`."""
-    with opened(path) as container:
+    with opened(path) as saved:
         check_model(given.model)
         device = Network(given.model).device
-        saved = Saved(container, container.manifest, device, {}, {"one": (1,)})
+        saved = replace(saved, device=device, sizes={"one": (1,)})
         if isinstance(given.model, LeafSum):
             rescale(saved.part("model"), given.model)
         with preserved(given.model):
             check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
-            size = sum(entry.nbytes for entry in container.entries.values())
+            size = sum(entry.nbytes for entry in saved.entries.values())
             instead = "Load it where there is more memory."
-            Budget(device, given.limit).require(size, f"the fit in {container.path}", instead)
+            Budget(device, given.limit).require(size, f"the fit in {saved.path}", instead)
             found = _build(replace(saved, dtypes=_dtypes(saved)), given, build)
-        unknown = sorted(set(container.entries) - saved.used)
+        unknown = sorted(set(saved.entries) - saved.used)
         if unknown:
-            raise damaged(container.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
+            raise damaged(saved.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
         return found
 
 
@@ -175,7 +174,7 @@ def _read_groups(saved: Saved, n: int) -> Groups:
 def _compare(problem: Linearization, bread: Any) -> None:
     """Check on a few batches that these are the training data, and that the outputs are those of the fit.
 
-    Mixtures of outputs are checked on every batch that is read: see `SketchedBatches`.
+    Mixtures of outputs are checked on every batch that is read: see `HessianSketch`.
     """
     first = None
     for place, batch in problem.batches.sample(COMPARED):
@@ -213,18 +212,16 @@ def _write_problem(draft: Draft, problem: Linearization) -> None:
     own = _own_class(likelihood)
     options = {} if own else {one: getattr(likelihood, one) for one in _option_names(type(likelihood))}
     draft.part("likelihood").put(name=likelihood.name, own=own, **options)
-    sketched = batches if isinstance(batches, SketchedBatches) else None
-    data = batches.plain if isinstance(batches, SketchedBatches) else batches
-    prints = batches.fingerprints
+    sketch, prints = problem.sketch, batches.fingerprints
     draft.part("data").put(
-        positional=data.positional,
-        notes=data.notes,
-        next_labels=data.target_transform is not None,
+        positional=batches.positional,
+        notes=batches.notes,
+        next_labels=batches.target_transform is not None,
         sizes=torch.tensor([len(batch) for batch in prints], dtype=torch.int64, device="cpu"),
         fingerprints=torch.tensor([one for batch in prints for one in batch], dtype=torch.int64, device="cpu"),
     )
     write(draft, "units", problem.units)
-    write(draft, "sketch", problem.sketch)
+    write(draft, "sketch", sketch)
     draft.put(
         n=problem.n,
         k=problem.k,
@@ -233,13 +230,13 @@ def _write_problem(draft: Draft, problem: Linearization) -> None:
         precision=problem.precision,
         limit=problem.budget.limit,
         outputs=problem.outputs,
-        residuals=None if sketched else problem.residuals,
-        hessian_roots=None if sketched else problem.hessian_roots,
+        residuals=None if sketch else problem.residuals,
+        hessian_roots=None if sketch else problem.hessian_roots,
         sample_weights=problem.sample_weights,
         gram=problem.gram,
     )
-    if sketched is not None and sketched.labels is not None:
-        draft.part("labels").put(seed=sketched.seed, **sketched.labels._asdict())
+    if sketch is not None and sketch.labels is not None:
+        draft.part("labels").put(seed=sketch.seed, **sketch.labels._asdict())
 
 
 def _read_problem(saved: Saved, given: Given) -> Linearization:
@@ -247,22 +244,17 @@ def _read_problem(saved: Saved, given: Given) -> Linearization:
     saved.sizes.update({"n": (n,), "k": (k,)})
     network, progress = Network(given.model), Progress(given.progress)
     likelihood = _read_likelihood(saved.part("likelihood"), given.likelihood)
-    data = _read_data(saved.part("data"), given.loader, progress, likelihood)
-    batches: Batches | SketchedBatches = data
+    batches = _read_data(saved.part("data"), given.loader, progress, likelihood)
     outputs = saved.tensor("outputs", "algebra", "n", "k")
-    sketch = read(saved.part("sketch"), OutputSketch) if saved.has("sketch") else None
-    gram = None
-    if sketch is None:
+    sketch, gram = None, None
+    if not saved.has("sketch"):
         residuals = saved.tensor("residuals", "algebra", "n", "k")
         roots = saved.tensor("hessian_roots", "algebra", "n", "k", "q") if saved.has("hessian_roots") else None
     else:
-        if sketch.columns + 1 != k:
-            raise saved.wrong("sketch", f"one of {k - 1} columns")
         residuals, roots = sketched_derivatives(outputs)
         gram = saved.tensor("gram", "algebra", "n", "k", "k")
-        seed, labels = _read_labels(saved.part("labels"), sketch)
-        options = (sketch.columns, seed, outputs.dtype, sketch.width, labels, gram)
-        batches = SketchedBatches(data, network, likelihood, *options)
+        sketch = _read_sketch(saved, network, likelihood, outputs)
+        sketch.saved, batches.views = gram, sketch.views
     return Linearization(
         network=network,
         selection=_read_selection(saved, given.model),
@@ -283,13 +275,19 @@ def _read_problem(saved: Saved, given: Given) -> Linearization:
     )
 
 
-def _read_labels(saved: Saved, sketch: OutputSketch) -> tuple[int, Labels]:
-    """The seed of signs, and labels that were sampled."""
-    saved.sizes["columns"] = (sketch.columns,)
-    classes = saved.tensor("classes", "label", "n", "labelled", "columns")
-    if classes.numel() and (int(classes.min()) < -1 or int(classes.max()) >= sketch.width):
-        raise saved.wrong("classes", f"classes below {sketch.width}, or -1")
-    return saved.whole("seed", 0, 2**63), Labels(classes, saved.tensor("floors", "algebra", "n", "labelled"))
+def _read_sketch(saved: Saved, network: Network, likelihood: Likelihood, outputs: Tensor) -> HessianSketch:
+    """The sketch of a problem, with the labels that were sampled."""
+    labels = saved.part("labels")
+    known = {"network": network, "likelihood": likelihood, "dtype": outputs.dtype}
+    found = read(saved.part("sketch"), HessianSketch, seed=labels.whole("seed", 0, 2**63), **known)
+    if found.columns + 1 != outputs.shape[1]:
+        raise saved.wrong("sketch", f"one of {outputs.shape[1] - 1} columns")
+    labels.sizes["columns"] = (found.columns,)
+    classes = labels.tensor("classes", "label", "n", "labelled", "columns")
+    if classes.numel() and (int(classes.min()) < -1 or int(classes.max()) >= found.width):
+        raise labels.wrong("classes", f"classes below {found.width}, or -1")
+    found.labels = Labels(classes, labels.tensor("floors", "algebra", "n", "labelled"))
+    return found
 
 
 def _read_units(saved: Saved, k: int) -> Positions:

@@ -16,21 +16,12 @@ from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, Selection, SeparateExamples
-from whence.jacobian.sketches import (
-    ALL_OUTPUTS,
-    COLUMNS,
-    Labels,
-    OutputSketch,
-    SketchedBatches,
-    SketchedOutputs,
-    usual_columns,
-)
+from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs, usual_columns
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import HALVES, eigh
-from whence.runtime.execution import Passes, Precision, State
+from whence.runtime.execution import Passes, Precision, Progress, State
 from whence.runtime.memory import Budget, free_memory, readable
-from whence.runtime.progress import Progress
 
 CHUNK_SHARE = 0.05
 """A chunk of Jacobian rows takes at most this share of the memory budget."""
@@ -79,7 +70,7 @@ class Linearization:
 
     network: Network
     selection: Selection
-    batches: Batches | SketchedBatches
+    batches: Batches
     likelihood: Likelihood
     outputs: Tensor  # (n, k) of the training examples; k counts the outputs of all positions, where there are several
     residuals: Tensor  # (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error
@@ -90,7 +81,7 @@ class Linearization:
     progress: Progress
     chunk_size: int | None
     units: Positions | None = None  # the positions at which the network has outputs, where there are several
-    sketch: OutputSketch | None = None
+    sketch: HessianSketch | None = None
     gram: Tensor | None = None
     passes: Passes = field(default_factory=Passes)
     folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
@@ -321,17 +312,17 @@ def linearize(
     if columns == 0:
         columns = default_columns(network, batches)
     units, sketch, gram = None, None, None
-    data: Batches | SketchedBatches = batches
     if columns is None:
         outputs, residuals, roots, weights, units = _loss_derivatives(network, batches, likelihood, dtype, budget)
     else:
-        data = SketchedBatches(batches, network, likelihood, columns, seed, dtype)
-        (outputs, gram, weights), sketch = _sketched_derivatives(data, network.device)
+        sketch = HessianSketch(network, likelihood, columns, seed, dtype)
+        outputs, gram, weights = _sketched_derivatives(batches, sketch)
         residuals, roots = sketched_derivatives(outputs)
+        batches.views = sketch.views
     derivatives = (outputs, residuals, roots, none_if_ones(weights))
     options = (dtype, budget, progress, chunk_size)
     seen = (units, sketch, gram, batches.passes)
-    return Linearization(network, selection, data, likelihood, *derivatives, *options, *seen)
+    return Linearization(network, selection, batches, likelihood, *derivatives, *options, *seen)
 
 
 def _loss_derivatives(
@@ -419,36 +410,35 @@ def sketched_derivatives(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return eye[-1].expand_as(outputs), eye[:, :-1].expand(len(outputs), -1, -1)
 
 
-def _sketched_derivatives(
-    batches: SketchedBatches, device: torch.device
-) -> tuple[tuple[Tensor, Tensor, Tensor], OutputSketch]:
-    """Outputs, inner products and weights of all examples, and the sketch; the batches keep the labels."""
+def _sketched_derivatives(batches: Batches, sketch: HessianSketch) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, inner products and weights of all examples; the sketch keeps the labels, and learns its sizes."""
     chunks: list[SketchedOutputs] = []
     given: list[bool] = []
     shape = torch.Size()
-    for batch, here, found in batches.sketched("outputs"):
-        shape = here if not chunks else shape
-        if here[-1] != shape[-1] or len(here) != len(shape):
-            raise ShapeError(
-                f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
-                "the model in a module that returns the same number of outputs for every batch."
-            )
-        chunks.append(found)
-        given.append(batch.weights is not None)
-    whole = _of_all_processes(batches.plain, shape, given)[0]
+    for number, whole in enumerate(batches.plain("outputs")):
+        for batch, here, found in sketch.derivatives(whole, f"batch {number}"):
+            shape = here if not chunks else shape
+            if here[-1] != shape[-1] or len(here) != len(shape):
+                raise ShapeError(
+                    f"expected {_sizes(shape)} as in batch 0, got {_sizes(here)} from example {batch.start} on. Wrap "
+                    "the model in a module that returns the same number of outputs for every batch."
+                )
+            chunks.append(found)
+            given.append(batch.weights is not None)
+    *positions, sketch.width = _of_all_processes(batches, shape, given)[0]
     longest = max((chunk.floors.shape[1] for chunk in chunks), default=0)
-    longest = max(batches.plain.passes.process_group.all_gather_object("the outputs", longest))
+    longest = max(batches.passes.process_group.all_gather_object("the outputs", longest))
     padded = [chunk.padded(longest) for chunk in chunks]
-    outputs, gram, weights, largest, counted, *labels = _gathered(batches.plain, padded, device)
-    _note_rounded(batches, gram, largest)
-    batches.labels, batches.width = Labels(*labels), whole[-1]
-    return (outputs, gram, weights), OutputSketch(batches.columns, whole[-1], len(whole) > 1, int(counted.sum()))
+    outputs, gram, weights, largest, counted, *labels = _gathered(batches, padded, sketch.network.device)
+    _note_rounded(batches, sketch, gram, largest)
+    sketch.labels, sketch.dense, sketch.counted = Labels(*labels), bool(positions), int(counted.sum())
+    return outputs, gram, weights
 
 
-def _note_rounded(batches: SketchedBatches, gram: Tensor, largest: Tensor) -> None:
+def _note_rounded(batches: Batches, sketch: HessianSketch, gram: Tensor, largest: Tensor) -> None:
     """Say so where residuals are no more than the rounding of the network."""
-    used = next(batches.network.model.parameters()).dtype
-    scale = float(largest.max()) if not batches.likelihood.has_classes else 1.0
+    used = next(sketch.network.model.parameters()).dtype
+    scale = float(largest.max()) if not sketch.likelihood.has_classes else 1.0
     size, rounding = float(gram[:, -1, -1].max()) ** 0.5, 8 * torch.finfo(used).eps * scale
     note = (
         f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: HeC0 to HeC3 and "

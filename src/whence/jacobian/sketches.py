@@ -16,15 +16,15 @@ hashes of the numbers of example, position and column, the same on every device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from whence.data.batches import Batch, Batches, check_finite, take
+from whence.data.batches import Batch, check_finite, take
 from whence.data.targets import example_weights, position_weights, targets_at
 from whence.errors import InputError, StaleModelError
 from whence.jacobian.network import Network, SeparateExamples
@@ -61,16 +61,6 @@ BLOCK = 128
 """Probabilities whose sums are looked through before single ones."""
 
 
-@dataclass(frozen=True)
-class OutputSketch:
-    """The sizes of a sketch."""
-
-    columns: int  # c
-    width: int  # outputs k at each position
-    dense: bool  # whether the network has outputs at several positions
-    counted: int  # how many positions of training examples count
-
-
 class Labels(NamedTuple):
     """Sampled labels of each position; see `sample_labels`. No positions where S is not made of labels."""
 
@@ -96,77 +86,39 @@ class SketchedOutputs(NamedTuple):
 
 
 @dataclass
-class SketchedBatches:
-    """Batches whose inputs are views of a few combinations of the outputs, the same in every pass.
+class HessianSketch:
+    """Views of a few combinations of the outputs of each training example, the same in every pass.
 
     Attributes:
-        width: outputs at each position; 0 before the first pass.
+        width: outputs k at each position; 0 before the first pass.
+        dense: whether the network has outputs at several positions.
+        counted: how many positions of training examples count.
         labels: of all examples, padded to the longest; `None` in the first pass.
         saved: (n, c + 1, c + 1) A^T A of the saved fit, where one was loaded: it must be the same here.
     """
 
-    plain: Batches  # the batches as they are
     network: Network  # the model
     likelihood: Likelihood  # gives residuals and the Hessian's root
     columns: int  # c
     seed: int  # of labels and signs
     dtype: torch.dtype  # of the algebra
     width: int = 0
+    dense: bool = False
+    counted: int = 0
     labels: Labels | None = None
     saved: Tensor | None = None
-    notes: list[str] = field(init=False)
-    fingerprints: list[tuple[int, ...]] = field(init=False)
-    separate: SeparateExamples = field(init=False)
 
     def __post_init__(self) -> None:
-        """Notes and fingerprints are those of the plain batches."""
-        self.notes, self.fingerprints = self.plain.notes, self.plain.fingerprints
-        self.separate = SeparateExamples(self.network)
+        """Nothing was checked so far."""
+        self._separate = SeparateExamples(self.network)
 
-    @property
-    def loader(self) -> Iterable[Any]:
-        """That of the plain batches."""
-        return self.plain.loader
-
-    @property
-    def positional(self) -> int:
-        """How many positional arguments the inputs are."""
-        return self.plain.positional
-
-    @property
-    def target_transform(self) -> Callable[[Tensor], Tensor] | None:
-        """What is done to the targets of every batch."""
-        return self.plain.target_transform
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Read all batches once, without a progress bar."""
-        return self.read(None)
-
-    def read(self, label: str | None) -> Iterator[Batch]:
-        """Read all batches once, in chunks whose outputs fit in memory."""
-        for number, batch in enumerate(self.plain.read(label)):
-            yield from self._views(batch, f"batch {number}")
-
-    def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
-        """A few batches, in chunks, and their numbers; see `Batches.sample`."""
-        for number, batch in self.plain.sample(count):
-            yield from ((number, view) for view in self._views(batch, f"batch {number}"))
-
-    def first(self) -> Batch:
-        """The first chunk of the first batch of all."""
-        return next(self._views(self.plain.first(), "batch 0"))
-
-    def _views(self, batch: Batch, where: str) -> Iterator[Batch]:
+    def views(self, batch: Batch, where: str) -> Iterator[Batch]:
+        """Parts of a batch whose outputs fit in memory, with views as inputs."""
         if self.labels is None or self.saved is not None or not self._samples(batch.targets):
-            yield from (view for view, _, _ in self._with_outputs(batch, where))
+            yield from (view for view, _, _ in self.derivatives(batch, where))
             return
         for chunk in self._chunks(batch, self.width * batch.targets[0].numel(), sampled=True):
-            yield _seen(chunk, self._softmax_columns(chunk, where, self._known(chunk)))
-
-    def sketched(self, label: str | None) -> Iterator[tuple[Batch, torch.Size, SketchedOutputs]]:
-        """Read all batches once: chunks of them, the shape (..., k) of an example's outputs, and what is kept."""
-        for number, batch in enumerate(self.plain.read(label)):
-            yield from self._with_outputs(batch, f"batch {number}")
+            yield replace(chunk, inputs=self._softmax_columns(chunk, where, self._known(chunk)))
 
     def _samples(self, targets: Tensor) -> bool:
         """Whether labels are sampled: for classes as targets of the softmax, unless all columns are used."""
@@ -175,19 +127,20 @@ class SketchedBatches:
             return False
         return self.columns < self.width * targets[0].numel()
 
-    def _with_outputs(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, SketchedOutputs]]:
+    def derivatives(self, batch: Batch, where: str) -> Iterator[tuple[Batch, torch.Size, SketchedOutputs]]:
+        """The same parts, the shape (..., k) of an example's outputs, and what the first pass keeps."""
         with torch.no_grad():
             outputs = self.network.shaped(batch.inputs, where).detach()
         check_finite(outputs, "outputs of the model", where)
         self.width = outputs.shape[-1]
         sampled = self._samples(batch.targets)
-        self.separate.check(batch.inputs, outputs, where)
+        self._separate.check(batch.inputs, outputs, where)
         for chunk in self._chunks(batch, outputs[0].numel(), sampled):
             some = outputs[chunk.start - batch.start :][: chunk.size]
             view, found = (self._from_labels if sampled else self._from_signs)(some, chunk, where)
             if self.saved is not None:
                 self._check_saved(some, chunk.rows, found.gram, where)
-            yield _seen(chunk, view), outputs.shape[1:], found
+            yield replace(chunk, inputs=view), outputs.shape[1:], found
 
     def _chunks(self, batch: Batch, outputs: int, sampled: bool) -> Iterator[Batch]:
         """Parts of a batch whose examples have so many outputs."""
@@ -323,10 +276,6 @@ class SketchedBatches:
                 f"where they are up to {float(least[at].max()):.3g}). The weights are the same, the outputs are not: "
                 "build the model as it was then, and load where it computes in the same precision; or fit again here."
             )
-
-
-def _seen(batch: Batch, view: OutputView) -> Batch:
-    return Batch(view, batch.targets, batch.start, batch.size, batch.weights)
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------------

@@ -151,10 +151,7 @@ class Likelihood(ABC):
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """(m, k) probabilities of the classes, where there are classes."""
-        raise InputError(
-            f"expected a likelihood with classes for probabilities, got {self.name!r}. Fit with "
-            'likelihood="categorical" or "bernoulli" if the network was trained with cross-entropy.'
-        )
+        raise self._without_classes("probabilities")
 
     def predicted(self, outputs: Tensor) -> Tensor:
         """(m,) the output that belongs to the predicted class."""
@@ -165,8 +162,11 @@ class Likelihood(ABC):
 
     def contrasts(self, outputs: Tensor) -> Tensor:
         """(m, c, k) the difference of outputs that decides for the predicted class, for each of c decisions."""
-        raise InputError(
-            f"expected a likelihood with classes for a margin, got {self.name!r}. Fit with "
+        raise self._without_classes("a margin")
+
+    def _without_classes(self, wanted: str) -> InputError:
+        return InputError(
+            f"expected a likelihood with classes for {wanted}, got {self.name!r}. Fit with "
             'likelihood="categorical" or "bernoulli" if the network was trained with cross-entropy.'
         )
 

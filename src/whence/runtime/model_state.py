@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,35 +26,45 @@ from whence.errors import InputError, NotDeterministicError
 
 # --- Fingerprints -----------------------------------------------------------------------------------------------------
 
-PIECE = 2**22
-"""Words on a GPU that are summed at once, to bound the memory."""
+PIECE = {"cpu": 2**16, "cuda": 2**22}
+"""Words that are summed at once: few enough for the cache of a processor, and for the memory of a GPU."""
 
-
-def as_bytes(tensor: Tensor) -> Any:
-    """The bits of a tensor, in the order of its axes, as an array of uint8."""
-    return _contiguous(tensor).cpu().view(torch.uint8).numpy()
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    """All numbers of a tensor in a row, dense, with pending signs and conjugates resolved."""
-    found = tensor.detach()
-    found = found if found.layout == torch.strided else found.to_dense()
-    return found.resolve_conj().resolve_neg().contiguous().reshape(-1)
+GOLDEN = -0x61C8864680B583EB
+"""Multiples of it have no pattern."""
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number that changes when a bit of the tensor does, or when two elements change places; for every device.
+    """A number that changes when a bit of the tensor does, or when two elements change places.
+
+    A sum of its words, each times an odd number. Integers wrap around and are never rounded, so that it is the same on
+    every device.
 
     Examples:
         >>> a, b = checksum(torch.tensor([1.0, 2.0])), checksum(torch.tensor([2.0, 1.0]))
         >>> a == b, a == checksum(torch.tensor([1.0, 2.0]))
         (False, True)
     """
-    return zlib.crc32(as_bytes(tensor))
+    numbers = _in_a_row(tensor)
+    words, total = numbers.view(torch.int32 if numbers.element_size() % 4 == 0 else torch.uint8), 0
+    multiples = _multiples(numbers.device)
+    for number, piece in enumerate(words.split(len(multiples))):
+        odd = multiples[: len(piece)] + _signed(number * len(multiples) * GOLDEN) | 1
+        total += int(odd.mul_(piece).sum())
+    return _signed(total)
+
+
+@cache
+def _multiples(device: torch.device) -> Tensor:
+    return torch.arange(PIECE.get(device.type, PIECE["cpu"]), device=device) * GOLDEN
+
+
+def _signed(word: int) -> int:
+    """The last 64 bits, as torch counts them."""
+    return (word + 2**63) % 2**64 - 2**63
 
 
 def row_checksums(tensor: Tensor) -> Tensor:
-    """The same for every row of a tensor (n, ...), by itself: (n,).
+    """A number for every row of a tensor (n, ...), by itself: (n,).
 
     Examples:
         >>> one, two = row_checksums(torch.tensor([[1.0, 2.0], [2.0, 1.0]])).tolist()
@@ -63,20 +74,23 @@ def row_checksums(tensor: Tensor) -> Tensor:
     return torch.tensor([zlib.crc32(row) for row in as_bytes(tensor).reshape(len(tensor), -1)], device="cpu")
 
 
+def as_bytes(tensor: Tensor) -> Any:
+    """The bits of a tensor, in the order of its axes, as an array of uint8."""
+    return _in_a_row(tensor).cpu().view(torch.uint8).numpy()
+
+
+def _in_a_row(tensor: Tensor) -> Tensor:
+    """All numbers of a tensor, dense, with pending signs and conjugates resolved."""
+    found = tensor.detach()
+    found = found if found.layout == torch.strided else found.to_dense()
+    return found.resolve_conj().resolve_neg().contiguous().reshape(-1)
+
+
 def fingerprint(model: nn.Module) -> dict[str, int]:
     """A number for each parameter and buffer that changes when its bits do."""
     with locked(model):
         tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        return {name: checksum(_sums(one) if one.is_cuda else one) for name, one in tensors.items()}
-
-
-def _sums(tensor: Tensor) -> Tensor:
-    """Sums of the words of a tensor on a GPU, each times an odd number of its own: few enough to be copied."""
-    numbers = _contiguous(tensor)
-    words = numbers.view(torch.int32 if numbers.element_size() % 4 == 0 else torch.uint8)
-    odd = torch.arange(min(len(words), PIECE), device=words.device) * -0x61C8864680B583EB | 1
-    sums = [(piece.long() * odd[: len(piece)]).sum() for piece in words.split(PIECE)]
-    return torch.stack(sums)
+        return {name: checksum(one) if one.is_cuda else zlib.crc32(as_bytes(one)) for name, one in tensors.items()}
 
 
 # --- Settings of torch, shared by threads -----------------------------------------------------------------------------

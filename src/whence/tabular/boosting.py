@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whence.errors import InputError
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 from whence.tabular.network import CHOOSING, Trained, mean_loss
 from whence.tabular.target import Target
 from whence.trees import TreeEnsemble

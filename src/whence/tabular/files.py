@@ -17,8 +17,8 @@ import numpy
 import torch
 
 from whence.errors import InputError, TooLargeError, did_you_mean
+from whence.runtime.execution import Progress
 from whence.runtime.memory import RESERVE, free_memory, readable
-from whence.runtime.progress import Progress
 
 if TYPE_CHECKING:
     import pandas

@@ -23,8 +23,8 @@ from whence.display import listing
 from whence.errors import CorruptArtifactError, InputError, did_you_mean
 from whence.influence.intervals import Intervals
 from whence.report.usual import UsualValues, frame_of
+from whence.runtime.execution import Progress
 from whence.runtime.model_state import one_thread
-from whence.runtime.progress import Progress
 from whence.tabular.boosting import Trees, grow
 from whence.tabular.columns import (
     MAX_DISTANCE,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whence.errors import InputError
-from whence.runtime.progress import Progress
+from whence.runtime.execution import Progress
 from whence.tabular.target import Target
 
 WIDTHS = tuple(range(32, 7, -4))

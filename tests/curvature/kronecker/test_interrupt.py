@@ -146,7 +146,7 @@ def test_passes_are_told_with_the_batch_and_the_time_left(model: Model, capsys: 
 
     clock = [0.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("whence.runtime.progress.time.monotonic", lambda: clock[-1])
+        patch.setattr("whence.runtime.execution.time.monotonic", lambda: clock[-1])
         patch.setattr("whence.curvature.accumulate.CACHE_BYTES", {"cpu": 0, "cuda": 0})  # else one pass is read
         whence.fit(model, Slow(), structure="ekfac", progress=True)
     told = capsys.readouterr().err

@@ -99,16 +99,6 @@ def test_the_second_driver_decomposes_the_same(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(values, torch.linalg.eigh(matrix).eigenvalues, rtol=1e-10, atol=1e-12)
 
 
-def test_the_last_resort_decomposes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: np.ndarray) -> None:
-        raise np.linalg.LinAlgError("Eigenvalues did not converge")
-
-    matrix = torch.stack([dead_units(30, 20, seed, 4) for seed in range(2)])
-    monkeypatch.setattr(np.linalg, "eigh", fails)
-    values, vectors = second_driver(matrix)
-    check_decomposition(matrix, values, vectors)
-
-
 def test_the_second_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix, facts = dead_units(30, 20, 0, 4), list[str]()
 
