@@ -150,28 +150,27 @@ def gradient_norms(model: nn.Module, data: Sequence[Batch]) -> Tensor:
     return torch.cat(found)
 
 
-def gradient_products(model: nn.Module, data: Sequence[Batch], asked: Sequence[Batch], few: int = 40) -> Tensor:
-    """(m, n) inner products of the gradients of questions, asked one by one, with those of all texts."""
-    layers = [layer for _, layer in linear_layers(model)]
-    rows = []
-    for low in range(0, len(asked), few):
-        wanted: list[list[Tensor]] = [[] for _ in layers]
-        for batch in asked[low : low + few]:
-            token_losses(model, batch).sum().backward()
-            for kept, layer in zip(wanted, layers, strict=True):
-                assert layer.weight.grad is not None
-                kept.append(layer.weight.grad.detach().clone())
-            model.zero_grad(set_to_none=True)
-        stacked = [torch.stack(kept) for kept in wanted]  # (few, o, i)
+def gradient_products(model: nn.Module, data: Sequence[Batch], asked: Sequence[Batch]) -> Tensor:
+    """(m, n) inner products of the gradients of questions with those of all texts, without forming any of them."""
+    layers, rows = [layer for _, layer in linear_layers(model)], []
+    for questions in asked:
+        with factors_of(layers) as (theirs, above):
+            token_losses(model, questions).sum().backward()
         parts = []
         for batch in data:
             with factors_of(layers) as (inputs, gradients):
                 token_losses(model, batch).sum().backward()
-                each = zip(inputs, gradients, stacked, strict=True)
-                parts.append(sum(torch.einsum("noi,qoi->qn", g.mT @ a, q) for a, g, q in each))
-            model.zero_grad(set_to_none=True)
+            each = zip(inputs, gradients, theirs, above, strict=True)
+            parts.append(sum(pairs(b, a).mul_(pairs(h, g)).sum((1, 3)) for a, g, b, h in each))
+        model.zero_grad(set_to_none=True)
         rows.append(torch.cat([torch.as_tensor(part) for part in parts], 1).double().cpu())
     return torch.cat(rows)
+
+
+def pairs(left: Tensor, right: Tensor) -> Tensor:
+    """(m, s, n, t) inner products of all positions of (m, s, i) and (n, t, i)."""
+    found = left.flatten(0, 1) @ right.flatten(0, 1).T
+    return found.reshape(*left.shape[:2], *right.shape[:2])
 
 
 # --- Which texts are corrupted? ---------------------------------------------------------------------------------------
@@ -211,7 +210,7 @@ def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]
     row["seconds of the loss"] = clock.lap()
     scores["gradient norm"] = gradient_norms(model, data)
     row["seconds of gradient norms"] = clock.lap()
-    for text in given.structures or [f"sketch:size={given.size}"]:
+    for text in given.structures or [f"core:size={given.size}", f"sketch:size={given.size}"]:
         for decay in given.decays:
             name, tracer = fitted(model, data, text, decay, given)
             frame = tracer.training_frame()
@@ -272,8 +271,9 @@ def prepared(given: argparse.Namespace, texts: Sequence[Text], seed: int) -> tup
         torch.cuda.reset_peak_memory_stats()
     learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
     count = sum(len(encode(text.prompt)) + len(encode(text.answer)) for text in texts)
+    where = torch.cuda.get_device_name() if given.device == "cuda" else "a CPU"
     about = "a small Llama" if given.tiny else "SmolLM2-135M"
-    return model, encode, {"model": about, "learned": learned, "texts": len(texts), "tokens": count}
+    return model, encode, {"model": about, "where": where, "learned": learned, "texts": len(texts), "tokens": count}
 
 
 # --- Which document does an answer lean on? ---------------------------------------------------------------------------
@@ -325,11 +325,11 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[st
     }
     clock.lap()
     each = [one_word(words, word, given.device) for words, word in zip(asked, said, strict=True)]
-    scores["gradients, inner product"] = gradient_products(model, data, each)
+    scores["gradients, inner product"] = gradient_products(model, data, list(padded(each, READ * given.batch)))
     row["seconds of gradient products"] = clock.lap()
     scores["gradients, cosine"] = scores["gradients, inner product"] / gradient_norms(model, data)
     clock.lap()
-    for text in given.structures or [f"sketch:size={given.size}"]:
+    for text in given.structures or [f"core:size={given.size}", f"sketch:size={given.size}"]:
         for decay in given.decays:
             name, tracer = fitted(model, data, text, decay, given)
             row[f"seconds of {name}"] = clock.lap()

@@ -65,6 +65,7 @@ def language(record: Row) -> str:
             about += f"{first['documents']:,} documents, {first['questions']} questions, {right:.0%} answered right"
         else:
             about += f"{first['texts']:,} texts, {first['tokens']:,} tokens"
+        about += f", on {first['where']}" if "where" in first else ""
         losses = f"loss of the passes {first['losses'][0]:.2f} to {first['losses'][-1]:.2f}"
         parts.append(f"{about}, draws {draws}; {losses}. {seconds_of(rows)}")
         parts.append(planted(rows) if task == "planted" else corrupted(rows))

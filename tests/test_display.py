@@ -14,7 +14,6 @@ import whence
 from whence import display
 from whence.curvature import RidgePath
 from whence.display import WIDTH, Column, Shown, Table, cut
-from whence.influence import Calibration
 
 EVIL = "<script>alert('x')</script>&\"<img src=x onerror=y>"
 ALLOWED = {"div", "table", "thead", "tbody", "tr", "th", "td", "span"}
@@ -79,7 +78,6 @@ def everything() -> dict[str, Shown]:
         "change": tracer.what_if(X, remove=[3]),
         "labels": tracer.suggest(12),
         "pool": tracer.suggest(3, pool=X),
-        "calibration": Calibration.of(tracer),
         "path": tracer.ridge_path,
         "diagnostics": tracer.diagnostics,
     }

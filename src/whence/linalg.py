@@ -1,4 +1,4 @@
-"""Products and eigendecompositions of symmetric matrices, and the order of scores."""
+"""Symmetric products, triangular solves, eigendecompositions, and the order of scores."""
 
 from __future__ import annotations
 
@@ -26,31 +26,6 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     with one_thread(not matrices.is_cuda and matrices.shape[-1] <= SMALL):
         values, vectors = torch.linalg.eigh(matrices)
     return values, vectors
-
-
-HALVES = (torch.float16, torch.bfloat16)
-"""Dtypes of half precision."""
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of matrices; of half precision it comes in single precision, in which a GPU's tensor units sum.
-
-    Examples:
-        >>> product(torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3, 1, dtype=torch.bfloat16)).dtype
-        torch.float32
-    """
-    if left.dtype not in HALVES:
-        return left @ right
-    if left.is_cuda and left.dim() == right.dim():
-        shape = (*left.shape[:-1], right.shape[-1])
-        rows, columns = (one.reshape(-1, *one.shape[-2:]) for one in (left, right))
-        try:
-            found: Tensor = torch.bmm(rows, columns, out_dtype=torch.float32)
-            return found.reshape(shape)
-        except (TypeError, RuntimeError) as error:  # torch before 2.8
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-    return left.float() @ right.float()
 
 
 PANELS = 4

@@ -296,15 +296,13 @@ def rank_scatter(uncertainty: Uncertainty, groups: Sequence[Group] | None = None
     ax.plot([0, 100], [0, 100], color=LINE, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
     for group, chosen in _back_to_front(groups or [Group("predictions")] * len(x)):
         colour, marker, area, opacity = STYLES[group.tone]
-        edge = _edge(group)
-        style: dict[str, Any] = {"c": colour, "marker": marker, "alpha": opacity, "edgecolors": edge, "zorder": 2}
-        width = 0.0 if edge == "white" else 1.2
-        ax.scatter(x[chosen], y[chosen], s=area, linewidths=width, label=group.name, **style)
+        style: Any = {"edgecolors": _edge(group), "linewidths": 0.0 if _edge(group) == "white" else 1.2, "zorder": 2}
+        ax.scatter(x[chosen], y[chosen], area, colour, marker=marker, alpha=opacity, label=group.name, **style)
     ax.set(xlim=(-2, 102), ylim=(-2, 102), aspect="equal", xlabel="rank by Ho, %", ylabel="rank by HeC3, %")
     if groups is not None:
         handles, names = ax.get_legend_handles_labels()
-        style = {"bbox_to_anchor": (0.5, -0.16), "frameon": False, "handletextpad": 0.2}
-        ax.legend(handles[::-1], names[::-1], loc="upper center", **style)
+        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+        ax.legend(handles[::-1], names[::-1], frameon=False, handletextpad=0.2, **place)
     return quiet(ax)
 
 
@@ -387,13 +385,8 @@ def source_map(
         chosen = members[np.argsort(-areas[members], kind="stable")]  # small circles on top of large ones
         plain, edge = group.tone == "plain", _edge(group)
         width = 0 if plain else 0.4 if edge == "white" else 1.2
-        style: dict[str, Any] = {
-            "alpha": 0.3 if plain else 0.65,
-            "linewidths": width,
-            "edgecolors": edge,
-            "zorder": 2 + depth,
-        }
-        ax.scatter(east[chosen], north[chosen], s=areas[chosen], c=STYLES[group.tone][0], label=group.name, **style)
+        style: Any = {"edgecolors": edge, "linewidths": width, "alpha": 0.3 if plain else 0.65, "zorder": 2 + depth}
+        ax.scatter(east[chosen], north[chosen], areas[chosen], STYLES[group.tone][0], label=group.name, **style)
     middle = math.radians(float(np.clip(north, -85, 85).mean()))
     ax.set(xlabel="longitude, °", ylabel="latitude, °", aspect=1.0 / math.cos(middle))
     _map_legend(ax, scale)
@@ -476,9 +469,8 @@ def _edge(group: Group) -> str:
     return VERMILLION if group.tone == "noise" and group.name == BOTH else "white"
 
 
-def _areas(errors: Numbers, scale: float) -> Numbers:
-    areas: Numbers = 2.0 + (LARGEST - 2.0) * np.minimum(errors / scale, 1.0)
-    return areas
+def _areas(errors: Any, scale: float) -> Any:
+    return 2.0 + (LARGEST - 2.0) * np.minimum(errors / scale, 1.0)
 
 
 def _map_legend(ax: Axes, scale: float | None) -> None:
@@ -487,8 +479,7 @@ def _map_legend(ax: Axes, scale: float | None) -> None:
     groups = len(handles)
     handles, names = handles[::-1], names[::-1]
     for error in [] if scale is None else [float(f"{scale / 8:.1g}"), float(f"{scale:.1g}")]:
-        area = _areas(np.array([error]), scale or 1.0)
-        handles.append(ax.scatter([], [], s=area, c=GREY, alpha=0.6, linewidths=0))
+        handles.append(ax.scatter([], [], s=_areas(error, scale or 1.0), c=GREY, alpha=0.6, linewidths=0))
         names.append(f"error {number(error)}")
     legend = ax.legend(handles, names, framealpha=0.85, edgecolor="none", fontsize="small", loc="best")
     for handle in legend.legend_handles[:groups]:
@@ -550,7 +541,9 @@ def decision_regions(
         >>> len(plots.decision_regions(two, corners, sides[:, 0], steps=8, ax=Figure().subplots()).images)
         1
     """
-    from matplotlib.patheffects import withStroke  # an extra: only plots need it
+    # an extra: only plots need it
+    from matplotlib.colors import to_rgb
+    from matplotlib.patheffects import withStroke
 
     if show not in ("doubt", "ho", "hec3", "ratio"):
         raise InputError(f'expected show to be "doubt", "ho", "hec3" or "ratio", got {show!r}.')
@@ -564,7 +557,11 @@ def decision_regions(
     found = tracer.predict(list(plane.split(BATCH)), covariance=(show == "doubt" and tracer.problem.k > 1) or None)
     ax = axes(ax)
     if show == "doubt":
-        colours = _faded(*decisions(found)).reshape(steps, steps, 3).transpose(1, 0, 2)
+        choice, lead = decisions(found)
+        colours = np.array([to_rgb(PALETTE[int(group) % len(PALETTE)]) for group in choice])
+        firm = torch.erf(torch.from_numpy(lead) / 2**0.5).numpy()  # 1 - 2 P(the margin turns), for normal errors
+        colours = 1.0 - 0.55 * firm[:, None] ** 1.5 * (1.0 - colours)  # white for the toss of a coin, else pastel
+        colours = colours.reshape(steps, steps, 3).transpose(1, 0, 2)
         extent = (east[0], east[-1], north[0], north[-1])
         ax.imshow(colours, extent=extent, origin="lower", aspect="auto", interpolation="bilinear")
     else:
@@ -594,17 +591,6 @@ def decisions(uncertainty: Uncertainty) -> tuple[Numbers, Numbers]:
         variance = covariance[rows, a, a] + covariance[rows, b, b] - 2 * covariance[rows, a, b]
     sigmas = lead / variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
     return choice.cpu().numpy(), sigmas.cpu().numpy()
-
-
-def _faded(choice: Numbers, lead: Numbers) -> Numbers:
-    """(m, 3) colours of classes, white where a decision is a toss of a coin and pastel where it is firm."""
-    from matplotlib.colors import to_rgb  # an extra: only plots need it
-
-    colours = np.array([to_rgb(PALETTE[int(group) % len(PALETTE)]) for group in choice])
-    firm = torch.erf(torch.from_numpy(lead) / 2**0.5).numpy()  # 1 - 2 P(the margin turns), for normal errors
-    strength = 0.55 * firm[:, None] ** 1.5
-    faded: Numbers = 1.0 - strength * (1.0 - colours)
-    return faded
 
 
 def _shade(ax: Axes, east: Numbers, north: Numbers, values: Numbers, show: str) -> None:

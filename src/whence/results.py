@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from statistics import NormalDist
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -164,7 +165,7 @@ class Uncertainty(Shown):
 
     def variance(self, estimator: str) -> Tensor:
         """(m, k) variance of each output, by the name of the estimator."""
-        if self.chosen is not None and self.chosen.sketches:
+        if self._sketched:
             raise InputError(
                 "expected outputs that were looked at one by one for their variances, got random sketches of all. Ask "
                 "for trace(...) and trace_error(...), or predict with outputs='all', 'predicted' or a list."
@@ -175,16 +176,20 @@ class Uncertainty(Shown):
 
     def trace(self, estimator: str = "hec3") -> Tensor:
         """(m,) total variance of the outputs that were looked at; of random sketches, an unbiased estimate for all."""
-        if self.chosen is not None and self.chosen.sketches:
+        if self._sketched:
             return self._sketches(estimator).mean(-1)
         return self.variance(estimator).sum(-1)
 
     def trace_error(self, estimator: str = "hec3") -> Tensor:
         """(m,) standard error of `trace` over the random signs of the sketches; zero without sketches."""
-        if self.chosen is not None and self.chosen.sketches:
+        if self._sketched:
             values = self._sketches(estimator)
             return values.std(-1) / math.sqrt(values.shape[-1])
         return torch.zeros_like(self.trace(estimator))
+
+    @property
+    def _sketched(self) -> bool:
+        return self.chosen is not None and self.chosen.sketches
 
     def _sketches(self, estimator: str) -> Tensor:
         if estimator not in self.variances:
@@ -201,9 +206,7 @@ class Uncertainty(Shown):
         if estimator not in self.estimators:
             raise InputError(f"expected one of {', '.join(self.estimators)}, got {estimator!r}.")
         if estimator not in self.covariances:
-            if (self.chosen is not None and self.chosen.sketches) or (
-                self.later is None and self.mean.shape[-1] > MAX_OUTPUTS
-            ):
+            if self._sketched or (self.later is None and self.mean.shape[-1] > MAX_OUTPUTS):
                 raise InputError(
                     f"expected at most {MAX_OUTPUTS} outputs, looked at one by one, for covariances between them. "
                     "Predict with a list of outputs."
@@ -269,11 +272,8 @@ class Uncertainty(Shown):
 
         These bound f(x) itself. A new observation scatters around f(x) with the noise on top.
         """
-        try:
-            sound = 0.0 < level < 1.0
-        except TypeError:  # the name of an estimator in the place of the level
-            sound = False
-        if not sound:
+        given: Any = level
+        if not isinstance(given, Real) or not 0.0 < level < 1.0:  # perhaps the name of an estimator
             raise InputError(f"expected a level between 0 and 1, got {level!r}. For 95 % pass 0.95.")
         reach = NormalDist().inv_cdf(0.5 + level / 2) * self.variance(estimator).sqrt()
         return self.mean - reach, self.mean + reach
@@ -306,7 +306,7 @@ class Uncertainty(Shown):
     def _table(self) -> Table:
         *shape, k = self.mean.shape
         positions = "" if len(shape) == 1 else f" at {' x '.join(map(str, shape[1:]))} positions"
-        sketches = self.chosen is not None and self.chosen.sketches
+        sketches = self._sketched
         title = f"{count(shape[0], 'prediction')}{positions}, {'random sketches of ' * sketches}{count(k, 'output')}"
         total = math.prod(shape)
         if not total:
@@ -365,7 +365,7 @@ def _columns(u: Uncertainty) -> dict[str, Tensor]:
     if len(shape) > 1:
         axes = [torch.arange(size, device=u.mean.device) for size in (shape[0], shape[1:].numel())]
         columns["prediction"], columns["position"] = torch.meshgrid(*axes, indexing="ij")
-    sketches = u.chosen is not None and u.chosen.sketches
+    sketches = u._sketched
     if u.chosen is not None and u.chosen.index is not None:
         columns |= _by_output("output", u.chosen.index, shape)
     if not sketches:
@@ -495,10 +495,7 @@ class Diagnostics(Shown):
 
     def __getitem__(self, name: str) -> float | str:
         """The value of the first finding of that name."""
-        for finding in self.findings:
-            if finding.name == name:
-                return finding.value
-        raise KeyError(name)
+        return {one.name: one.value for one in reversed(self.findings)}[name]
 
     def __repr__(self) -> str:
         """How many findings; `print` shows them."""
@@ -509,11 +506,9 @@ class Diagnostics(Shown):
 
     def __str__(self) -> str:
         """One line a finding."""
-        lines = []
-        for finding in self.findings:
-            value = finding.value if isinstance(finding.value, str) else f"{finding.value:.6g}"
-            lines.append(f"{finding.name}: {value} ({finding.words})" if finding.words else f"{finding.name}: {value}")
-        return "\n".join(lines)
+        values = (one.value if isinstance(one.value, str) else f"{one.value:.6g}" for one in self)
+        pairs = zip(self, values, strict=True)
+        return "\n".join(f"{one.name}: {value}" + f" ({one.words})" * bool(one.words) for one, value in pairs)
 
 
 def findings_table(diagnostics: Diagnostics, title: str) -> Table:

@@ -7,8 +7,8 @@ table of numbers needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, Literal
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,10 +86,11 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn carries no 
         if self.max_iter < 1:
             raise InputError(f"expected max_iter to be at least 1, got {self.max_iter!r}.")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        sizes = (x.shape[1], *self.hidden_layer_sizes, outputs)
-        network = ScaledNetwork(_layers(sizes, torch.Generator("cpu").manual_seed(seed)), x, None if classes else y)
-        loss: Literal["squares", "cross_entropy"] = "cross_entropy" if classes else "squares"
-        self.n_iter_ = _minimize(network, x, y, loss, self.ridge, self.max_iter)
+        sizes = pairwise((x.shape[1], *self.hidden_layer_sizes, outputs))
+        layers = [(nn.Linear(*size, dtype=torch.float64, device="cpu"), nn.Tanh()) for size in sizes]
+        network = ScaledNetwork(nn.Sequential(*chain(*layers[:-1]), layers[-1][0]), x, None if classes else y)
+        initialize(network, torch.Generator("cpu").manual_seed(seed))
+        self.n_iter_ = _minimize(network, x, y, classes, self.ridge, self.max_iter)
         self.network_ = network
         self.tracer_ = api.fit(
             network,
@@ -152,8 +153,7 @@ class WhenceRegressor(RegressorMixin, _Network):  # type: ignore[misc]  # no ann
             estimator: of the variance: "hec3", "ho" or another one of `whence.Uncertainty`.
         """
         if not return_std:
-            outputs = self._outputs(X)
-            return self._shaped(outputs)
+            return self._shaped(self._outputs(X))
         found = self.uncertainty(X)
         return self._shaped(found.mean), self._shaped(found.variance(estimator).sqrt())
 
@@ -219,8 +219,7 @@ class WhenceClassifier(ClassifierMixin, _Network):  # type: ignore[misc]  # no a
             chances: Array = self._outputs(X).softmax(1).numpy()
             return chances
         found = self.uncertainty(X)
-        variances = found.probability_covariance(estimator).diagonal(dim1=1, dim2=2)
-        return found.probabilities.numpy(), variances.clamp_min(0.0).sqrt().numpy()
+        return found.probabilities.numpy(), found.probability_std(estimator).numpy()
 
 
 class ScaledNetwork(nn.Module):
@@ -250,23 +249,7 @@ class ScaledNetwork(nn.Module):
         return outputs
 
 
-def _layers(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Linear layers with tanh in between, in float64, with weights drawn from a generator.
-
-    Examples:
-        >>> net = _layers((3, 5, 2), torch.Generator("cpu").manual_seed(0))
-        >>> net(torch.zeros(4, 3, dtype=torch.float64)).shape
-        torch.Size([4, 2])
-    """
-    pairs = ((nn.Linear(*pair, dtype=torch.float64, device="cpu"), nn.Tanh()) for pair in pairwise(sizes))
-    net = nn.Sequential(*[layer for pair in pairs for layer in pair][:-1])
-    initialize(net, generator)
-    return net
-
-
-def _minimize(
-    model: ScaledNetwork, x: Tensor, y: Tensor, loss: Literal["squares", "cross_entropy"], ridge: float, steps: int
-) -> int:
+def _minimize(model: ScaledNetwork, x: Tensor, y: Tensor, classes: bool, ridge: float, steps: int) -> int:
     """Minimise sum of squared errors + ridge ||w||^2, or sum of cross-entropies + ridge / 2 ||w||^2, by L-BFGS.
 
     Squared errors are in units of the model's scale. Returns the number of iterations.
@@ -285,10 +268,10 @@ def _minimize(
     def objective() -> Tensor:
         optimizer.zero_grad()
         outputs = model(x)
-        if loss == "squares":
-            total = ((outputs - y) / model.scale).square().sum() / 2
-        else:
+        if classes:
             total = nn.functional.cross_entropy(outputs, y, reduction="sum")
+        else:
+            total = ((outputs - y) / model.scale).square().sum() / 2
         size = torch.stack([parameter.square().sum() for parameter in parameters]).sum()
         value: Tensor = (total + ridge / 2 * size) / len(x)
         value.backward()

@@ -108,8 +108,9 @@ def test_gradients_of_single_texts() -> None:
     wanted = torch.stack(rows)
     torch.testing.assert_close(mean_losses(model, data), torch.stack(losses).double(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient_norms(model, data), wanted.norm(dim=1), rtol=1e-5, atol=1e-8)
-    found = gradient_products(model, data, [data[1]], few=1)
+    found = gradient_products(model, data, [data[1]])
     torch.testing.assert_close(found, wanted[2:] @ wanted.T, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(gradient_products(model, data, data), wanted @ wanted.T, rtol=1e-5, atol=1e-8)
 
 
 def test_the_study_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 import whence
 from whence.cli import console
 from whence.cli.console import LACKING, Output, figure, jsonable, stop
-from whence.errors import CorruptArtifactError, InputError
-from whence.tabular.fitted import FIT, check_folder, replacing_folder
+from whence.errors import InputError
+from whence.tabular.fitted import FIT, check_folder, read_description, replacing_folder
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
 SUSPECTS = 10
@@ -154,9 +154,7 @@ def _print_fit(
             "degrees_of_freedom": tracer.degrees_of_freedom,
             "diagnostics": {one.name: one.value for one in findings},
             "notes": notes,
-            "trust": {"level": found.value}
-            if trust is None
-            else {"level": trust.level, **{check.name: check.level for check in trust}},
+            "trust": {"level": trust.level if trust else found.value, **{one.name: one.level for one in trust or ()}},
             "files": files,
             "seconds": round(seconds, 1),
         }
@@ -174,15 +172,9 @@ def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tu
 
     Of texts, their source in place of what a function returns.
     """
-    path = folder / DESCRIPTION
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        written, name, digest = (about["format"], about["version"]), about["spec"], about["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifactError(f"expected the description of a saved fit, got damaged JSON: {path}.") from error
-    if written != (FORMAT, VERSION):
-        raise CorruptArtifactError(f"expected {FORMAT!r} of version {VERSION} in {path}, got something else.")
+    about = read_description(folder, DESCRIPTION, (FORMAT, VERSION))
     if spec is None:
+        name = about.get("spec", "spec.py")
         raise InputError(
             f"expected the Python file that this fit was made with ({name}), got none. Pass it: --spec {name}. It is "
             "not taken from the folder, since it will be run."
@@ -192,7 +184,7 @@ def load_fit(folder: Path, spec: Path | None, loader: str, progress: bool) -> tu
         source = TextFolder(spec, Path(about["texts"]), int(about["tokens"]), int(about["batch"]))
     else:
         source = SpecFile(spec)
-    notes = [f"{spec.name} has changed since the fit was made"] * (source.digest != digest)
+    notes = [f"{spec.name} has changed since the fit was made"] * (source.digest != about.get("sha256"))
     tracer = whence.load(folder / FIT, source.model(), source.call("train_loader"), progress=progress)
     return tracer, source if isinstance(source, TextFolder) else source.call(loader), notes
 

@@ -15,12 +15,12 @@ import whence
 from whence.cli import console
 from whence.cli.console import Output, figure
 from whence.cli.fit import DESCRIPTION, TextFolder, beginning, load_fit, read_texts, write_report
-from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows, write_csv
+from whence.cli.table import ADVICE, count_verdicts, print_verdicts, report_rows
 from whence.display import number, percent
 from whence.errors import InputError
 from whence.results import MAX_OUTPUTS, MAX_STD, probability_text
 from whence.runtime.execution import Progress
-from whence.tabular.files import TextTable, read_table
+from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, load_table, read_description
 from whence.tabular.predictions import CHECK_INPUT, RowPredictions, Score, predict_rows
 
@@ -206,6 +206,8 @@ class SavedNetwork:
 
     def __init__(self, tracer: whence.Tracer, inputs: Any, notes: list[str], stem: str) -> None:
         self.tracer, self.inputs, self.notes, self.stem = tracer, inputs, notes, stem
+        self.examples: Any = range(tracer.problem.n)  # what training examples are called
+        self.impossible: dict[int, str] = {}  # why some inputs cannot be right, which the columns of a table show
 
     @cached_property
     def _uncertainty(self) -> whence.Uncertainty:
@@ -261,7 +263,7 @@ class SavedNetwork:
         """What is said of some inputs by their places, which have these numbers."""
         shares = self.tracer.attribute(self.inputs, top=top).hec3
         found = {at: (verdicts.verdicts[at], verdicts.reason(at)) for at in places}
-        found |= {at: (CHECK_INPUT, reason) for at, reason in self.impossible().items() if reason}
+        found |= {at: (CHECK_INPUT, reason) for at, reason in self.impossible.items() if reason}
         return [
             {
                 "row": int(numbers[at]),
@@ -271,20 +273,12 @@ class SavedNetwork:
                 "advice": ADVICE[found[at][0]].replace("in `check`", "below"),
                 **{name: float(getattr(verdicts, name)[at]) for name in NUMBERS},
                 "causes": [
-                    {"row": self.example_number(example), "hec3": share, **self.left_out(example)}
+                    {"row": int(self.examples[example]), "hec3": share, **self.left_out(example)}
                     for example, share in zip(shares.index[at].tolist(), shares.share[at].tolist(), strict=True)
                 ],
             }
             for at in places
         ]
-
-    def impossible(self) -> dict[int, str]:
-        """Why some inputs cannot be right, by their places: only the columns of a table say it."""
-        return {}
-
-    def example_number(self, example: int) -> int:
-        """What a training example is called: networks count from zero, as `Tracer` does."""
-        return example
 
     def describe(self, at: int) -> str:
         """A prediction in words: the class, the probability of one class, or the outputs."""
@@ -311,11 +305,7 @@ class SavedTexts(SavedNetwork):
     ) -> None:
         inputs = [{name: one for name, one in batch.items() if name != "labels"} for batch in source.batches(new)]
         super().__init__(tracer, inputs, notes, stem)
-        self.texts, self.new = source.texts, new
-
-    def example_number(self, example: int) -> int:
-        """The line of a training text."""
-        return example + 1
+        self.texts, self.new, self.examples = source.texts, new, range(1, len(source.texts) + 1)
 
     def describe(self, at: int) -> str:
         """How a text begins."""
@@ -335,7 +325,7 @@ class SavedTable(SavedNetwork):
         inputs = fitted.model.encode(table)
         notes = [*table.notes, *fitted.model.unrecognized(table)]
         super().__init__(fitted.tracer, inputs, notes, data.name.split(".")[0] or "table")
-        self.fitted, self.table, self.data = fitted, table, data
+        self.fitted, self.table, self.data, self.examples = fitted, table, data, fitted.rows
 
     @cached_property
     def _predictions(self) -> RowPredictions:
@@ -362,16 +352,9 @@ class SavedTable(SavedNetwork):
         hec3 = self._predictions.frame["hec3"] if rows is None else ()
         places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.data.name}", hec3)
         some = SavedTable(self.fitted, self.table.take(places), self.data)
+        some.impossible = dict(enumerate(self.fitted.impossible(some.table)))
         verdicts = self.tracer.explain(some.inputs, top=top)
         return some.explained(verdicts, some.table.rows, list(range(len(places))), top)
-
-    def impossible(self) -> dict[int, str]:
-        """By what is usual in the columns of the training rows."""
-        return dict(enumerate(self.fitted.impossible(self.table)))
-
-    def example_number(self, example: int) -> int:
-        """The row of the file that was trained on."""
-        return int(self.fitted.rows[example])
 
     def describe(self, at: int) -> str:
         """A prediction in words."""

@@ -14,9 +14,8 @@ import typer
 from whence.cli import console
 from whence.cli.console import Output, figure, stop
 from whence.display import count, number, percent
-from whence.io.files import replacing
 from whence.runtime.execution import Progress
-from whence.tabular.files import TextTable, read_table
+from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared, check_folder, fit_table, prepare, save_table
 from whence.tabular.predictions import CHECK_INPUT, RowLabels, RowPredictions, affordable_rows, predict_rows
 from whence.tabular.target import Task
@@ -29,8 +28,6 @@ ADVICE = {
     "both": "check the labels, and collect more",
     CHECK_INPUT: "the input itself cannot be right, as far as its columns show",
 }
-DOUBT = {"regression": "standard deviations off", "classification": "chance of the label"}
-"""What a suspicion is shown as."""
 FILES = {
     "csv": "All rows",
     "report": "Report",
@@ -188,19 +185,10 @@ def _rows_to_explain(prepared: Prepared, fitted: FittedTable, verdicts: Verdicts
     return numpy.sort(some)
 
 
-def write_csv(path: Path, frame: Any) -> None:
-    """Write a data frame, whole or not at all."""
-    with replacing(path) as file:
-        frame.to_csv(file, index=False, float_format="%.6g")
-
-
 def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str, model: str) -> None:
     """Write the report on the rows that were held out, and on those without a label."""
     split = prepared.split
-    test, train = (
-        prepared.table.take(numpy.concatenate([split.test, split.unlabelled])),
-        prepared.table.take(split.train),
-    )
+    test = prepared.table.take(numpy.concatenate([split.test, split.unlabelled]))
     many = len(test) > ALL_TRACED
     about = (
         f"{len(test):,} rows of {name} that the model was not trained on"
@@ -208,7 +196,7 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
         f"from 1, below the names of the columns. {model}"
     )
     about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
-    report_rows(path, fitted, test, about, train, traced=TRACED if many else len(test))
+    report_rows(path, fitted, test, about, prepared.table.take(split.train), traced=TRACED if many else len(test))
 
 
 def report_rows(
@@ -368,31 +356,18 @@ def _print_fit(output: Output, content: dict[str, Any]) -> None:
 
 def _print_labels(output: Output, content: dict[str, Any]) -> None:
     """Labels to check first, and how many are wrong in all."""
-    target = content["target"]
+    name, numbers = content["target"]["name"], content["target"]["task"] == "regression"
     if content["suspects"]:
         output.head("Labels to check first")
-        output.rows(
-            [
-                [f"{one['row']}", one["label"], one["others"], _doubt_text(target["task"], one["suspicion"])]
-                for one in content["suspects"]
-            ],
-            ["row", f"{target['name']} in the file", "the other rows say", DOUBT[target["task"]]],
-            right=(0, 3),
-        )
+        lines = [[str(one["row"]), one["label"], one["others"], one["suspicion"]] for one in content["suspects"]]
+        for line in lines:
+            line[3] = f"{line[3]:.1f}" if numbers else percent(1.0 - line[3])
+        doubt = "standard deviations off" if numbers else "chance of the label"
+        output.rows(lines, ["row", f"{name} in the file", "the other rows say", doubt], right=(0, 3))
     if content["wrong_labels"]:
         if not content["suspects"]:
             output.say()
         output.rows([[f"In all, {content['wrong_labels']['words']}."]])
-
-
-def _doubt_text(task: str, suspicion: float) -> str:
-    r"""How far a label is from what the other rows say, or the chance that they leave it.
-
-    Examples:
-        >>> _doubt_text("regression", 3.448), _doubt_text("classification", 0.9917)
-        ('3.4', '0.8\xa0%')
-    """
-    return f"{suspicion:.1f}" if task == "regression" else percent(1.0 - suspicion)
 
 
 def _model_words(model: dict[str, Any]) -> list[str]:
@@ -457,9 +432,6 @@ def _print_answers(output: Output, changes: dict[str, Any], rows: int) -> None:
     output.say(f"  Labels that the other rows contradict: {doubtful['before']:,} before, {doubtful['after']:,} after")
     output.say(f"  Predictions that changed: {changes['predictions_changed']:,}")
     if changes["moved"]:
-        cells = [[str(one["row"]), *(_shown(one[when]) for when in ("before", "after"))] for one in changes["moved"]]
-        output.rows(cells, ["row", "before", "after"], right=(0,))
-
-
-def _shown(prediction: Any) -> str:
-    return prediction if isinstance(prediction, str) else figure(float(prediction))
+        cells = [[one["row"], one["before"], one["after"]] for one in changes["moved"]]
+        shown = [[figure(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in cells]
+        output.rows(shown, ["row", "before", "after"], right=(0,))

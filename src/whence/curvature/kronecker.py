@@ -38,9 +38,17 @@ from whence.curvature.rotation import (
     some_cotangents,
     total,
 )
-from whence.jacobian.gradients import Block, Dense, Kronecker, Tangent, cotangents_first, is_transposed_in_memory
+from whence.jacobian.gradients import (
+    Block,
+    Dense,
+    Kronecker,
+    Tangent,
+    cotangents_first,
+    is_transposed_in_memory,
+    product,
+)
 from whence.jacobian.linearization import Linearization
-from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror, product
+from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
 from whence.runtime.processes import assign_by_cost
 
 LONGEST_SUM = 8192  # rows whose products are summed in their own precision

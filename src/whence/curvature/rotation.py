@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from whence.jacobian.gradients import (
+    HALVES,
     Block,
     Concatenated,
     Dense,
@@ -26,9 +27,9 @@ from whence.jacobian.gradients import (
     Whole,
     cotangents_first,
     is_transposed_in_memory,
+    product,
     promoted,
 )
-from whence.linalg import HALVES, product
 
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
 GROUP_ROWS = 128  # fill the tensor units of a GPU

@@ -5,7 +5,7 @@ Ho and HeC3 are sums over training examples, so that each term is that example's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from whence.data.batches import Batches, Inputs, batch_size, combine
+from whence.data.batches import Batches, Inputs, combine
 from whence.data.targets import targets_at
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, ShapeError
@@ -78,10 +78,6 @@ class Shares:
     pull: Tensor
     effective: Tensor
     matrix: Tensor | None
-
-    def rows(self, which: Tensor) -> Shares:
-        """Those of some predictions."""
-        return combine([self], lambda values: values[0][which])
 
     @property
     def explained(self) -> Tensor:
@@ -320,24 +316,36 @@ def _largest_shares(terms: Terms, name: str, variance: Tensor, top: int, matrix:
 
 def attribute_positions(fitted: Fitted, x: Any, top: int, matrix: bool, positions: Positions) -> Attribution:
     """Attribute the variances of predicted classes position by position; see `Tracer.attribute`."""
+    if not fitted.problem.dense:
+        raise InputError(
+            "expected a network that answers at several positions, (n, positions, k), for positions=..., got one row "
+            f"of {fitted.problem.k} outputs an example. Leave positions out."
+        )
 
-    def of_batch(inputs: Inputs, _: str) -> tuple[Attribution, int]:
-        """An input's positions in the order in which they were asked for, without padding."""
-        m = batch_size(inputs, "this batch")
-        found = []
-        for view, some in _predicted_views(fitted, inputs, positions):
-            rows = torch.arange(m, device=some.device).repeat_interleave(len(some))
-            places = torch.stack([rows, some.repeat(m)], 1)
-            found.append(replace(attribute(fitted, view, top, matrix, apart=True), where=places))
-        joined = join_batches(found)
-        assert joined.where is not None
-        order = joined.where[:, 0].argsort(stable=True)
-        return joined.rows(order[_unpadded(inputs, joined.where[order])]), m
+    def of_batch(inputs: Inputs, _: str) -> tuple[Attribution, Tensor, int]:
+        """An input's positions in the order in which they were asked for, without padding; and which they are."""
+        with torch.no_grad():
+            outputs = fitted.problem.network.shaped(inputs)
+        m, classes = len(outputs), predicted_outputs(fitted, outputs)
+        if classes is None:
+            raise InputError(
+                "expected a network that predicts one class at each position for positions=..., got "
+                f"likelihood {fitted.problem.likelihood.name!r}. Leave positions out."
+            )
+        found, where = [], []
+        for some in read_positions(positions, classes.shape[1]).to(classes.device).split(POSITIONS_AT_ONCE):
+            found.append(attribute(fitted, SelectedOutputs(inputs, classes[:, some]), top, matrix, apart=True))
+            where.append(torch.cartesian_prod(torch.arange(m, device=some.device), some))
+        places = torch.cat(where)
+        order = places[:, 0].argsort(stable=True)
+        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            order = order[mask[places[order, 0], places[order, 1]] != 0]
+        return join_batches(found).rows(order), places[order], m
 
     found, start = [], 0
-    for one, size in for_each_batch(fitted, x, of_batch, plain=True):
-        assert one.where is not None
-        found.append(replace(one, where=one.where + one.where.new_tensor([start, 0])))
+    for one, where, size in for_each_batch(fitted, x, of_batch, plain=True):
+        found.append(replace(one, where=where + where.new_tensor([start, 0])))
         start += size
     return join_batches(found)
 
@@ -362,26 +370,6 @@ def attribute_loss(fitted: Fitted, x: Any, top: int, matrix: bool) -> Attributio
     return join_batches(found)
 
 
-def _predicted_views(fitted: Fitted, inputs: Inputs, positions: Positions) -> Iterator[tuple[SelectedOutputs, Tensor]]:
-    """Yield views of the predicted class at some positions of each input, and which positions (c,) they are."""
-    if not fitted.problem.dense:
-        raise InputError(
-            "expected a network that answers at several positions, (n, positions, k), for positions=..., got one row "
-            f"of {fitted.problem.k} outputs an example. Leave positions out."
-        )
-    with torch.no_grad():
-        outputs = fitted.problem.network.shaped(inputs)
-    places = predicted_outputs(fitted, outputs)
-    if places is None:
-        raise InputError(
-            "expected a network that predicts one class at each position for positions=..., got "
-            f"likelihood {fitted.problem.likelihood.name!r}. Leave positions out."
-        )
-    wanted = read_positions(positions, places.shape[1]).to(places.device)
-    for some in wanted.split(POSITIONS_AT_ONCE):
-        yield SelectedOutputs(inputs, places[:, some]), some
-
-
 def read_positions(positions: Any, count: int) -> Tensor:
     """(c,) positions among `count`, as numbers from 0.
 
@@ -401,11 +389,3 @@ def read_positions(positions: Any, count: int) -> Tensor:
     if wrong:
         raise InputError(f"expected positions between {-count} and {count - 1}, got {wrong[0]}.")
     return torch.tensor([int(one) % count for one in listed], device="cpu")
-
-
-def _unpadded(inputs: Inputs, where: Tensor) -> Tensor:
-    """(rows,) which of the rows (input, position) are no padding, as far as an "attention_mask" says."""
-    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-    if not isinstance(mask, Tensor) or mask.ndim != 2:
-        return torch.ones(len(where), dtype=torch.bool, device=where.device)
-    return mask[where[:, 0], where[:, 1]] != 0

@@ -316,8 +316,8 @@ def _traces(fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return found["ho"].squeeze(1), found["hec3"].squeeze(1)
 
 
-@dataclass(frozen=True)
-class Calibration(Shown):
+@dataclass(frozen=True, repr=False)
+class Calibration:
     """What predictions are compared with: leave-one-out quantities of the training examples.
 
     Scarcity: the leverage q of a new input (`whence.influence.neighbours`) is set against those that training examples
@@ -426,24 +426,6 @@ class Calibration(Shown):
             codes=codes,
             unit=unit,
         )
-
-    def __repr__(self) -> str:
-        """Sizes."""
-        return (
-            f"Calibration({count(len(self.leverages), 'leave-one-out leverage')}; squared leave-one-out residuals: "
-            f"mean {number(self.mean)}, noisy from {number(self.limit)} on)"
-        )
-
-    def _table(self) -> Table:
-        shares = (0.05, 0.25, 0.5, 0.75, 0.95)
-        at = torch.tensor(shares, dtype=self.leverages.dtype, device=self.leverages.device)
-        found = torch.quantile(self.leverages, at).tolist() if len(self.leverages) else [float("nan")] * len(shares)
-        columns = (
-            Column("training examples below", tuple(f"{share:.0%}" for share in shares)),
-            Column("leave-one-out leverage", numbers(found)),
-        )
-        words = f"Squared leave-one-out residuals: mean {number(self.mean)}, noisy from {number(self.limit)} on."
-        return Table(f"Leave-one-out leverages of {count(len(self.leverages), 'training example')}", columns, words)
 
     def scarcity_limit(self, level: float) -> float:
         """The scarcity that so large a share of the training examples is below."""

@@ -126,6 +126,10 @@ class Fitted(Shown):
     def predict(self, x: Any, *, covariance: bool | None = None) -> Uncertainty:
         """Predictions with variances."""
 
+    @abstractmethod
+    def explain(self, x: Any, level: float = 0.95, top: int = 5) -> Any:
+        """Verdicts."""
+
 
 def leave_one_out_leverage(fitted: Fitted) -> Tensor:
     """(n, k, k) leverage J_i F_(-i)^-1 J_i^T = (I - Q_i L_i)^-1 Q_i of each training example in the fit without it.

@@ -22,12 +22,12 @@ from torch.nn import functional
 
 from whence.curvature.accumulate import ConstantCotangents, LayerGradients, working_precision
 from whence.curvature.leaves import LeafFeatures, leading_directions
-from whence.curvature.primal import Projected, sketch_features
+from whence.curvature.primal import Projected, sketch_features, times_lower
 from whence.data.batches import Inputs
 from whence.influence.fitted import Fitted, predicted_outputs
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.views import OutputView, SelectedOutputs
-from whence.linalg import eigh
+from whence.linalg import eigh, solve_lower
 from whence.runtime.execution import partial_data_error
 
 FEATURES = 2048
@@ -59,7 +59,7 @@ class Neighbours:
     features: Projected | LeafFeatures
     directions: Tensor | None  # (c, k) of the outputs that are looked at; `None` for that of the predicted class
     unit_length: bool  # whether gradients have length one
-    whitening: Tensor  # (r, r) root W of (sum_i g_i g_i^T + lambda)^-1
+    whitening: Tensor  # (r, r) a lower triangle, whose transpose is a root W of (sum_i g_i g_i^T + lambda)^-1
     # (n, c, r) W^T g_i of the training examples; zero for those that do not count. Of trees, whose features leave part
     # of the gradient out, (n, c, r + c): the lengths of what is left out follow, along directions of their own
     gradients: Tensor
@@ -108,7 +108,7 @@ class Neighbours:
         ridge = ridge if ridge > 0 else 1.0
         moments.diagonal().add_(ridge)
         eye = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
-        whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(moments), eye, upper=False).mT
+        whitening = solve_lower(torch.linalg.cholesky(moments), eye)
         single = classes and not whitening.is_cuda  # lambda is strong then: single precision serves, but TF32 would not
         whitening = whitening.to(working_precision(problem) if single else gradients.dtype)
         notes = []
@@ -122,7 +122,7 @@ class Neighbours:
                 f"Gradients are those of {len(directions)} random combinations of the {problem.width:,} outputs, not "
                 "of each output."
             )
-        white = gradients.to(whitening.dtype) @ whitening
+        white = times_lower(gradients.to(whitening.dtype), whitening)
         if isinstance(features, LeafFeatures):
             left_out = torch.where(
                 fitted.counted.unsqueeze(1), torch.cat([rest for _, _, rest in found if rest is not None]), 0.0
@@ -138,7 +138,7 @@ class Neighbours:
     def whitened(self, fitted: Fitted, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(m, c, r) whitened gradients, whose inner products are leverages and alignments; and outputs (m, ..., k)."""
         rows, outputs, rest = prediction_gradients(fitted, inputs, self.features, self.directions, self.unit_length)
-        white = (rows.to(self.whitening.dtype) @ self.whitening).to(rows.dtype)
+        white = times_lower(rows.to(self.whitening.dtype), self.whitening).to(rows.dtype)
         return white if rest is None else _with_rest(white, rest / self.ridge), outputs
 
     def leverages(self) -> Tensor:

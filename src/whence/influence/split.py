@@ -145,29 +145,22 @@ class Split(Shown):
 
 def split(fitted: Fitted, inputs: Inputs, sources: Sources) -> Split:
     """Split the HeC3 of one batch; see `Tracer.split`."""
-    problem = fitted.problem
-    sums = []
+    problem, sums = fitted.problem, []
+    weights = problem.outputs.new_ones(problem.n) if problem.sample_weights is None else problem.sample_weights
+    squared = weights.to(problem.outputs).square().reshape(-1, 1, 1)
     for _, some in within_memory(fitted, inputs, 8 * problem.n * problem.k**2):
         for which, chunks in alignments(fitted, some):
             total = problem.outputs.new_zeros(4, which.stop - which.start, problem.output_count(inputs))
             for rows, aligned in chunks:
-                total += _quadratic_forms(fitted, aligned, rows, sources)
+                pulls = torch.einsum("mkni,niq->mknq", aligned, fitted.meats.roots["hec3"][rows])
+                total[0] += pulls.square().sum((2, 3))
+                for part, matrices in ((1, sources.noise), (2, sources.design)):
+                    weighted = squared[rows] * matrices[rows]
+                    total[part] += torch.einsum("mkni,nij,mknj->mk", aligned, weighted, aligned)
+                total[3] += torch.einsum("mkni,ni->mk", aligned, fitted.meats.total[rows])  # sum_i a_i u_i
             sums.append(total)
     hec3, noise, design, shift = torch.cat(sums, 1)
     return Split(hec3, noise, design - shift.square() / fitted.meats.deletions, sources)
-
-
-def _quadratic_forms(fitted: Fitted, aligned: Tensor, rows: slice, sources: Sources) -> Tensor:
-    """HeC3, noise, design and sum_i a_i u_i over some training examples, (4, m, k)."""
-    weights = fitted.problem.sample_weights
-    squared = 1.0 if weights is None else weights[rows].to(aligned.dtype).square().reshape(-1, 1, 1)
-    hec3 = torch.einsum("mkni,niq->mknq", aligned, fitted.meats.roots["hec3"][rows]).square().sum((2, 3))
-    shift = torch.einsum("mkni,ni->mk", aligned, fitted.meats.total[rows])
-    noise, design = (
-        torch.einsum("mkni,nij,mknj->mk", aligned, squared * matrices[rows], aligned)
-        for matrices in (sources.noise, sources.design)
-    )
-    return torch.stack([hec3, noise, design, shift])
 
 
 def estimate_sources(fitted: Fitted, neighbours: int | None, anchors: int) -> Sources:
@@ -350,7 +343,10 @@ def _separate(fitted: Fitted, rows: _AnchorRows, found: NeighbourWeights, repeat
     values, weights = fitted.loo_residuals, fitted.problem.sample_weights
     predicted = torch.einsum("kna,ak->nk", found.weights, values[rows.index])
     whole = values.unsqueeze(2) * values.unsqueeze(1)
-    product = _symmetric(values.unsqueeze(2) * predicted.unsqueeze(1)) + _posterior_covariance(found, values)
+    unit = values / values.norm(dim=0).clamp_min(torch.finfo(values.dtype).tiny)
+    root = found.variance.sqrt()
+    unknown = root.unsqueeze(2) * root.unsqueeze(1) * (unit.T @ unit)  # outputs as correlated as their residuals are
+    product = _symmetric(values.unsqueeze(2) * predicted.unsqueeze(1)) + unknown
     shrinkage = _noise_shrinkage(fitted, repeat)
     design, noise = product, shrinkage @ (whole - product) @ shrinkage.mT
     if bool(found.weights.any()):
@@ -361,14 +357,6 @@ def _separate(fitted: Fitted, rows: _AnchorRows, found: NeighbourWeights, repeat
             noise = shrinkage @ (whole - design) @ shrinkage.mT
     noise, design = (fitted.loo.within_units(one) for one in (noise, design))
     return Sources(noise, design, len(rows.index), found.lengths, found.nuggets)
-
-
-def _posterior_covariance(found: NeighbourWeights, values: Tensor) -> Tensor:
-    """(n, k, k) covariance of b given the neighbours; outputs as correlated as their residuals are."""
-    unit = values / values.norm(dim=0).clamp_min(torch.finfo(values.dtype).tiny)
-    root = found.variance.sqrt()
-    correlations: Tensor = unit.T @ unit
-    return root.unsqueeze(2) * root.unsqueeze(1) * correlations
 
 
 def _shared_noise(fitted: Fitted, rows: _AnchorRows, weights: Tensor, noise: Tensor) -> Tensor:

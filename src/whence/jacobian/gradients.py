@@ -396,6 +396,31 @@ def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(basis.dtype), basis
 
 
+HALVES = (torch.float16, torch.bfloat16)
+"""Dtypes of half precision."""
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """A product of matrices; of half precision it comes in single precision, in which a GPU's tensor units sum.
+
+    Examples:
+        >>> product(torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3, 1, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
+    if left.dtype not in HALVES:
+        return left @ right
+    if left.is_cuda and left.dim() == right.dim():
+        shape = (*left.shape[:-1], right.shape[-1])
+        rows, columns = (one.reshape(-1, *one.shape[-2:]) for one in (left, right))
+        try:
+            found: Tensor = torch.bmm(rows, columns, out_dtype=torch.float32)
+            return found.reshape(shape)
+        except (TypeError, RuntimeError) as error:  # torch before 2.8
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+    return left.float() @ right.float()
+
+
 def is_transposed_in_memory(values: Tensor) -> bool:
     """Whether the last two axes are stored in the other order, as positions and channels of an image are."""
     return values.shape[-1] > 1 and values.shape[-2] > 1 and values.stride(-1) > values.stride(-2)

@@ -14,12 +14,13 @@ from whence.data.batches import Batch, Batches, Inputs, check_finite, length, ta
 from whence.data.targets import LossDerivatives, Positions, check_weights_given, diagonal_blocks, none_if_ones
 from whence.errors import ShapeError, TooLargeError
 from whence.jacobian.capture import Capture
+from whence.jacobian.gradients import HALVES
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, Selection, SeparateExamples
 from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs, usual_columns
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
-from whence.linalg import HALVES, eigh
+from whence.linalg import eigh
 from whence.runtime.execution import Passes, Precision, Progress, State
 from whence.runtime.memory import Budget, free_memory, readable
 

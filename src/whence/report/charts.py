@@ -40,13 +40,6 @@ class Chart:
     top: float = 1.0  # of the vertical axis
     diagonal: bool = True  # a line from corner to corner shows what would be perfect
 
-    @property
-    def listed(self) -> list[int]:
-        """Points that stand for the curves in a table: at most about twenty."""
-        count = len(self.curves[0].x)
-        step = -(-count // 20)
-        return [place for place in range(count) if place % step == 0 or place == count - 1]
-
 
 def charts(predictions: Predictions) -> list[Chart]:
     """Calibration and risk-coverage, where some targets are known."""

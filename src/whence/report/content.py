@@ -293,10 +293,10 @@ def _predict(
     known = [found.cpu() for found in targets if found is not None]
     if known and len(known) != len(targets):
         raise InputError("expected targets with all test batches or with none, got them with some only.")
-    joined = torch.cat(known) if known else None
+    read = training.task.read_targets(torch.cat(known)) if known else None
     if intervals is None and training.task.kind == "regression":
         intervals = Intervals.of(fitted)
-    return Predictions.of(uncertainty, training.task, intervals, joined), first[0]
+    return Predictions(uncertainty, training.task, intervals, read), first[0]
 
 
 def value_text(finding: Finding) -> str:

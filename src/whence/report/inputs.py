@@ -146,12 +146,12 @@ class InputView:
         if not isinstance(usual, UsualValues):  # else what is usual is known, and the training rows are not
             train_rows = self._table(self.train, train, sizes[1], "train")
             usual = None if train_rows is None else UsualValues.of(train_rows)
-            trains = {} if usual is None else _standing_out(usual, train_rows, examples[:most])
+            trains = {} if usual is None else _with_unusual_cells(usual, train_rows, examples[:most])
         if usual is None:
             tests = {i: ShownInput(cells=cells) for i, cells in zip(chosen, rows_as_text(rows, chosen), strict=True)}
         else:
             impossible = zip(chosen, usual.impossible(rows.iloc[chosen]), strict=True)
-            tests = _standing_out(usual, rows, chosen)
+            tests = _with_unusual_cells(usual, rows, chosen)
             tests = {i: replace(tests[i], impossible=reason) for i, reason in impossible}
         return ShownInputs("row", tuple(rows.columns), tests, trains)
 
@@ -171,7 +171,7 @@ class InputView:
         return frame
 
 
-def _standing_out(usual: UsualValues, table: Any, chosen: Sequence[int]) -> dict[int, ShownInput]:
+def _with_unusual_cells(usual: UsualValues, table: Any, chosen: Sequence[int]) -> dict[int, ShownInput]:
     """Rows of a table, with the cells that stand out."""
     some = table.iloc[list(chosen)]
     tails, found = usual.tails(some), {}

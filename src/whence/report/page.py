@@ -108,9 +108,7 @@ def script_data(report: Report) -> dict[str, Any]:
         "impossible": report.impossible,
         "train": {
             example: [
-                training.label_text(example),
-                training.others_text(example),
-                training.doubt_text(example),
+                *training.texts(example),
                 int(training.contradicted[example]),
                 inputs.train[example].data if example in inputs.train else None,
                 report.example_id(example),

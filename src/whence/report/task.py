@@ -131,23 +131,25 @@ class Task:
             >>> Task.of(Gaussian(), 1, torch.tensor([[1.0], [2.5], [1.3]]), None).names
             ('prediction',)
         """
-        low, high = 0.0, 1.0
+        codes = (0.0, 1.0)  # of the other classes and of the class itself
         kind: Kind = "multilabel" if likelihood.name == "bernoulli" and k > 1 else "classification"
         if not likelihood.has_classes:
-            codes = _class_codes(targets, k) if likelihood.name == "gaussian" else None
-            if codes is None:
-                kind = "regression"
-            else:
-                low, high = codes
+            values = targets.unique().tolist() if likelihood.name == "gaussian" else []
+            once = len(values) == 2 and (k == 1 or bool(((_rows(targets) == values[1]).sum(1) == 1).all()))
+            kind, codes = ("classification", (values[0], values[1])) if once else ("regression", codes)
+        two = kind == "classification" and k == 1
         if names is None:
-            names = _default_names(kind, k, None if likelihood.has_classes else (low, high))
-        else:
-            count = 2 if kind == "classification" and k == 1 else k
-            if isinstance(names, str) or len(names) != count:
-                got = f"the text {names!r}" if isinstance(names, str) else str(len(names))
-                what = "classes" if kind == "classification" else "outputs"
-                raise ShapeError(f"expected {count} names, one for each of the {what}, got {got}.")
-        return cls(kind, tuple(map(str, names)), likelihood, k, low, high)
+            word = {"regression": "output ", "multilabel": "", "classification": "class "}[kind]
+            names = [f"{word}{at}" for at in range(k)]
+            if k == 1:
+                names = ["prediction"]
+            if two:
+                names = ["no", "yes"] if likelihood.has_classes else [f"{code:+g}" for code in codes]
+        elif isinstance(names, str) or len(names) != (2 if two else k):
+            got = f"the text {names!r}" if isinstance(names, str) else str(len(names))
+            what = "classes" if kind == "classification" else "outputs"
+            raise ShapeError(f"expected {2 if two else k} names, one for each of the {what}, got {got}.")
+        return cls(kind, tuple(map(str, names)), likelihood, k, *codes)
 
     def on_target_scale(self, outputs: Tensor) -> Tensor:
         """(m, k) outputs on the scale of the targets: probabilities, or the outputs themselves."""
@@ -240,29 +242,22 @@ class TrainingLabels:
         differs = self.task.decide(self.other_probabilities) != self.labels
         return differs & (self.labels != UNKNOWN) if differs.ndim == 1 else differs.any(1)
 
-    def label_text(self, example: int) -> str:
-        """The label of an example."""
-        return self.task.text(self.labels[example])
-
-    def others_text(self, example: int) -> str:
-        """What the other examples say in its place."""
-        if self.task.kind == "regression":
-            return self.task.text(self.others[example])
-        probabilities = self.other_probabilities[example : example + 1]
-        text = self.task.text(self.task.decide(probabilities)[0])
-        if self.task.kind == "multilabel":
-            return text
-        return f"{text} ({percent(float(probabilities.max().clamp(0.0, 1.0)))})"
-
-    def doubt_text(self, example: int) -> str:
-        """How badly its label fits what the others say."""
-        label, probabilities = self.labels[example], self.other_probabilities[example : example + 1]
-        if self.task.kind == "classification" and int(label) != UNKNOWN:
-            return f"others give its label {percent(float(probabilities[0, label].clamp(0.0, 1.0)))}"
-        if self.task.kind == "multilabel":
-            wrong = self.task.decide(probabilities)[0] != label
-            return f"others differ in {int(wrong.sum())} of {len(wrong)} answers"
-        return f"{number(float(self.suspicion[example]), 2)} standard deviations off"
+    def texts(self, example: int) -> tuple[str, str, str]:
+        """The label of an example, what the others say in its place, and how badly the label fits that."""
+        task, label, probabilities = self.task, self.labels[example], self.other_probabilities[example : example + 1]
+        doubt = f"{number(float(self.suspicion[example]), 2)} standard deviations off"
+        if task.kind == "regression":
+            return task.text(label), task.text(self.others[example]), doubt
+        decided = task.decide(probabilities)[0]
+        others = task.text(decided)
+        if task.kind == "multilabel":
+            wrong = decided != label
+            doubt = f"others differ in {int(wrong.sum())} of {len(wrong)} answers"
+        else:
+            others += f" ({percent(float(probabilities.max().clamp(0.0, 1.0)))})"
+            if int(label) != UNKNOWN:
+                doubt = f"others give its label {percent(float(probabilities[0, label].clamp(0.0, 1.0)))}"
+        return task.text(label), others, doubt
 
 
 @dataclass(frozen=True)
@@ -274,17 +269,12 @@ class Predictions:
     intervals: Intervals | None  # of new observations, for regression
     targets: Tensor | None  # as `Task.read_targets` has them
 
-    @classmethod
-    def of(
-        cls, uncertainty: Uncertainty, task: Task, intervals: Intervals | None, targets: Tensor | None
-    ) -> Predictions:
-        """With targets in any form that the likelihood takes."""
-        if targets is not None:
-            targets = task.read_targets(targets)
-            shape = uncertainty.mean.shape[:1] if task.kind == "classification" else uncertainty.mean.shape
-            if targets.shape != shape:
-                raise ShapeError(f"expected test targets of shape {tuple(shape)}, got {tuple(targets.shape)}.")
-        return cls(uncertainty, task, intervals, targets)
+    def __post_init__(self) -> None:
+        """Check the targets."""
+        mean = self.uncertainty.mean
+        shape = mean.shape[:1] if self.task.kind == "classification" else mean.shape
+        if self.targets is not None and self.targets.shape != shape:
+            raise ShapeError(f"expected test targets of shape {tuple(shape)}, got {tuple(self.targets.shape)}.")
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -392,23 +382,3 @@ class Predictions:
 
 def _rows(targets: Tensor) -> Tensor:
     return targets.unsqueeze(1) if targets.ndim == 1 else targets
-
-
-def _class_codes(targets: Tensor, k: int) -> tuple[float, float] | None:
-    """The two target values of classes that were learned with squared error; none where targets are quantities."""
-    values = targets.unique()
-    if len(values) != 2:
-        return None
-    low, high = values.tolist()
-    one_class_each = k == 1 or bool(((_rows(targets) == high).sum(1) == 1).all())
-    return (low, high) if one_class_each else None
-
-
-def _default_names(kind: Kind, k: int, codes: tuple[float, float] | None) -> Sequence[str]:
-    if kind == "regression":
-        return ["prediction"] if k == 1 else [f"output {output}" for output in range(k)]
-    if kind == "multilabel":
-        return list(map(str, range(k)))
-    if k > 1:
-        return [f"class {one}" for one in range(k)]
-    return ["no", "yes"] if codes is None else [f"{code:+g}" for code in codes]

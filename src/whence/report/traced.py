@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import combine
-from whence.influence import Calibration, Explanation
-from whence.influence.explanation import explain
+from whence.influence import Explanation
 from whence.influence.fitted import (
     Fitted,
     Terms,
@@ -83,12 +82,7 @@ def choose(uncertainty: Uncertainty, count: int) -> Tensor:
 
 def trace(fitted: Fitted, source: DataSource, uncertainty: Uncertainty, level: float, count: int) -> Traced:
     """Trace at most `count` predictions, and give a verdict on all of them."""
-    with using_model(fitted):
-        calibration = Calibration.of(fitted)
-    every = for_each_batch(
-        fitted, source.batches, lambda batch, _: explain(fitted, batch, calibration, level, top=EXAMPLES)
-    )
-    explanation = combine(every, lambda parts: torch.cat(parts).cpu())
+    explanation = combine([fitted.explain(source.batches, level, EXAMPLES)], lambda values: values[0].cpu())
     check_same(uncertainty.ho.sum(1).cpu(), explanation.ho)
     chosen = choose(uncertainty, count)
     inputs = source.select(chosen.tolist())

@@ -81,7 +81,9 @@ class UsualValues:
                 found[1, there, place] = 1.0 - np.searchsorted(known, values[there], "left") / len(known)
         return found
 
-    def unusual(self, frame: pandas.DataFrame, row: int, tails: NDArray[np.float64] | None = None) -> Marks:
+    def unusual(
+        self, frame: pandas.DataFrame, row: int, tails: NDArray[np.float64] | None = None
+    ) -> list[tuple[int, str]]:
         """Columns in which a row is unusual, the rarest first, with the reason."""
         below, above = (self.tails(frame) if tails is None else tails)[:, row]
         shares = np.minimum(below, above)
@@ -115,10 +117,6 @@ class UsualValues:
         for row in np.flatnonzero(frame.isna().all(axis=1).to_numpy()):
             reasons[row] = "no value in any column"
         return reasons
-
-
-Marks = list[tuple[int, str]]
-"""Columns by their places, each with a reason."""
 
 
 def _far(name: str, value: float, known: NDArray[np.float64], low: float, high: float) -> str:

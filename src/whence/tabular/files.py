@@ -9,16 +9,19 @@ import lzma
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
 
 from whence.errors import InputError, TooLargeError, did_you_mean
+from whence.io.files import replacing
 from whence.runtime.execution import Progress
 from whence.runtime.memory import RESERVE, free_memory, readable
+from whence.tabular.columns import parse_numbers
 
 if TYPE_CHECKING:
     import pandas
@@ -62,14 +65,19 @@ class TextTable:
         return pandas.DataFrame(self.columns)
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """An open file: chunks of text cells whose index counts the rows from zero, its size in bytes, and notes."""
 
     chunks: Iterator[pandas.DataFrame]
-    count: int
+    number: int  # of chunks, about
     size: float
     notes: list[str]
+
+
+def write_csv(path: Path, frame: pandas.DataFrame) -> None:
+    """Write a data frame, whole or not at all."""
+    with replacing(path) as file:
+        frame.to_csv(file, index=False, float_format="%.6g")
 
 
 def read_table(
@@ -115,7 +123,7 @@ def _draw_rows(source: _Source, rows: int, seed: int, free: float, progress: Pro
     generator = numpy.random.default_rng(seed)
     kept: list[pandas.DataFrame] = []
     keys, total = numpy.zeros(0), 0
-    for chunk in progress.track(source.chunks, "reading, piece", source.count):
+    for chunk in progress.track(source.chunks, "reading, piece", source.number):
         if total == 0 and len(chunk) and rows:
             width = chunk.memory_usage(deep=True).sum() / len(chunk)
             if 3 * rows * width > free:
@@ -184,19 +192,24 @@ def _csv_chunks(path: Path, encoding: str, separator: str, names: list[str]) -> 
         raise InputError(f"expected a whole {path.suffix} file, got {path.name}: {error}.") from error
 
 
+REFUSED = {
+    b"PK\x03\x04": "CSV or parquet, got a workbook or an archive: {}. Save it as CSV.",
+    b"\xd0\xcf\x11\xe0": "CSV or parquet, got a workbook or an archive: {}. Save it as CSV.",
+    b"PAR1": "CSV, got a parquet file: {}. Give it a name that ends in .parquet.",
+}
+"""What files are that begin so."""
+
+
 def _read_sample(path: Path, opener: Any) -> bytes:
     try:
-        file: IO[bytes]
         with opener(path, "rb") as file:
-            sample = file.read(SAMPLE)
+            sample: bytes = file.read(SAMPLE)
     except (EOFError, OSError, lzma.LZMAError) as error:
         raise InputError(f"expected a file that can be read, got {path}: {error}.") from error
     if not sample.strip():
         raise InputError(f"expected a first line with the names of the columns, got an empty file: {path}.")
-    if sample[:4] in (b"PK\x03\x04", b"\xd0\xcf\x11\xe0"):
-        raise InputError(f"expected CSV or parquet, got a workbook or an archive: {path}. Save it as CSV.")
-    if sample[:4] == b"PAR1":
-        raise InputError(f"expected CSV, got a parquet file: {path}. Give it a name that ends in .parquet.")
+    if sample[:4] in REFUSED:
+        raise InputError(f"expected {REFUSED[sample[:4]].format(path)}")
     return sample
 
 
@@ -207,16 +220,13 @@ def _decode(sample: bytes, path: Path, notes: list[str]) -> tuple[str, str]:
     if b"\0" in sample:
         raise InputError(f"expected text, got a binary file: {path}. CSV and parquet can be read.")
     whole = sample.rfind(b"\n") + 1 if len(sample) == SAMPLE else 0  # so that no character is cut in two
-    known = {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252", "latin-1": "Latin-1"}  # the last one reads anything
-    for encoding, name in known.items():
-        try:
+    for encoding, name in {"utf-8-sig": "UTF-8", "cp1252": "Windows-1252"}.items():
+        with suppress(UnicodeDecodeError):
             text = sample[: whole or None].decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        if name != "UTF-8":
-            notes.append(f"the text is not UTF-8; it was read as {name}")
-        return encoding, text
-    raise AssertionError("Latin-1 reads anything")
+            notes += [f"the text is not UTF-8; it was read as {name}"] * (name != "UTF-8")
+            return encoding, text
+    notes.append("the text is not UTF-8; it was read as Latin-1")  # which reads anything
+    return "latin-1", sample.decode("latin-1")
 
 
 def _find_delimiter(lines: list[str], given: str | None, path: Path) -> str:
@@ -242,7 +252,7 @@ def _find_delimiter(lines: list[str], given: str | None, path: Path) -> str:
 def _column_names(line: str, separator: str, path: Path, notes: list[str]) -> list[str]:
     """Names from the first line; empty ones and those that occur twice are made unique."""
     given = [name.strip() for name in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
-    if all(_is_number(name) for name in given):
+    if numpy.isfinite(parse_numbers(given, "plain")).all():
         raise InputError(
             f"expected a first line with the names of the columns in {path.name}, got numbers: "
             f"{', '.join(given[:6])}. Add a line of names at the top."
@@ -260,14 +270,6 @@ def _column_names(line: str, separator: str, path: Path, notes: list[str]) -> li
     return names
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _open_parquet(path: Path) -> _Source:
     """A parquet file, whose cells become text like those of CSV files."""
     try:
@@ -281,20 +283,18 @@ def _open_parquet(path: Path) -> _Source:
         file = parquet.ParquetFile(path)
     except (ArrowException, OSError) as error:
         raise InputError(f"expected a parquet file, got {path}: {error}.") from error
-    groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
-    size = float(sum(group.total_byte_size for group in groups))
-    return _Source(_parquet_chunks(file), max(1, file.metadata.num_rows // CHUNK), size, [])
 
+    def chunks() -> Iterator[pandas.DataFrame]:
+        import pandas  # an extra: only tables need it
 
-def _parquet_chunks(file: Any) -> Iterator[pandas.DataFrame]:
-    import pandas  # an extra: only tables need it
+        read = 0
+        for batch in file.iter_batches(batch_size=CHUNK):
+            cells = {str(name): [_as_text(cell) for cell in column] for name, column in batch.to_pydict().items()}
+            yield pandas.DataFrame(cells, index=range(read, read + batch.num_rows), dtype=object)
+            read += batch.num_rows
 
-    names = [str(name) for name in file.schema_arrow.names]
-    read = 0
-    for batch in file.iter_batches(batch_size=CHUNK):
-        cells = {name: [_as_text(cell) for cell in batch.column(at).to_pylist()] for at, name in enumerate(names)}
-        yield pandas.DataFrame(cells, index=range(read, read + batch.num_rows), dtype=object)
-        read += batch.num_rows
+    size = sum(file.metadata.row_group(at).total_byte_size for at in range(file.metadata.num_row_groups))
+    return _Source(chunks(), max(1, file.metadata.num_rows // CHUNK), float(size), [])
 
 
 def _as_text(cell: Any) -> str:

@@ -414,22 +414,24 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
     return FittedTable(model, predictor, tracer, inputs, values, rows, intervals, usual)
 
 
-def read_description(folder: Path) -> dict[str, Any]:
-    """The description of a saved table."""
-    path = folder / DESCRIPTION
+def read_description(
+    folder: Path, file: str = DESCRIPTION, kind: tuple[str, int] = (FORMAT, VERSION)
+) -> dict[str, Any]:
+    """The description of a saved table, or of another kind."""
+    path = folder / file
     if not path.is_file():
         raise InputError(
             f"expected a folder saved by `whence table --save`, got {folder}, which "
-            + (f"has no {DESCRIPTION}." if folder.is_dir() else "does not exist.")
+            + (f"has no {file}." if folder.is_dir() else "does not exist.")
         )
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         format_, version = description["format"], description["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifactError(f"expected the description of a saved table, got damaged JSON: {path}.") from error
-    if (format_, version) != (FORMAT, VERSION):
+        raise CorruptArtifactError(f"expected the description of a saved fit, got damaged JSON: {path}.") from error
+    if (format_, version) != kind:
         raise CorruptArtifactError(
-            f"expected {FORMAT!r} of version {VERSION} in {path}, got {format_!r} of version {version!r}. "
+            f"expected {kind[0]!r} of version {kind[1]} in {path}, got {format_!r} of version {version!r}. "
             f"It may come from another whence; this one is {__version__}."
         )
     return description

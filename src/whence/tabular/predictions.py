@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 import torch
 
-from whence import Explanation, Uncertainty
 from whence.display import number
 from whence.influence.intervals import LEVEL
 from whence.influence.training import WrongLabels, wrong_labels
@@ -94,7 +93,9 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
         mean, half = uncertainty.mean[:, 0].numpy(), fitted.intervals.half_width(uncertainty)[:, 0].numpy()
         columns = {"prediction": mean, "lower": mean - half, "upper": mean + half, "std": numpy.sqrt(hec3)}
     else:
-        probabilities, std = _class_probabilities(model.target, uncertainty)
+        probabilities, std = uncertainty.probabilities.numpy(), uncertainty.probability_std().numpy()
+        if model.target.outputs == 1:
+            probabilities, std = numpy.hstack([1 - probabilities, probabilities]), numpy.hstack([std, std])
         best = probabilities.argmax(1)
         columns = {
             "prediction": numpy.array(model.target.classes, dtype=object)[best],
@@ -105,8 +106,12 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     frame = pandas.DataFrame(columns)
     explained = numpy.asarray(explain, dtype=int)
     if len(explained):
-        explanation = tracer.explain(fitted.batches(inputs[torch.as_tensor(explained, device="cpu")]))
-        verdicts = _verdict_columns(explanation, fitted.rows)
+        found = tracer.explain(fitted.batches(inputs[torch.as_tensor(explained, device="cpu")]))
+        verdicts: dict[str, Any] = {"verdict": list(found.verdicts)}
+        verdicts |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
+        for name in ("check", "near"):  # training examples by their rows in the file
+            rows = fitted.rows[getattr(found, name).numpy()].tolist()
+            verdicts[name] = [" ".join(map(str, some)) for some in rows]
         for name, cells in verdicts.items():
             frame[name] = "" if isinstance(cells[0], str) else numpy.nan
             frame.iloc[explained, frame.columns.get_loc(name)] = cells
@@ -117,30 +122,6 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
 
 CHECK_INPUT = "check the input"
 """The verdict on rows that cannot be, which their columns show and no network."""
-
-
-def _class_probabilities(target: Target, uncertainty: Uncertainty) -> tuple[Any, Any]:
-    """(m, classes) probabilities, and their standard deviations by HeC3."""
-    probabilities = uncertainty.probabilities.numpy()
-    variances = torch.diagonal(uncertainty.probability_covariance("hec3"), dim1=1, dim2=2).clamp_min(0.0).numpy()
-    if target.outputs == 1:
-        probabilities = numpy.concatenate([1 - probabilities, probabilities], axis=1)
-        variances = numpy.concatenate([variances, variances], axis=1)
-    return probabilities, numpy.sqrt(variances)
-
-
-def _verdict_columns(explanation: Explanation, training_rows: Any) -> dict[str, Any]:
-    """Verdicts and what they rest on; training examples by their rows in the file."""
-    named = {
-        name: [" ".join(map(str, rows)) for rows in training_rows[getattr(explanation, name).numpy()].tolist()]
-        for name in ("check", "near")
-    }
-    names = ("noise", "scarcity", "noise_p", "scarcity_p")
-    return {
-        "verdict": list(explanation.verdicts),
-        **{name: getattr(explanation, name).numpy() for name in names},
-        **named,
-    }
 
 
 def affordable_rows(rows: Any, first: Any, examples: int, outputs: int, weights: int) -> Any:

@@ -366,27 +366,20 @@ def explained_alone(feature: Any, values: Any, classes: bool) -> float:
         >>> round(explained_alone(x, x**2, False), 3), explained_alone(x % 3, x, False) < 0
         (1.0, True)
     """
+    import pandas  # an extra: only tables need it
+
     known = numpy.isfinite(feature)
     if known.sum() < MIN_KNOWN or known.mean() < 0.5:
         return 0.0
-    feature, values = feature[known], values[known]
-    order = numpy.lexsort((numpy.random.default_rng(0).random(len(feature)), feature))
-    ordered = values[order]
-    _, codes, counts = numpy.unique(feature, return_inverse=True, return_counts=True)
+    order = numpy.argsort(feature[known], kind="stable")
+    feature, values = feature[known][order], values[known][order]
+    rows = pandas.DataFrame(numpy.eye(int(values.max()) + 1)[values.astype(int)] if classes else values)
+    groups = rows.groupby(feature)
+    others = groups[0].transform("size") - 1
+    beside = pandas.concat([rows.shift(1), rows.shift(-1)]).groupby(level=0).mean()
+    near = (groups.transform("sum") - rows).div(others, axis=0).where(others > 0, beside).to_numpy()
     if classes:
-        ordered, values = numpy.eye(int(values.max()) + 1)[ordered.astype(int)], values.astype(int)
+        wrong, base = (near.argmax(1) != values).mean(), 1 - rows.mean().max()
     else:
-        ordered = ordered[:, None]
-    near = numpy.empty_like(ordered)
-    near[order] = (numpy.roll(ordered, 1, 0) + numpy.roll(ordered, -1, 0)) / 2
-    near[order[0]], near[order[-1]] = ordered[1], ordered[-2]
-    own = numpy.empty_like(ordered)
-    own[order] = ordered
-    sums = numpy.stack([numpy.bincount(codes, column) for column in own.T], axis=1)
-    several = counts[codes] > 1
-    near[several] = ((sums[codes] - own) / numpy.maximum(counts[codes] - 1, 1)[:, None])[several]
-    if classes:
-        wrong, base = (near.argmax(1) != values).mean(), 1 - numpy.bincount(values).max() / len(values)
-        return float(1 - wrong / base) if base > 0 else 0.0
-    spread = values.var()
-    return float(1 - ((own - near) ** 2).mean() / spread) if spread > 0 else 0.0
+        wrong, base = ((near[:, 0] - values) ** 2).mean(), values.var()
+    return float(1 - wrong / base) if base > 0 else 0.0

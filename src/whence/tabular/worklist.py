@@ -20,10 +20,10 @@ import torch
 from whence.display import listing, number, percent
 from whence.errors import InputError, WhenceError, did_you_mean
 from whence.io.files import replacing
-from whence.tabular.files import TextTable, read_table
+from whence.tabular.files import TextTable, read_table, write_csv
 from whence.tabular.fitted import FittedTable, Prepared
 from whence.tabular.predictions import RowLabels, RowPredictions, affordable_rows
-from whence.tabular.target import RowSplit, Target
+from whence.tabular.target import Target
 
 if TYPE_CHECKING:
     import pandas
@@ -102,8 +102,7 @@ def write_worklist(path: Path, items: pandas.DataFrame, target: Target) -> dict[
     There the suggested label is a prediction, with its probability as score. Returns the files by what they are.
     """
     if path.suffix.lower() == ".csv":
-        with replacing(path) as part:
-            items.to_csv(part, index=False, float_format="%.6g")
+        write_csv(path, items)
         return {"worklist": path}
     tasks = [_task(item, items.attrs["names"], target) for item in items.to_dict(orient="split")["data"]]
     found = {"worklist": path, "labelling": path.with_suffix(".xml")}
@@ -207,16 +206,15 @@ def _read_json(path: Path) -> list[Answer]:
                 f"expected `row` and `key` in every task of {path.name}, as `whence table --export label-studio` "
                 f"writes them, got none in task {at + 1}. Is it the export of another project?"
             )
-        values = _annotated(task) if "data" in task else [task.get("answer", "")]
+        values = [task.get("answer", "")]
+        if "data" in task:
+            kept = [
+                one for one in task.get("annotations", ()) if isinstance(one, dict) and not one.get("was_cancelled")
+            ]
+            results = [result for one in kept for result in one.get("result", ()) if isinstance(result, dict)]
+            values = [result.get("value", "") for result in results if result.get("from_name") == "answer"]
         answers += [Answer(str(data["row"]), str(data["key"]), _plain(value)) for value in values or [""]]
     return answers
-
-
-def _annotated(task: dict[str, Any]) -> list[Any]:
-    """What the annotations of a task say that were not skipped."""
-    kept = [one for one in task.get("annotations", ()) if isinstance(one, dict) and not one.get("was_cancelled")]
-    results = [result for one in kept for result in one.get("result", ()) if isinstance(result, dict)]
-    return [result.get("value", "") for result in results if result.get("from_name") == "answer"]
 
 
 def _plain(value: Any) -> str | float:
@@ -265,11 +263,10 @@ def apply_answers(prepared: Prepared, answers: list[Answer], source: str) -> Ans
         prepared,
         table=replace(table, columns={**table.columns, target.name: cells}),
         values=values,
-        split=RowSplit(
-            numpy.sort(numpy.concatenate([split.train, labelled])),
-            split.validation,
-            split.test,
-            numpy.setdiff1d(split.unlabelled, labelled),
+        split=replace(
+            split,
+            train=numpy.union1d(split.train, labelled),
+            unlabelled=numpy.setdiff1d(split.unlabelled, labelled),
         ),
     )
     return Answered(new, which[numpy.isfinite(before) & differs], which[~differs], labelled)
@@ -331,35 +328,25 @@ def compare(
         for score in [] if predictions is None else predictions.scores(test):
             scores.setdefault(score.name, dict.fromkeys(rows, float("nan")))[when] = score.value
     deviation = "probability_std" if old.fitted.model.target.classes else "std"
-    std = {when: float(one.frame[deviation].iloc[test].mean()) for when, one in (("before", old), ("after", new))}
-    moved = _moves(old, new)
-    order = numpy.argsort(-moved, kind="stable")[: min(MOVED, int((moved > 0).sum()))]
-    return {
-        "changed": [int(row) for row in new.table.rows[answered.changed]],
-        "confirmed": [int(row) for row in new.table.rows[answered.confirmed]],
-        "labelled": [int(row) for row in new.table.rows[answered.labelled]],
-        "scores": scores,
-        "std": {"before": std["before"], "expected": expected_std, "after": std["after"]},
-        "contradicted": {
-            "before": int(old_labels.contradicted.sum()),
-            "after": int(new_labels.contradicted.sum()),
-        },
-        "predictions_changed": int((moved > 0).sum()),
-        "moved": [
-            {"row": int(new.table.rows[at]), **{name: one.frame["prediction"].iloc[at] for name, one in both}}
-            for both in [(("before", old), ("after", new))]
-            for at in order
-        ],
-    }
-
-
-def _moves(old: RowPredictions, new: RowPredictions) -> Any:
-    """(m,) how far predictions moved: of classes if it is another one, of numbers if by more than their deviation."""
-    if old.fitted.model.target.classes:
+    ends = {"before": (old, old_labels), "after": (new, new_labels)}
+    if old.fitted.model.target.classes:  # predictions that are another class, or differ by more than their deviation
         far = numpy.abs(new.probabilities - old.probabilities).sum(1)
-        return numpy.where(old.probabilities.argmax(1) != new.probabilities.argmax(1), far, 0.0)
-    far = numpy.abs(new.frame["prediction"] - old.frame["prediction"]).to_numpy() / old.frame["std"].to_numpy()
-    return numpy.where(far > 1.0, far, 0.0)
+        far[old.probabilities.argmax(1) == new.probabilities.argmax(1)] = 0.0
+    else:
+        far = (new.frame["prediction"] - old.frame["prediction"]).abs().to_numpy() / old.frame["std"].to_numpy()
+        far[far <= 1.0] = 0.0
+    moved = numpy.argsort(-far, kind="stable")[: int((far > 0).sum())]
+    columns = (new.table.rows, old.frame["prediction"].to_numpy(), new.frame["prediction"].to_numpy())
+    named = [column[moved[:MOVED]].tolist() for column in columns]
+    return {
+        **{name: new.table.rows[getattr(answered, name)].tolist() for name in ("changed", "confirmed", "labelled")},
+        "scores": scores,
+        "std": {when: float(one.frame[deviation].iloc[test].mean()) for when, (one, _) in ends.items()}
+        | {"expected": expected_std},
+        "contradicted": {when: int(labels.contradicted.sum()) for when, (_, labels) in ends.items()},
+        "predictions_changed": len(moved),
+        "moved": [dict(zip(("row", "before", "after"), one, strict=True)) for one in zip(*named, strict=True)],
+    }
 
 
 def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions | None, float]:
@@ -373,8 +360,11 @@ def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions |
     if len(affordable_rows(test, test, len(fitted.rows), target.outputs, tracer.problem.selection.size)) < len(test):
         return None, float("nan")
     inputs = fitted.row_batches(prepared.table.take(test))
+    places = {int(row): at for at, row in enumerate(fitted.rows)}
+    targets = fitted.model.batch(torch.zeros(0, device="cpu"), prepared.values[answered.changed])[1]
+    pairs = zip(prepared.table.rows[answered.changed].tolist(), targets, strict=True)
     try:
-        found = tracer.what_if(inputs, relabel=_relabelled(answered, fitted))
+        found = tracer.what_if(inputs, relabel={places[row]: one for row, one in pairs if row in places})
         left = 1.0
         if len(answered.labelled):
             pool = fitted.row_batches(prepared.table.take(answered.labelled))
@@ -394,12 +384,3 @@ def _expected(answered: Answered, old: RowPredictions) -> tuple[RowPredictions |
             frame.iloc[test, frame.columns.get_loc(name)] += found.change[:, 0].cpu().numpy()
         std = left**0.5 * float(found.new_hec3.clamp_min(0.0).sqrt().mean())
     return replace(old, frame=frame, probabilities=probabilities), std
-
-
-def _relabelled(answered: Answered, fitted: FittedTable) -> dict[int, Any]:
-    """New targets of training rows, by their position in the first fit."""
-    prepared = answered.prepared
-    rows = prepared.table.rows[answered.changed]
-    places = {int(row): at for at, row in enumerate(fitted.rows)}
-    targets = fitted.model.batch(torch.zeros(0, device="cpu"), prepared.values[answered.changed])[1]
-    return {places[int(row)]: one for row, one in zip(rows, targets, strict=True) if int(row) in places}

@@ -70,17 +70,6 @@ def check_sum(ensemble: TreeEnsemble, x: Any) -> None:
         )
 
 
-def _likelihood(given: str | Likelihood | None, ensemble: TreeEnsemble) -> Likelihood:
-    """That of the trees; one that is given must be of the same kind, perhaps with options."""
-    name = given.name if isinstance(given, Likelihood) else given
-    if name is not None and name != ensemble.likelihood:
-        raise InputError(
-            f"expected likelihood {ensemble.likelihood!r}, that of the loss these trees were grown with, got {name!r}. "
-            "Leave it out."
-        )
-    return given if isinstance(given, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
-
-
 def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[Any, ...]]) -> Tensor:
     """(leaves,) sum over the training rows in a leaf of their weight times the Hessian of the loss in its output."""
     masses = torch.zeros_like(model.scale)
@@ -96,20 +85,6 @@ def leaf_masses(model: LeafSum, likelihood: Likelihood, batches: Sequence[tuple[
         by_tree = each.mean(1, keepdim=True).expand(leaves.shape) if model.outputs is None else each[:, model.outputs]
         masses.index_add_(0, leaves.reshape(-1), by_tree.reshape(-1))
     return masses
-
-
-def own_penalty(ensemble: TreeEnsemble, masses: Tensor, l2: float, several: bool) -> tuple[Tensor, str]:
-    """(leaves,) the penalty of each squared leaf value that the trees' own shrinkage and L2 amount to, and in words.
-
-    One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - shrinkage) / shrinkage + l2 /
-    shrinkage, for n the mass of the leaf and r the sum of its residuals.
-    """
-    eta = ensemble.shrinkage
-    if several:
-        eta = min(eta, LARGEST_SHRINKAGE)
-    penalty = masses * ((1 - eta) / eta) + l2 / eta
-    words = f"the trees' own, shrinkage {eta:.4g} and L2 {l2:g}, on each leaf value by the mass of its leaf"
-    return penalty, words
 
 
 STRUCTURES: dict[str, type[Structure]] = {"auto": LeafAuto, "exact": Exact, "core": LeafCore}
@@ -135,15 +110,24 @@ def fitted_trees(
     if not isinstance(parameters, str) or parameters != "all":
         raise InputError(f'expected parameters="all" for trees, all leaf values, got {parameters!r}. Leave it out.')
     network, ensemble = leaf_sum(model)
-    likelihood = _likelihood(likelihood, ensemble)
+    name = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
+    if name not in (None, ensemble.likelihood):
+        raise InputError(
+            f"expected likelihood {ensemble.likelihood!r}, that of the loss these trees were grown with, got {name!r}. "
+            "Leave it out."
+        )
+    likelihood = likelihood if isinstance(likelihood, Likelihood) else LIKELIHOODS[ensemble.likelihood]()
     batches = training_batches(network, data)
     check_sum(ensemble, data[0])
     if ridge == "auto":
+        # One tree shrinks the mean of a leaf to r / (n + penalty) with penalty = n (1 - eta) / eta + l2 / eta, for the
+        # shrinkage eta, n the mass of the leaf and r the sum of its residuals.
         several = batches[0][0]["leaves"].shape[1] > 1
-        l2 = ensemble.l2
+        l2, eta = ensemble.l2, min(ensemble.shrinkage, LARGEST_SHRINKAGE) if several else ensemble.shrinkage
         if ensemble.l2_by_weight and len(batches[0]) == 3:
             l2 *= float(torch.cat([weights for _, _, weights in batches]).mean())
-        penalty, words = own_penalty(ensemble, leaf_masses(network, likelihood, batches), l2, several)
+        penalty = leaf_masses(network, likelihood, batches) * ((1 - eta) / eta) + l2 / eta
+        words = f"the trees' own, shrinkage {eta:.4g} and L2 {l2:g}, on each leaf value by the mass of its leaf"
         exists = bool((penalty > 0).all())
         if exists:
             network.rescale(penalty.sqrt())

@@ -13,8 +13,8 @@ import whence
 from whence.curvature import accumulate, kronecker, rotation
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian import gradients
+from whence.jacobian.gradients import product
 from whence.jacobian.rules import linear
-from whence.linalg import product
 from whence.tracer import Tracer
 
 CLASSES = 8
