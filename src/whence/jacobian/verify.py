@@ -1,9 +1,10 @@
 """Checks of a capture on one batch: nothing missed, nothing counted twice, no examples mixed.
 
-Three facts are checked. Where the cotangent of an example is scaled, so are its gradients and no others, in the layout
-that was found for each use. For a random cotangent, the captured gradients of all examples add up to autograd's
-gradient, taken on the model as it is. And the outputs under capture are the model's, whichever examples are in the
-batch. `whence.jacobian.capture` says which of these checks run on which batches.
+Three facts are checked. Gradients pulled back from some of the examples alone are zero for all others, in the layout
+that was found for each use; the sets of examples are such that a leak between any two would show. For a random
+cotangent, the captured gradients of all examples add up to autograd's gradient, taken on the model as it is. And the
+outputs under capture are the model's, whichever examples are in the batch. `whence.jacobian.capture` says which of
+these checks run on which batches.
 """
 
 from __future__ import annotations
@@ -158,60 +159,75 @@ def possible_layouts_of(record: Record, n: int) -> list[Layout]:
 
 
 def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout] | None]:
-    """The layouts that hold for each use in this batch; `None` for uses without a gradient, which show nothing."""
-    n, pulled = len(outputs), _scaled_gradients(outputs, records)
-    return [
-        None if plain is None else [one for one in possible_layouts_of(record, n) if _in_place(one, plain, scaled)]
-        for record, (plain, scaled) in zip(records, pulled, strict=True)
-    ]
+    """The layouts that hold for each use in this batch; `None` for uses without a gradient, which show nothing.
+
+    A layout holds if gradients pulled back from some examples alone are zero for all others.
+    """
+    n, cotangent = len(outputs), _random_cotangent(outputs)
+    plain = _output_gradients(outputs, records, cotangent)
+    have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
+    found: list[list[Layout] | None] = [None] * len(records)
+    left = {at: possible_layouts_of(records[at], n) for at in have}
+    for examples in separating_sets(n).to(outputs.device) if have else ():
+        grads = _output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
+        for at, gradient in zip(have, grads, strict=True):
+            if gradient is not None:
+                left[at] = [one for one in left[at] if not bool(one.canonical(gradient, n)[~examples].any())]
+    for at, layouts in left.items():
+        found[at] = layouts
+    return found
+
+
+def separating_sets(n: int) -> Tensor:
+    """Sets of examples (s, n) of bool such that, for any two examples, one set has the first and not the second.
+
+    Example:
+        >>> separating_sets(3).int().tolist()
+        [[0, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0]]
+    """
+    digits = [(torch.arange(n, device="cpu") >> bit) % 2 == 1 for bit in range(max(n - 1, 1).bit_length())]
+    return torch.stack([side for digit in digits for side in (digit, ~digit)])
+
+
+def _output_gradients(outputs: Tensor, records: Sequence[Record], cotangent: Tensor) -> list[Tensor | None]:
+    """Gradients in the outputs of the recorded calls for one cotangent; the graph is kept."""
+    edges = [record.edge for record in records]
+    if not edges:
+        return []
+    return list(torch.autograd.grad(outputs, edges, cotangent, retain_graph=True, allow_unused=True))
 
 
 def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
-    """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered."""
-    pairs = zip(layouts, _scaled_gradients(outputs, records), strict=True)
-    return all(plain is None or _in_place(layout, plain, scaled) for layout, (plain, scaled) in pairs)
+    """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered.
 
-
-Scaled = Sequence[tuple[Tensor, Tensor | None]]
-"""Factors (n,) of the examples, and gradients for a cotangent that was multiplied by them."""
-
-
-def _scaled_gradients(outputs: Tensor, records: Sequence[Record]) -> list[tuple[Tensor | None, Scaled]]:
-    """Gradients in the output of each use, `None` if they are zero, for a random cotangent, as it is and scaled.
-
-    It is scaled by a power of two for each example: gradients in the rows of an example must be multiplied by its
-    power, exactly. Powers are the digits of the examples' numbers, so that any two examples differ in one of a few
-    such cotangents.
+    A cotangent is pulled back as it is, and with a power of two for each example: gradients in the rows of an example
+    must be multiplied by its power, exactly. Powers are the digits of the examples' numbers, so that any two examples
+    differ in one of a few such cotangents.
     """
-    cotangent, number = _random_cotangent(outputs), torch.arange(len(outputs), device=outputs.device)
-    edges = [record.edge for record in records]
-
-    def pull(u: Tensor) -> Sequence[Tensor | None]:
-        return torch.autograd.grad(outputs, edges, u, retain_graph=True, allow_unused=True) if edges else ()
-
-    plain, scaled = pull(cotangent), []
+    n = len(outputs)
     base = 7 if outputs.dtype == torch.float16 else 15  # how many powers of two the precision has room for
-    while edges and bool(number.any()):
-        power = torch.pow(2.0, (number % base - base // 2).double()).to(outputs.dtype)
-        scaled.append((power, pull(power.unsqueeze(1) * cotangent)))
-        number = number // base
-    return [
-        (None if one is None or not bool(one.any()) else one, [(power, grads[at]) for power, grads in scaled])
-        for at, one in enumerate(plain)
-    ]
-
-
-def _in_place(layout: Layout, plain: Tensor, scaled: Scaled) -> bool:
-    """Whether every example's gradients are multiplied by its factor, in this layout."""
-    for power, after in scaled:
-        n = len(power)
-        wanted = layout.canonical(plain, n).reshape(n, -1).double() * power.double().unsqueeze(1)
-        found = torch.zeros_like(wanted) if after is None else layout.canonical(after, n).reshape(n, -1).double()
-        size = wanted.norm(dim=1)
-        floor = 100 * torch.finfo(plain.dtype).eps * float(size.max())
-        if not bool(((found - wanted).norm(dim=1) <= tolerance(plain.dtype, plain.device) * size + floor).all()):
-            return False
+    digits = 1
+    while base**digits < n:
+        digits += 1
+    cotangent = _random_cotangent(outputs)
+    number = torch.arange(n, device=outputs.device)
+    plain = _output_gradients(outputs, records, cotangent)
+    for digit in range(digits):
+        power = torch.pow(2.0, (number // base**digit % base - base // 2).double()).to(outputs.dtype)
+        scaled = _output_gradients(outputs, records, power.unsqueeze(1) * cotangent)
+        for before, after, layout in zip(plain, scaled, layouts, strict=True):
+            if before is not None and after is not None and not _multiplied(before, after, layout, power):
+                return False
     return True
+
+
+def _multiplied(before: Tensor, after: Tensor, layout: Layout, power: Tensor) -> bool:
+    n = len(power)
+    wanted = layout.canonical(before, n).reshape(n, -1).double() * power.double().unsqueeze(1)
+    gap = (layout.canonical(after, n).reshape(n, -1).double() - wanted).norm(dim=1)
+    size = wanted.norm(dim=1)
+    floor = 100 * torch.finfo(before.dtype).eps * float(size.max())
+    return bool((gap <= tolerance(before.dtype, before.device) * size + floor).all())
 
 
 # --- What no rule covers, in words ------------------------------------------------------------------------------------
