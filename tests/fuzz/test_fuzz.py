@@ -53,7 +53,7 @@ FOUND = {
     405491: "EKFAC of large logits: the margin of a covariance that rounding chooses was compared",
     405972: "single precision: shares after loading were compared beyond rounding",
     700758: "a core without a ridge: a singular curvature whose pivots hid it gave leverages of 1e27",
-    700989: "the same of squared error; on the other roads biases before InstanceNorm counted, whose gradients are rounding",
+    700989: "the same; elsewhere biases before InstanceNorm counted, whose gradients are rounding",
     700804: "classes that tie: the margin of another runner-up was compared",
 }
 """Seeds that found something, and what."""
