@@ -226,6 +226,25 @@ def test_rounding_that_is_as_large_as_the_ridge_is_not_taken_for_information() -
     assert_sound(problem.fit(STRUCTURES["primal"]), problem.test)
 
 
+@pytest.mark.parametrize("structure", ["primal", "core", "sketch"])
+def test_gradients_that_are_rounding_are_no_information(structure: str) -> None:
+    """A norm takes away the bias before it: its gradients are rounding, which without a ridge would count as others."""
+    exact = {"core": whence.Core(size=100, tolerance=0.0), "sketch": whence.Sketch(size=100)}
+    exact |= {"primal": STRUCTURES["primal"]}
+    for seed in range(4):
+        torch.manual_seed(seed)
+        parts = nn.Conv1d(2, 2, 2), nn.InstanceNorm1d(2, affine=True), nn.Tanh(), nn.Flatten(), nn.Linear(10, 2)
+        model = nn.Sequential(*parts).double().eval()
+        x, y = torch.randn(40, 2, 6).double(), torch.randn(40, 2).double()
+        rows = torch.as_tensor(oracles.tangents_of(model, x)[1]).flatten(0, 1)
+        values = torch.linalg.svdvals(rows)
+        assert int((values > 1e-10 * values[0]).sum()) < rows.shape[1] < len(rows)
+        with pytest.raises(whence.SingularCurvatureError, match="without information at ridge=0"):
+            whence.fit(model, [(x, y)], structure=exact[structure], ridge=0.0, progress=False)
+        head = whence.fit(model, [(x, y)], structure=exact[structure], ridge=0.0, progress=False, parameters=["4.*"])
+        assert head.degrees_of_freedom == pytest.approx(22)  # the last layer's are all determined
+
+
 @every_structure
 @settings(max_examples=5)
 @given(problem=problems(), options=st.sampled_from(({"recenter": True}, {"leverage": "clip"}, {"noise": "mle"})))

@@ -404,10 +404,9 @@ def _classes(
     if problem.loss.kind == "categorical":
         grown = np.exp(flat - flat.max(1, keepdims=True))
         p = grown / grown.sum(1, keepdims=True)
-        order = np.argsort(-flat, axis=1, kind="stable")
-        contrast = np.zeros((len(flat), 1, w))
-        for row, (one, two) in enumerate(order[:, :2]):
-            contrast[row, 0, one], contrast[row, 0, two] = 1, -1
+        got, matrix = found.margin_variance("hec3").reshape(-1).numpy(), covariances["hec3"].reshape(-1, w, w)
+        rounding = NUDGES["single" if "float32" in problem.words else "double"]
+        contrast = np.stack([_leading(*row, rounding) for row in zip(flat, matrix, got, strict=True)])[:, None]
     else:
         p = 1 / (1 + np.exp(-flat))
         contrast = np.stack([np.diag(np.where(row < 0, -1.0, 1.0)) for row in flat])
@@ -425,6 +424,14 @@ def _classes(
         yield f"variance of the margin, {name}", got.reshape(variance.shape), variance, loose
     margin = np.einsum("mck,mk->mc", contrast, flat)
     yield "margin", found.margin.reshape(-1), margin.reshape(-1), close
+
+
+def _leading(outputs: Array, matrix: Array, variance: float, rounding: float) -> Array:
+    """(w,) the largest output less the second; of those that tie up to rounding the pair that has this variance."""
+    w, ordered = len(outputs), -np.sort(-outputs)
+    first, second = (abs(outputs - value) <= rounding * abs(outputs).max() for value in ordered[:2])
+    pairs = [np.eye(w)[i] - np.eye(w)[j] for i in range(w) for j in range(w) if i != j and first[i] and second[j]]
+    return min(pairs, key=lambda pair: abs(pair @ matrix @ pair - variance))
 
 
 def _cancelled(rows: Array, matrix: Array, wanted: Array) -> float:

@@ -52,6 +52,9 @@ FOUND = {
     400038: "no ridge: a variance without the example that had kept it finite was compared beyond rounding",
     405491: "EKFAC of large logits: the margin of a covariance that rounding chooses was compared",
     405972: "single precision: shares after loading were compared beyond rounding",
+    700758: "a core without a ridge: a singular curvature whose pivots hid it gave leverages of 1e27",
+    700989: "the same; elsewhere biases before InstanceNorm counted, whose gradients are rounding",
+    700804: "classes that tie: the margin of another runner-up was compared",
 }
 """Seeds that found something, and what."""
 

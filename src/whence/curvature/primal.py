@@ -591,23 +591,28 @@ def factored(curvature: Tensor, prescale: Tensor, ridge: float, rows: TrainingRo
     """The factored inverse of F_lam, from the curvature of prescaled features; by QR of the rows if digits are few."""
     penalty = ridge / prescale.square()
     diagonal = curvature.diagonal() + penalty
-    if bool((diagonal <= 0).any()):
-        raise singular(ridge, int((diagonal <= 0).sum()), len(diagonal))
+    eps = torch.finfo(curvature.dtype).eps * len(diagonal)
+    sizes = diagonal.clamp_min(0.0).sqrt() * prescale
+    empty = sizes <= (0.0 if ridge > 0 else eps * sizes.max())  # gradients that small are rounding of the others
+    if bool(empty.any()):
+        raise singular(ridge, int(empty.sum()), len(diagonal))
     inner = diagonal.sqrt()
     matrix = curvature / inner / inner.unsqueeze(1)
     matrix.diagonal().add_(penalty / diagonal)
     factor, info = torch.linalg.cholesky_ex(matrix)
     null = len(inner) - int(info) + 1 if int(info) else 0
-    tiny = (torch.finfo(factor.dtype).eps * len(inner)) ** 0.5  # a Gram matrix squares the pivots' rounding
+    tiny = eps**0.5  # a Gram matrix squares the pivots' rounding
     if rows.in_memory and len(inner) <= QR_SIZE and (null or inverse_norm(factor) > CONDITION):
         factor, null = factor_by_qr(rows, prescale * inner, ridge), 0
-        tiny = torch.finfo(factor.dtype).eps * len(inner)
+        tiny = eps if ridge > 0 else 100 * eps  # without a ridge the rounding of the gradients counts too
     pivots = factor.diagonal().abs()
     null = null or int((pivots <= tiny * pivots.max()).sum())
+    inverse = solve_lower(factor, torch.eye(len(pivots), dtype=factor.dtype, device=factor.device))
+    if ridge == 0 and not null:  # pivots may all be larger than the smallest singular value
+        null = int(not float(inverse.norm()) * tiny * float(pivots.max()) < 1)
     if null:
         raise singular(ridge, null, len(pivots), _rounding(rows.problem, ridge))
-    eye = torch.eye(len(pivots), dtype=factor.dtype, device=factor.device)
-    return Whitening(prescale * inner, solve_lower(factor, eye))
+    return Whitening(prescale * inner, inverse)
 
 
 def factor_by_qr(rows: TrainingRows, scale: Tensor, ridge: float) -> Tensor:
