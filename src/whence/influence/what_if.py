@@ -45,8 +45,9 @@ SAME_LABEL = 64
 ACCEPTED = 1e-6
 """The size of the last Newton step over that of g where rounding ends Newton's method early, in float64."""
 
-LARGEST_ROUNDING = 1e-3
-"""The largest rounding error of a new leverage, over its distance from one, with which there is an answer."""
+HIDDEN, LARGEST_ROUNDING = 1e-9, 1e-3
+"""Rounding error of a new leverage, over its distance from one, from which on that distance is not used; and the
+largest rounding error with which there is an answer at all."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,10 @@ class Change:
         counts: (n,) how often each example counts afterwards.
         step: (s k,) g.
         downdate: (s k, n k) (I + C L Q)^-1 C L J_S F^-1 J^T, by which alignments with all examples shrink.
-        loo_residuals: (n, k) leave-one-out residuals afterwards.
+        loo_residuals: (n, k) leave-one-out residuals afterwards; zero for those in `left_out`.
+        left_out: (s k, p) what the alignments of a prediction with S are multiplied by for its change without a changed
+            example, times the root of its count: for examples whose own alignment and leave-one-out residual afterwards
+            would multiply a number near zero by one near infinity.
     """
 
     index: Tensor
@@ -194,6 +198,7 @@ class Change:
     step: Tensor
     downdate: Tensor
     loo_residuals: Tensor
+    left_out: Tensor
 
 
 def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int, Tensor]) -> Change:
@@ -224,11 +229,14 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     output_change = torch.einsum("anj,a->nj", rows, step)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
     after = relabelled - fitted.loo.hessian_times(slice(0, n), output_change)
+    left_out, deciding = matrix.new_zeros(s * k, 0), index[:0]
     if nonlinear is not None:
         after = after.index_copy(0, index, nonlinear.residuals)
-        _check_leverages(nonlinear.hessian_roots, leverage_blocks[index], own, counts[index])
-    loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3
-    return Change(index, counts, step, downdate, loo_residuals)
+        deciding = _deciding(nonlinear.hessian_roots, leverage_blocks[index], own, counts[index])
+        weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(nonlinear.residuals)
+        left_out = _left_out(deciding, weights, nonlinear.hessian_roots, matrix, own)
+    loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[deciding], 0.0)
+    return Change(index, counts, step, downdate, loo_residuals, left_out)
 
 
 def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -299,8 +307,7 @@ def _solve_nonlinear(
     for _ in range(NEWTON_STEPS):
         jacobian = eye + torch.block_diag(*_hessian_change(counts, roots_at(change), old_roots)) @ own
         direction = _solve(jacobian, gap)
-        # over the size of g: residuals may all be tiny, and alignments with them large
-        error = float(direction.abs().max() / g.abs().max().clamp_min(torch.finfo(g.dtype).tiny))
+        error = _relative_size(direction, g)
         if error <= CONVERGED:
             break
         size, trial = 1.0, evaluate(g - direction)
@@ -319,20 +326,51 @@ def _solve_nonlinear(
     return _Nonlinear(g, roots_at(change), new)
 
 
-def _check_leverages(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> None:
-    """Raise where rounding decides one minus the new leverage of a changed example, by which HeC3 divides.
+def _relative_size(step: Tensor, g: Tensor) -> float:
+    """The size of a Newton step over that of g: residuals may all be tiny, and alignments with them large."""
+    size = float(step.abs().max())
+    return size / max(float(g.abs().max()), torch.finfo(g.dtype).tiny) if size else 0.0
 
-    New leverages are differences of old ones, which may be larger by orders of magnitude where the old loss was flat.
+
+def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:
+    """Places in S of the changed examples for which rounding matters in one minus their new leverage.
+
+    HeC3 divides by it. New leverages are differences of old ones, which may be larger by orders of magnitude where the
+    old loss was flat.
     """
-    left = 1 - torch.linalg.eigvalsh(roots.mT @ leverage_blocks @ roots).amax(1)
+    h = torch.linalg.eigvalsh(roots.mT @ leverage_blocks @ roots).amax(1)
     rounding = torch.finfo(own.dtype).eps * own.abs().max() * roots.square().sum((1, 2))
-    decided: Tensor = (counts > 0) & (rounding > LARGEST_ROUNDING * left)
-    if bool(decided.any()):
+    if bool((rounding > LARGEST_ROUNDING).any()):
         raise SingularCurvatureError(
             "expected changed examples whose leverages can be computed after the change, got large logits that leave a "
             f"rounding error of {float(rounding.max()):.1e} in them. Raise `ridge`, change other examples, or fit with "
             "recenter=True."
         )
+    hidden: Tensor = (counts > 0) & (1 - h < rounding / HIDDEN)
+    return hidden.nonzero().squeeze(1)
+
+
+def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, own: Tensor) -> Tensor:
+    """(s k, p) M_i^-1 W_i for some changed examples i, given by their places in S.
+
+    W (s, k, q) are residuals with one column for each unit that is left out, and L' the Hessians after the change. With
+    M = I + B Q the matrix of the change, and M_i = M - L'_i Q that of the change without one more copy of i,
+
+        J F'^-1 J_i^T (I - L'_i Q'_ii)^-1 = J F^-1 J_S^T M_i^-1 E_i
+
+    with E_i the columns of i in the identity: no leverage near one occurs on the right.
+    """
+    k, found = weights.shape[1], [matrix.new_zeros(len(matrix), 0)]
+    for at in deciding.tolist():
+        rows = slice(at * k, (at + 1) * k)
+        hessian = roots[at] @ roots[at].mT
+        for column in weights[at].T:
+            unit = (column != 0) | (weights.shape[2] == 1)  # the outputs that are left out together
+            one, right = matrix.clone(), matrix.new_zeros(len(matrix), 1)
+            one[rows] -= (hessian * unit.unsqueeze(1) * unit) @ own[rows]
+            right[rows, 0] = column
+            found.append(_solve(one, right))
+    return torch.cat(found, 1)
 
 
 def _hessian_change(counts: Tensor, new_roots: Tensor, old_roots: Tensor) -> Tensor:
@@ -373,7 +411,7 @@ def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
                 ho=_variance(aligned, noise),
                 hec3=_variance(aligned, loo),
                 new_ho=_variance(after, root_counts * noise),
-                new_hec3=_variance(after, root_counts * new_loo),
+                new_hec3=_variance(after, root_counts * new_loo) + (changed @ change.left_out).square().sum(2),
             )
         )
     return join_batches(found)
