@@ -12,13 +12,13 @@ from torch import nn
 
 from whence.curvature import EKFAC, KFAC, Auto, Core, Diagonal, Exact, Sketch, Structure
 from whence.data.batches import combine
-from whence.errors import InputError, asks_back, did_you_mean
+from whence.errors import InputError, did_you_mean
 from whence.fitting import FitOptions, by_name, check_columns, check_ridge, run_fit
 from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Uncertainty, join
-from whence.runtime.execution import Execution, check_memory, checked_execution
+from whence.runtime.execution import Execution, asks_back, check_memory, checked_execution
 from whence.runtime.processes import Distributed, ProcessGroup, open_process_group
 from whence.tracer import Tracer
 from whence.trees.network import fitted_trees, leaf_sum, training_batches

@@ -7,13 +7,8 @@ what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
-from functools import wraps
-from inspect import isfunction, signature
-from typing import Any, TypeVar
-
-T = TypeVar("T", bound=Callable[..., Any])
 
 
 class WhenceError(Exception):
@@ -116,31 +111,3 @@ def did_you_mean(given: object, known: Iterable[str], most: int = 1) -> str:
     folded = {name.lower().strip(): name for name in known}
     near = get_close_matches(str(given).lower().strip(), list(folded), n=most)
     return f" Did you mean {' or '.join(repr(folded[one]) for one in near)}?" if near else ""
-
-
-def asks_back(decorated: T) -> T:
-    """Decorate a function, or all public methods of a class, to suggest a name for an argument it does not have.
-
-    Examples:
-        >>> asks_back(lambda ridge: ridge)(rigde=1)
-        Traceback (most recent call last):
-        TypeError: <lambda>() got an unexpected argument 'rigde'. Did you mean 'ridge'?
-    """
-    if isinstance(decorated, type):
-        for name, method in list(vars(decorated).items()):
-            if isfunction(method) and (name == "__init__" or not name.startswith("_")):
-                setattr(decorated, name, asks_back(method))
-        return decorated
-    parameters = signature(decorated).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):  # it looks at names itself
-        return decorated
-    known = [name for name in parameters if name != "self"]
-
-    @wraps(decorated)
-    def checked(*args: Any, **options: Any) -> Any:
-        for name in options.keys() - known:
-            called = decorated.__qualname__.removesuffix(".__init__")
-            raise TypeError(f"{called}() got an unexpected argument {name!r}.{did_you_mean(name, known)}")
-        return decorated(*args, **options)
-
-    return checked  # type: ignore[return-value]

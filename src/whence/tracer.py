@@ -16,7 +16,7 @@ from whence import report as reports
 from whence.curvature import RidgePath
 from whence.data.batches import Inputs, check_finite
 from whence.display import Table, count
-from whence.errors import InputError, ShapeError, asks_back
+from whence.errors import InputError, ShapeError
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
 from whence.influence.attribution import Positions, attribute, attribute_loss, attribute_positions
 from whence.influence.explanation import explain
@@ -39,6 +39,7 @@ from whence.io import save
 from whence.jacobian.views import OutputView
 from whence.output_choice import OutputChoice
 from whence.results import MAX_OUTPUTS, Uncertainty, findings_table, join, without_padding
+from whence.runtime.execution import asks_back
 from whence.trust import Trust, assess
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ def test_levels_are_what_retraining_says(recipe: str, monkeypatch: pytest.Monkey
 
 
 def test_the_record_agrees_with_the_bounds_and_the_page() -> None:
-    rows = json.loads((ROOT / "results/ordinary.json").read_text())["rows"]
-    assert ordinary.table(rows) in (ROOT / "docs/trust.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "results" / "ordinary.json").read_text())["rows"]
+    assert ordinary.table(rows) in (ROOT / "docs" / "trust.md").read_text(encoding="utf-8")
     trusted = [row["fit"] for row in rows if ordinary.level_now(row["fit"]) != "do not trust"]
     off = [one["hec3_over_retrained"] ** 0.5 for one in trusted]
     assert sum(0.5 < one < 2.25 for one in off) >= 0.9 * len(off)

@@ -8,20 +8,51 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import isfunction, signature
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol, TextIO, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from whence.errors import InputError, LoaderError, TooLargeError, asks_back
+from whence.errors import InputError, LoaderError, TooLargeError, did_you_mean
 from whence.runtime.memory import trim_heap
 from whence.runtime.processes import ALONE, Distributed, ProcessGroup
 
 T = TypeVar("T")
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 Precision = Literal["float32", "tf32", "fp16"]
 """Of the products of approximate structures."""
+
+
+def asks_back(decorated: Decorated) -> Decorated:
+    """Decorate a function, or all public methods of a class, to suggest a name for an argument it does not have.
+
+    Examples:
+        >>> asks_back(lambda ridge: ridge)(rigde=1)
+        Traceback (most recent call last):
+        TypeError: <lambda>() got an unexpected argument 'rigde'. Did you mean 'ridge'?
+    """
+    if isinstance(decorated, type):
+        for name, method in list(vars(decorated).items()):
+            if isfunction(method) and (name == "__init__" or not name.startswith("_")):
+                setattr(decorated, name, asks_back(method))
+        return decorated
+    parameters = signature(decorated).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):  # it looks at names itself
+        return decorated
+    known = [name for name in parameters if name != "self"]
+
+    @wraps(decorated)
+    def checked(*args: Any, **options: Any) -> Any:
+        for name in options.keys() - known:
+            called = decorated.__qualname__.removesuffix(".__init__")
+            raise TypeError(f"{called}() got an unexpected argument {name!r}.{did_you_mean(name, known)}")
+        return decorated(*args, **options)
+
+    return checked  # type: ignore[return-value]
 
 
 @asks_back
