@@ -59,7 +59,7 @@ class TextTable:
         return TextTable({name: cells[which] for name, cells in self.columns.items()}, self.rows[which], self.total)
 
     def frame(self) -> pandas.DataFrame:
-        """The cells, as they were read."""
+        """The cells as text, before any conversion."""
         import pandas  # an extra: only tables need it
 
         return pandas.DataFrame(self.columns)
