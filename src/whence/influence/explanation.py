@@ -257,7 +257,9 @@ def _listing(examples: Tensor) -> str:
     return ", ".join(map(str, examples.tolist()))
 
 
-def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: float, top: int) -> Explanation:
+def explain(
+    fitted: Fitted, inputs: Inputs, calibration: Calibration, level: float, top: int, examples: Tensor | None = None
+) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
     whitened, outputs = calibration.neighbours.whitened(fitted, inputs)
@@ -267,6 +269,9 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
     few = min(top, fitted.problem.n)
     found = []
     for which, weights in calibration.neighbours.weights(whitened):
+        if examples is not None:
+            some = (examples[which] >= 0).nonzero().squeeze(1)
+            weights[some, examples[which][some]] = 0.0
         shares = divide(weights, weights.sum(1, keepdim=True), 0.0)
         effective = effective_number(shares, 1.0)
         local = shares @ calibration.squares
