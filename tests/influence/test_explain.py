@@ -18,6 +18,7 @@ import whence
 from classification import linear_softmax
 from doubles import fit
 from whence.cli.query import SavedNetwork
+from whence.errors import InputError, ShapeError
 from whence.influence import Calibration
 from whence.influence.fitted import leave_one_out_leverage
 from whence.influence.neighbours import output_directions
@@ -139,6 +140,15 @@ def test_the_level_must_lie_between_zero_and_one(level: Any) -> None:
         fit(case.model, case.batches()).explain(case.test_inputs, level=level)
 
 
+def test_numbers_of_training_examples_are_checked() -> None:
+    case = networks.build("mlp")
+    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
+    with pytest.raises(InputError, match="-1 to"):
+        tracer.explain(case.inputs[:2], examples=[0, len(case.inputs)])
+    with pytest.raises(ShapeError, match="each of 2 inputs, got 3"):
+        tracer.explain(case.inputs[:2], examples=[0, 1, 2])
+
+
 def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
     """Scarcity does not depend on the structure, noise by its leave-one-out residuals alone."""
     generator = torch.Generator().manual_seed(1)
@@ -197,6 +207,7 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool, differing: 
         "ordinary": compared[(len(compared) - 1) // 2],
         "compared": compared,
         "square": curve.predict(average[n:]),
+        "without itself": curve.predict(average[:n]),
         "limit": limit,
     }
 
@@ -221,6 +232,8 @@ def test_regression_by_hand() -> None:
     np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.sqrt(wanted["square"]), rtol=1e-6)
+    own = tracer.explain(case.inputs, examples=range(len(tangents))).noise
+    np.testing.assert_allclose(own, np.sqrt(wanted["without itself"]), rtol=1e-6)
     assert found.noise_limit == pytest.approx(wanted["limit"] ** 0.5)
     assert not found.classes
     assert bool(found.probability.isnan().all() & found.ambiguity.isnan().all())
@@ -257,6 +270,11 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
+    some = torch.tensor([-1, 4, 20, -1, 0, 7])  # inputs that are training examples, in two batches
+    mixed = torch.where(some.unsqueeze(1) < 0, asked, x[some])
+    own = tracer.explain([mixed[:3], mixed[3:]], examples=some).noise
+    square = np.where(some < 0, wanted["square"], wanted["without itself"][some])
+    np.testing.assert_allclose(own, np.minimum(square, 1.0), rtol=1e-6)
     assert found.noise_limit == pytest.approx(wanted["limit"])
     odds = [np.log(share / (1 - share)) for share in np.minimum([*wanted["square"], wanted["limit"]], 0.999)]
     stands_out = np.array(odds[:-1]) - odds[-1] - np.log(found.scarcity.numpy() / found.scarcity_limit)
