@@ -50,7 +50,7 @@ def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0
     empty: Any = None
     ordered = torch.tensor(leverages, dtype=torch.float64)
     return Calibration(
-        empty, empty, ordered, ordered, 1.0, mean, variance, len(ordered), ordered[:0], ordered[:0], 1.0, None
+        empty, empty, empty, ordered, ordered, 1.0, mean, variance, len(ordered), ordered[:0], ordered[:0], 1.0, None
     )
 
 
@@ -192,14 +192,18 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool, differing: 
         left_out.append(np.trace(own @ np.linalg.solve(others.T @ others + ridge, own.T)) / c)
     weights = np.array([[((g @ inverse @ h.T) ** 2).sum() for h in gradients] for g in (*gradients, *asked)])
     weights[np.arange(n), np.arange(n)] = 0.0
+    heard = np.ones(n, dtype=bool)
+    if classes:  # labels of examples that are alone do not count
+        heard = np.array(left_out) <= max(0.5, np.sort(left_out)[int(np.ceil(0.95 * n)) - 1] * (1 + 1e-9))
+    weights[:, ~heard] = 0.0
     average = weights @ squares / weights.sum(1)
     own = squares
     if differing is not None:
         share, error = differing
         own = np.where(share - 2 * error > squares, share, squares)
-    curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n], own)
-    most = max(0.5, 1 - own.mean())
-    limit = max(0.1, min(2 * own.mean(), most)) if classes else 1.5 * squares.mean()
+    curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n][heard], own[heard])
+    usual = own[heard].mean()
+    limit = max(0.1, min(2 * usual, max(0.5, 1 - usual))) if classes else 1.5 * squares.mean()
     agreeing = curve.predict(average[:n]) <= limit
     compared = np.sort(np.array(left_out)[agreeing if 2 * agreeing.sum() >= n else slice(None)])
     return {
