@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whence.display import number, percent
+from whence.display import number
 from whence.influence.intervals import Intervals
 from whence.report.task import Predictions
 from whence.results import Uncertainty
@@ -114,8 +114,8 @@ def interval_calibration(uncertainty: Uncertainty, targets: Tensor, intervals: I
         "share promised",
         "share held",
         (Curve("ranges", "hec3", tuple(levels), tuple(held)),),
-        f"Ranges that promise 95 % hold {percent(held[-2])} of the observed values. On the line promises are kept; "
-        "below it the ranges are too narrow, above it too wide.",
+        f"Ranges that promise 95 % hold {100 * held[-2]:.1f}\xa0% of the observed values. On the line promises are "
+        "kept; below it the ranges are too narrow, above it too wide.",
     )
 
 
@@ -131,9 +131,9 @@ def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
         "belief in the answer",
         "share of right answers",
         (Curve("model", "hec3", x, y),),
-        f"Each point is a tenth of the predictions. The model believes {percent(float(confidence.double().mean()))} "
-        f"on average and is right in {percent(float(right.double().mean()))}; the mean distance from the line is "
-        f"{percent(error)}. Below the line it is too sure of itself.",
+        f"Each point is a tenth of the predictions. The model believes {100 * confidence.double().mean():.1f}\xa0% on "
+        f"average and is right in {100 * right.double().mean():.1f}\xa0%; the mean distance from the line is "
+        f"{100 * error:.1f}\xa0%. Below the line it is too sure of itself.",
     )
 
 
