@@ -314,7 +314,7 @@ def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: i
 
 def longest_side(blocks: Sequence[Block]) -> int:
     """The largest number of outputs of a layer that has a basis there."""
-    sides = (block.matrix_shape[1] if block.kind == "kronecker" else block.matrix_shape[-1] for block in blocks)
+    sides = (block.matrix_shape[1] for block in blocks if block.kind != "dense")
     return max((side for side in sides if side <= LARGEST_SIDE), default=0)
 
 
