@@ -163,10 +163,26 @@ def test_coarse_views(order: str, kept: tuple[int, int], monkeypatch: pytest.Mon
 
         mixed = torch.cat([one.matrices() for _, one in view().mixed(mixing.to(dtype))])
         along = view().along(step.to(dtype) if view().basis.outside else basis.into(step.to(dtype)))
-        return [sums.grams(view()), sums.variances(view()), mixed, along]
+        total = rotation.total(tangent, 1e-6 * mixing[..., 0].to(dtype))
+        return [sums.grams(view()), sums.variances(view()), mixed, along, total]
 
     for one, other in zip(seen(*found, coarse=True), seen(*wanted, coarse=False), strict=True):
         assert float((one - other).norm() / other.norm()) < 5e-3
+
+
+@pytest.mark.parametrize(("groups", "stride"), [(1, 1), (1, 2), (2, 1)])
+def test_sums_of_gradients_without_windows(groups: int, stride: int) -> None:
+    """In half precision by a convolution; the same as with the windows of the images."""
+    torch.manual_seed(0)
+    n, channels, o = 5, 4, 6
+    windows = linear.Windows((3, 3), (stride, stride), ((1, 1), (1, 1)), (1, 1), groups)
+    images = torch.randn(n, channels, 7, 6).half()
+    a = linear.Unfolded(images, windows, gradients.Layout(), n)
+    g = torch.randn(n, groups, a.shape[2], o // groups)
+    wanted = torch.einsum("neto,neti->eoi", g.double(), a.tensor().double())
+    torch.testing.assert_close(a.total(g).double(), wanted, rtol=1e-4, atol=1e-4)
+    single = linear.Unfolded(images.double(), windows, gradients.Layout(), n)
+    torch.testing.assert_close(single.total(g.double()), wanted)
 
 
 def half_or_single(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
