@@ -95,13 +95,18 @@ def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     the blocks on the diagonal are kept.
     """
     n, c, p = left.shape
-    most = max(1, min(n, GROUP_ROWS // c))
-    together = next((count for count in range(most, most // 2, -1) if n % count == 0), most)  # none is left over
-    even = n - n % together
-    ours, theirs = (one[:even].reshape(-1, together * c, p) for one in (left, right))
-    blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
-    found = blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
-    return found if even == n else torch.cat([found, product(left[even:], right[even:].transpose(1, 2))])
+    together = max(1, min(n, GROUP_ROWS // c))
+    aligned = 8 // math.gcd(c, 8)
+    together -= together % aligned if together > aligned else 0
+
+    def products(some: slice) -> Tensor:
+        ours, theirs = (one[some].reshape(-1, together * c, p) for one in (left, right))
+        blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
+        return blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
+
+    over = n % together
+    found = products(slice(0, n - over))
+    return torch.cat([found, products(slice(n - together, n))[together - over :]]) if over else found
 
 
 @dataclass(frozen=True)
@@ -697,9 +702,13 @@ class BasisView:
             yield slice(0, held.examples), held.mix(weights.to(held.dtype))
             return
         a, g = self._factors_to_form()
-        if g.dtype == torch.float16 or weights.shape[1] < weights.shape[2]:
-            # float16 has no room for small weights; and matrices of fewer cotangents take fewer products
+        if weights.shape[1] < weights.shape[2]:  # matrices of fewer cotangents take fewer products
             yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
+        elif g.dtype == torch.float16:  # which has no room for small weights
+            sizes = weights.abs().amax(1).unsqueeze(2)  # (n, q, 1)
+            units = weights / torch.where(sizes > 0, sizes, 1.0).transpose(1, 2)
+            for part, formed in self._formed(a, mix(g, units.to(g.dtype))):
+                yield part, Full(formed.values * sizes[part].to(formed.dtype), formed.shape, formed.padding)
         else:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
@@ -775,6 +784,14 @@ class BasisView:
         rotate_matrices = self.reads * (c * t * o * i + precision * c * (o_in * o * i + o_in * i * i_in))
         return basis.inputs is not None and rotate_factors <= rotate_matrices
 
+    @property
+    def _matrices_are_small(self) -> bool:
+        """Whether matrices in the basis have fewer numbers than the factors that they are formed from."""
+        assert isinstance(self.tangent, Kronecker)
+        _, o, i = self.basis.shape
+        rows = self.tangent.cotangents * o
+        return rows * i < self.tangent.positions * (rows + i)
+
     def _factors_to_form(self) -> tuple[Tensor, Tensor]:
         """The factors that matrices are formed from."""
         if self._factors is None:
@@ -792,11 +809,12 @@ class BasisView:
             if every_input is not None:
                 a, self._left = a[..., :kept].clone(), a[..., kept:]
             self._inputs = None if self.complete else a
-            g = tangent.g.tensor() if outputs is None else project_by_example(tangent.g, outputs)
-            small = not self._rotates_factors_first or g.shape[1] * g.shape[4] * kept < g.shape[3] * (
-                kept + g.shape[1] * g.shape[4]
-            )
-            if self.coarse and small and a.dtype == g.dtype == torch.float16:
+            small = self.coarse and (not self._rotates_factors_first or self._matrices_are_small)
+            if outputs is None:
+                g = tangent.g.tensor()
+            else:
+                g = project_by_example(tangent.g, outputs) if small else tangent.g.project(outputs)
+            if small and a.dtype == g.dtype == torch.float16:
                 self._factors = a, g  # of which matrices come in single precision
             elif self.coarse and self._rotates_factors_first:
                 self._factors = a.bfloat16(), in_bfloat16(g)

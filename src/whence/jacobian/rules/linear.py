@@ -74,6 +74,7 @@ def product(recorder: Recorder, function: Function, args: Arguments, kwargs: Key
 
 # --- Convolutions: the windows are unfolded only where they are needed ------------------------------------------------
 
+FEW_WINDOWS = 16  # of an image, which a GPU multiplies faster one by one than by a convolution
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -191,6 +192,9 @@ class Unfolded:
         if self.counts is not None:
             return self.tensor().to(basis.dtype) @ basis
         flat, basis = matched(self.images.flatten(0, -self.windows.dims - 2), basis)
+        if flat.dtype == torch.float16 and self.shape[-2] <= FEW_WINDOWS and not self.ones and self.windows.groups == 1:
+            rows = self.windows.unfold(flat).squeeze(1).transpose(1, 2).contiguous()
+            return self._arrange((rows @ basis[0]).transpose(1, 2).unsqueeze(1))
         kernels, offsets = (basis[:, :-1], basis[:, -1]) if self.ones else (basis, None)
         return self._arrange(self.windows.convolve(flat, kernels, offsets))
 
@@ -252,7 +256,8 @@ class ConvolutionUse(_WindowsUse):
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Inputs are unfolded on demand."""
-        a = Unfolded(self.inputs, self.windows, layout, grads.shape[0], ones)
+        rounded = self.inputs.to(grads.dtype) if grads.dtype == torch.float16 else self.inputs  # as autocast has done
+        a = Unfolded(rounded, self.windows, layout, grads.shape[0], ones)
         return a, Whole(_grouped(grads, self.groups, self.windows.dims))
 
 

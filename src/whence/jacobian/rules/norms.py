@@ -39,6 +39,9 @@ class NormUse(Use):
             if grads.is_cuda and not self.trailing and channel == 2 and grads.dim() > 3:  # reads the gradients once
                 return torch.einsum("ncxt,nxt->ncx", grads.flatten(3), z.flatten(2))
             grads = grads * z.unsqueeze(1)
+        elif grads.is_cuda and not self.trailing and channel == 2 and grads.transpose(0, 1).is_contiguous():
+            flat = grads.transpose(0, 1).flatten(3)  # as a product: sums of few numbers are slow
+            return (flat @ flat.new_ones(flat.shape[3])).transpose(0, 1)
         own = range(grads.dim() - self.trailing, grads.dim()) if self.trailing else (channel,)
         others = [axis for axis in range(2, grads.dim()) if axis not in own]
         return grads.sum(others) if others else grads
