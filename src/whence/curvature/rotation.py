@@ -33,6 +33,7 @@ from whence.jacobian.gradients import (
 )
 
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
+ROW_NUMBERS = 2**23  # of rows that are multiplied at once, in a fourth of a GPU's cache
 GROUP_ROWS = 128  # fill the tensor units of a GPU
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
 LARGEST_COMPLEMENT = 4608  # inputs or outputs of a layer whose directions outside a basis are worked out
@@ -75,7 +76,7 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
     half = values.dtype == torch.bfloat16
     if (values.is_cuda or half) and positive:
         roots = (scale.sqrt().to(values.dtype) for scale in scales)
-        return torch.stack([_grouped_products(one, one) for one in (values * root for root in roots)])
+        return torch.stack([_grouped_products(one, one) for one in (_times_rows(values, root) for root in roots)])
     if values.is_cuda or half:
         return torch.stack([_grouped_products(values * scale.to(values.dtype), values) for scale in scales])
     found = values.new_empty(len(scales), n, c, c)
@@ -86,6 +87,22 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
             here = scale if len(scale) == 1 else scale[low : low + step]
             torch.bmm(part * here, part.transpose(1, 2), out=into[low : low + step])
     return found
+
+
+def _times_rows(values: Tensor, row: Tensor) -> Tensor:
+    """Values (n, c, p) times a row (1, 1, p) for all, or one for each example (n, 1, p).
+
+    A GPU reads and writes numbers of two bytes three times as fast where both factors have one shape: some rows that
+    stay in its cache.
+    """
+    if len(row) > 1 or values.dtype != torch.bfloat16 or not values.is_contiguous():
+        return values * row
+    rows, p = values.flatten(0, 1), values.shape[2]
+    size = min(len(rows), max(1, ROW_NUMBERS // p))
+    repeated, found = row[0].expand(size, -1).contiguous(), torch.empty_like(rows)
+    for part, into in zip(rows.split(size), found.split(size), strict=True):
+        torch.mul(part, repeated[: len(part)], out=into)
+    return found.reshape(values.shape)
 
 
 def _grouped_products(left: Tensor, right: Tensor) -> Tensor:

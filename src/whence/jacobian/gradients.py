@@ -280,6 +280,10 @@ class Factor(Protocol):
         """sum_n sum_t g_t a_t^T for inputs a (n, e, t, i) and gradients (n, e, t, o): (e, o, i)."""
         ...
 
+    def every(self, step: int) -> Factor:
+        """Of one in so many examples."""
+        ...
+
 
 class _Tensor:
     """What factors have in common that are held as tensors."""
@@ -287,6 +291,10 @@ class _Tensor:
     def total(self: Factor, g: Tensor) -> Tensor:
         """sum_n sum_t g_t a_t^T."""
         return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
+
+    def every(self: Factor, step: int) -> Factor:
+        """Of one in so many examples."""
+        return self if step == 1 else Whole(self.tensor()[::step])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -210,6 +210,13 @@ class Unfolded:
             images.to(g.dtype), shape, grads, windows.stride, 0, windows.dilation, windows.groups
         )
         return found.reshape(e, o, -1)
+
+    def every(self, step: int) -> Factor:
+        """Of one in so many examples, before their windows are built."""
+        if step == 1 or self.layout != Layout():
+            return self if step == 1 else Whole(self.tensor()[::step])
+        images = self.images[::step]
+        return replace(self, images=images, examples=len(images))
 
     def _arrange(self, windows: Tensor) -> Tensor:  # (b, e, i, t) to (..., e, t, i)
         if self.layout is None:
