@@ -138,13 +138,20 @@ class Windows:
         """Convolve with kernels (e, i, r) of this geometry: the projected windows, (b, e, r, t)."""
         e, _, r = kernels.shape
         weight = kernels.transpose(1, 2).reshape(e * r, -1, *self.kernel)
-        images = self.padded(images)
+        alike = all(before == after for before, after in self.padding)
+        images = images if alike else self.padded(images)
         if images.dtype == torch.float16 and self.dims == 2 and not (weight.shape[0] % 8 or weight.shape[1] % 8):
             # in this order a GPU's tensor units compute; the windows are larger than the images
             images, weight = (one.contiguous(memory_format=torch.channels_last) for one in (images, weight))
         bias = None if offsets is None else offsets.flatten()
         out = CONVOLUTIONS[self.dims](
-            images, weight, bias, self.stride, 0, self.dilation, self.groups
+            images,
+            weight,
+            bias,
+            self.stride,
+            [pad[0] for pad in self.padding] if alike else 0,
+            self.dilation,
+            self.groups,
         )  # (b, e r, *counts)
         return out.reshape(images.shape[0], e, r, -1)
 
