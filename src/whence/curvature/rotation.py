@@ -33,6 +33,7 @@ from whence.jacobian.gradients import (
 
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
 GROUP_ROWS = 128  # fill the tensor units of a GPU
+LONG_ROW, FEW_PRODUCTS, PARTS = 2**16, 8, 256  # of so long rows, fewer products are made in parts, for all units
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
 LARGEST_COMPLEMENT = 4608  # inputs or outputs of a layer whose directions outside a basis are worked out
 ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
@@ -98,9 +99,18 @@ def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     together = next((count for count in range(most, most // 2, -1) if n % count == 0), most)  # none is left over
     even = n - n % together
     ours, theirs = (one[:even].reshape(-1, together * c, p) for one in (left, right))
-    blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
+    blocks = _long_products(ours, theirs).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
     found = blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
     return found if even == n else torch.cat([found, product(left[even:], right[even:].transpose(1, 2))])
+
+
+def _long_products(left: Tensor, right: Tensor) -> Tensor:
+    """L R^T for both (m, r, p): (m, r, r). A GPU's unit would work on one alone, so few long ones are made in parts."""
+    parts = math.gcd(left.shape[2], PARTS)
+    if parts == 1 or left.shape[2] < LONG_ROW or len(left) >= FEW_PRODUCTS:
+        return product(left, right.transpose(1, 2))
+    pairs = zip(left.unflatten(2, (parts, -1)), right.unflatten(2, (parts, -1)), strict=True)  # (r, parts, p / parts)
+    return torch.stack([product(one.transpose(0, 1), other.permute(1, 2, 0)).sum(0) for one, other in pairs])
 
 
 @dataclass(frozen=True)

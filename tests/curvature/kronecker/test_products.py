@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from whence.curvature import rotation
 from whence.curvature.kronecker import Factors, second_moment
 from whence.curvature.primal import times_lower
 from whence.curvature.rotation import Factored, along, energy, total
@@ -39,6 +40,19 @@ def test_products_of_which_half_is_known(size: int) -> None:
     torch.testing.assert_close(sums, before + rows.T @ rows, rtol=1e-12, atol=1e-12)
     triangle = normal(size, size).tril()
     torch.testing.assert_close(times_lower(rows, triangle), rows @ triangle.T, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("together", [4, 6, 12])  # examples in one product
+@pytest.mark.parametrize("p", [64, 96, 7])
+def test_few_long_products_in_parts(p: int, together: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "LONG_ROW", 32)
+    monkeypatch.setattr(rotation, "GROUP_ROWS", 2 * together)
+    left, right = normal(14, 2, p).to(dtype), normal(14, 2, p + 1)[:, :, :p].to(dtype)
+    wanted = torch.einsum("ncp,ndp->ncd", left.double(), right.double())
+    found = rotation._grouped_products(left, right)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-4  # sums are in single precision
+    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
 def test_gradients_in_parts_are_those_side_by_side() -> None:
