@@ -192,7 +192,11 @@ def judged(scores: dict[str, Tensor], kinds: Sequence[str]) -> dict[str, dict[st
     return found
 
 
-def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
+Row = dict[str, Any]
+"""What is found of a task, so far: a study that is stopped keeps the structures that were done."""
+
+
+def corrupted(given: argparse.Namespace, task: str, seed: int) -> Iterator[Row]:
     """Fine-tune, fit, score."""
     chance = random.Random(seed)
     if given.tiny:
@@ -222,8 +226,8 @@ def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]
             row[f"seconds of {name}"] = clock.lap()
             row[f"trust in {name}"] = tracer.diagnostics["trust"]
             del tracer
-    row["peak, GiB"] = peak(given.device)
-    return {**row, "scores": judged(scores, [text.kind for text in texts])}
+            row["peak, GiB"] = peak(given.device)
+            yield {**row, "scores": judged(scores, [text.kind for text in texts])}
 
 
 def added_loss(tracer: whence.Tracer) -> Tensor:
@@ -300,7 +304,7 @@ def leaned(ranks: Tensor, right: Tensor) -> dict[str, Any]:
     return found
 
 
-def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
+def documents_behind(given: argparse.Namespace, task: str, seed: int) -> Iterator[Row]:
     """Fine-tune on documents, ask, and look for the documents behind the answers."""
     texts, questions = planted(*given.people, random.Random(seed))
     model, encode, row = prepared(given, [*texts, *questions], seed)
@@ -317,6 +321,7 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[st
             ids = torch.tensor([words], device=given.device)
             said.append(int(model(input_ids=ids).logits[0, -1].argmax()))
     right = torch.tensor(said) == answers
+    row |= {"documents": len(texts), "questions": len(questions), "right": float(right.double().mean())}
     plain = [text.whole for text in texts]
     scores = {
         "BM25, question": bm25(plain, [question.prompt for question in questions]),
@@ -337,9 +342,8 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[st
             scores |= {f"{name}, {key}": torch.cat([one[key] for one in found]) for key in found[0]}
             row[f"seconds of the questions, {name}"] = clock.lap()
             del tracer
-    row["peak, GiB"] = peak(given.device)
-    row |= {"documents": len(texts), "questions": len(questions), "right": float(right.double().mean())}
-    return {**row, "scores": {name: leaned(ranks_of(one, planted_at), right) for name, one in scores.items()}}
+            row["peak, GiB"] = peak(given.device)
+            yield {**row, "scores": {name: leaned(ranks_of(one, planted_at), right) for name, one in scores.items()}}
 
 
 def states(texts: Sequence[Text], question: Text) -> int:
@@ -422,12 +426,12 @@ def main() -> None:
     record = open_record(given.out, given.append)
     for seed in given.seeds:
         for task in given.tasks:
-            row = (documents_behind if task == "planted" else corrupted)(given, task, seed)
-            put(record, {"task": task, "seed": seed, **row}, ("task", "seed"))
-            save(given.out, record)
-            say(task, seed, {name: value for name, value in row.items() if name != "scores"})
-            for name, value in row["scores"].items():
-                say(f"  {name:45}", value)
+            for row in (documents_behind if task == "planted" else corrupted)(given, task, seed):
+                put(record, {"task": task, "seed": seed, **row}, ("task", "seed"))
+                save(given.out, record)
+                say(task, seed, {name: value for name, value in row.items() if name != "scores"})
+                for name, value in row["scores"].items():
+                    say(f"  {name:45}", value)
 
 
 if __name__ == "__main__":
