@@ -33,7 +33,6 @@ from whence.jacobian.gradients import (
 
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
 GROUP_ROWS = 128  # fill the tensor units of a GPU
-LONG_ROW, FEW_PRODUCTS, PARTS = 2**16, 8, 256  # of so long rows, fewer products are made in parts, for all units
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
 LARGEST_COMPLEMENT = 4608  # inputs or outputs of a layer whose directions outside a basis are worked out
 ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
@@ -41,8 +40,10 @@ ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
 
 def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Gradients (n, c, ...) combined by weights (n, c, q): (n, q, ...)."""
-    if g.shape[1] == 1:
-        return g * weights.reshape(len(g), -1, *[1] * (g.dim() - 2))
+    if g.shape[1] <= 2:  # a product of so few terms would take longer
+        parts = weights.reshape(*weights.shape, *[1] * (g.dim() - 2)).unbind(1)  # (n, q, ...)
+        mixed = g[:, :1] * parts[0]
+        return mixed if g.shape[1] == 1 else mixed.addcmul_(g[:, 1:], parts[1])
     transposed = is_transposed_in_memory(g)
     lying = g.transpose(-1, -2) if transposed else g
     count = weights.shape[2]
@@ -63,6 +64,8 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
     """(n, c) inner products of gradients (n, c, e, t, o) with one of each example, (n, e, t, o)."""
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
+    if g.dtype == torch.bfloat16:  # a product of so few rows would take a GPU three times as long
+        return (g * moved.unsqueeze(1)).flatten(2).sum(2, dtype=torch.float32)
     return product(g.flatten(2), moved.flatten(1).unsqueeze(2)).squeeze(2)
 
 
@@ -99,18 +102,9 @@ def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     together = next((count for count in range(most, most // 2, -1) if n % count == 0), most)  # none is left over
     even = n - n % together
     ours, theirs = (one[:even].reshape(-1, together * c, p) for one in (left, right))
-    blocks = _long_products(ours, theirs).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
+    blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
     found = blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
     return found if even == n else torch.cat([found, product(left[even:], right[even:].transpose(1, 2))])
-
-
-def _long_products(left: Tensor, right: Tensor) -> Tensor:
-    """L R^T for both (m, r, p): (m, r, r). A GPU's unit would work on one alone, so few long ones are made in parts."""
-    parts = math.gcd(left.shape[2], PARTS)
-    if parts == 1 or left.shape[2] < LONG_ROW or len(left) >= FEW_PRODUCTS:
-        return product(left, right.transpose(1, 2))
-    pairs = zip(left.unflatten(2, (parts, -1)), right.unflatten(2, (parts, -1)), strict=True)  # (r, parts, p / parts)
-    return torch.stack([product(one.transpose(0, 1), other.permute(1, 2, 0)).sum(0) for one, other in pairs])
 
 
 @dataclass(frozen=True)
@@ -425,11 +419,11 @@ def halved(values: Tensor) -> Tensor:
     return values if values.is_cuda else raised(values)
 
 
-def outer(a: Tensor, g: Tensor) -> Tensor:
+def outer(a: Tensor, g: Tensor, single: bool = False) -> Tensor:
     """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example.
 
     On a GPU, where gradients would have to be transposed for that, it is one for each cotangent. Of float16 it comes in
-    single precision, of bfloat16 in the same.
+    single precision, of bfloat16 in the same, unless `single`.
     """
     n, c, e, t, o = g.shape
     if g.is_cuda and e == 1 and g.dtype not in HALVES and not g.transpose(-1, -2).is_contiguous():
@@ -441,7 +435,7 @@ def outer(a: Tensor, g: Tensor) -> Tensor:
         left = g.permute(BY_OUTPUT).reshape(n, e, c * o, t)
     else:
         left = g.permute(BY_POSITION).reshape(n, e, t, c * o).transpose(2, 3)
-    matrices = left @ a if g.dtype == torch.bfloat16 else product(left, a)
+    matrices = left @ a if g.dtype == torch.bfloat16 and not single else product(left, a)
     return matrices.reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
 
 
@@ -674,7 +668,9 @@ class BasisView:
             yield slice(0, held.examples), held.mix(weights.to(held.dtype))
             return
         a, g = self._factors_to_form()
-        if g.dtype == torch.float16 or weights.shape[1] < weights.shape[2]:
+        unrotated = g.dtype in HALVES and not self._rotates_factors_first
+        most = g.shape[1] * (2 if g.dtype == torch.bfloat16 else 1)  # such matrices are formed sooner than mixed
+        if unrotated or g.dtype == torch.float16 or weights.shape[2] > most:
             # float16 has no room for small weights; and matrices of fewer cotangents take fewer products
             yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
         else:
@@ -764,7 +760,7 @@ class BasisView:
             self._inputs = None if self.complete else a
             if self.coarse and self._rotates_factors_first:
                 self._factors = a.bfloat16(), in_bfloat16(g)
-            elif self.coarse and a.dtype == g.dtype == torch.float16:
+            elif self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
                 self._factors = a, g  # of which matrices come in single precision, to be rotated later
             else:
                 self._factors = raised(a), raised(g)
@@ -783,7 +779,7 @@ class BasisView:
         step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * a.shape[3]))
         for start in range(0, n, step):
             where = slice(start, min(start + step, n))
-            matrices = outer(a[where], g[where])
+            matrices = outer(a[where], g[where], single=not self._rotates_factors_first)
             if not self._rotates_factors_first:
                 matrices = self.basis.into(matrices)
             padding = matrices.shape[-1] - self.basis.shape[-1]

@@ -43,16 +43,24 @@ def test_products_of_which_half_is_known(size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("together", [4, 6, 12])  # examples in one product
-@pytest.mark.parametrize("p", [64, 96, 7])
-def test_few_long_products_in_parts(p: int, together: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "LONG_ROW", 32)
-    monkeypatch.setattr(rotation, "GROUP_ROWS", 2 * together)
-    left, right = normal(14, 2, p).to(dtype), normal(14, 2, p + 1)[:, :, :p].to(dtype)
-    wanted = torch.einsum("ncp,ndp->ncd", left.double(), right.double())
-    found = rotation._grouped_products(left, right)
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-4  # sums are in single precision
-    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+@pytest.mark.parametrize("c", [1, 2, 3])
+def test_mixtures_and_inner_products_of_cotangents(c: int, dtype: torch.dtype) -> None:
+    g, weights, moved = normal(5, c, 1, 6, 4).to(dtype), normal(5, c, 3).to(dtype), normal(5, 1, 6, 4).to(dtype)
+    tolerance = 1e-12 if dtype == torch.float64 else 2e-2
+    for given in (g, g.transpose(3, 4).contiguous().transpose(3, 4)):  # as rows, and as images are
+        wanted = torch.einsum("ncetO,ncq->nqetO", given.double(), weights.double())
+        torch.testing.assert_close(rotation.mix(given, weights).double(), wanted, rtol=tolerance, atol=2 * tolerance)
+        wanted = torch.einsum("ncetO,netO->nc", given.double(), moved.double())
+        found = rotation.inner_products(given, moved)
+        assert found.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)  # sums have more digits
+        torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=2 * tolerance)
+
+
+def test_matrices_that_are_rotated_later_come_in_single_precision() -> None:
+    a, g = normal(3, 1, 40, 6).bfloat16(), normal(3, 2, 1, 40, 5).bfloat16()
+    wanted = torch.einsum("nceto,neti->nceoi", g.double(), a.double())
+    torch.testing.assert_close(rotation.outer(a, g, single=True).double(), wanted, rtol=1e-5, atol=1e-5)
+    assert rotation.outer(a, g).dtype == torch.bfloat16
 
 
 def test_gradients_in_parts_are_those_side_by_side() -> None:
