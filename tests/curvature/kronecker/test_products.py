@@ -10,7 +10,8 @@ from whence.curvature import rotation
 from whence.curvature.kronecker import Factors, second_moment
 from whence.curvature.primal import times_lower
 from whence.curvature.rotation import Factored, along, energy, total
-from whence.jacobian.gradients import Block, Dense, Kronecker, Whole
+from whence.jacobian import gradients
+from whence.jacobian.gradients import Block, Concatenated, Dense, Kronecker, Whole
 from whence.linalg import NARROWEST, WIDEST, add_gram, mirror
 
 
@@ -54,6 +55,17 @@ def test_mixtures_and_inner_products_of_cotangents(c: int, dtype: torch.dtype) -
         found = rotation.inner_products(given, moved)
         assert found.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)  # sums have more digits
         torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-3, 1e30])
+def test_bfloat16_is_rotated_in_float16_whatever_its_size(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "matched", lambda values, basis: (values, basis.to(values.dtype)))  # as on a GPU
+    values, basis = size * normal(3, 2, 1, 5, 8).bfloat16(), torch.linalg.qr(normal(8, 8)).Q.unsqueeze(0)
+    assert rotation.held_in_bfloat16(Concatenated((Whole(values), Whole(values)), "cotangents"))
+    found = rotation.project_in_float16(Whole(values), basis.float())
+    assert found.dtype == torch.bfloat16
+    wanted = values.double() @ basis[0]
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=2e-3 * size)
 
 
 def test_matrices_that_are_rotated_later_come_in_single_precision() -> None:
