@@ -4,7 +4,7 @@
 
 A ResNet-18 is trained by cross-entropy, with augmentation, on labels that people gave (`aggregate`, of which 9 % are
 wrong, or `worst`, 40 %). Which labels are wrong: AUROC of the suspicion of one fit, of the plain loss of the same
-network, of that loss over flipped and shifted copies of each image, of the labels of 50 neighbours in its last
+network, of both over flipped and shifted copies of each image, of the labels of 50 neighbours in its last
 features, and of cleanlab's self-confidence and margin with probabilities from cross-validation of the same network and
 epochs. Which test images do people disagree about: rank correlation of each score with the entropy of some 51 answers,
 and the mean of that entropy for every verdict. `--tiny` is a small network on a few hundred images, to try it out.
@@ -102,19 +102,26 @@ def label_scores(network: nn.Module, tracer: whence.Tracer, inputs: Tensor, labe
     outputs, features = answers_and_features(network, inputs)
     coded = one_hot(labels, CLASSES).to(inputs.device)
     loss = F.cross_entropy(outputs, labels.to(outputs.device), reduction="none").cpu()
-    suspected = tracer.suggest(len(inputs))
-    place = torch.empty(len(inputs), dtype=torch.float64)
-    place[suspected.index.cpu()] = -torch.arange(len(suspected.index), dtype=torch.float64)
+    draw = torch.Generator().manual_seed(2)
+    place = places(tracer.suggest(len(inputs)))
+    copies = places(tracer.suggest(len(inputs), augment=lambda some: augment(some, draw), copies=VIEWS))
     views = averaged(network, inputs, 0)
     voted = voting(features, coded)
     found = {
         "whence suspicion": place,
+        "whence suspicion, augmented copies": copies,
         "loss": loss,
         "loss of augmented copies": label_quality(views, labels)["self-confidence"],
         "labels of 50 neighbours": label_quality(voted, labels)["self-confidence"],
     }
     found["ranks of suspicion and neighbours"] = ranks(place) + ranks(found["labels of 50 neighbours"])
-    found["ranks of suspicion and copies"] = ranks(place) + ranks(found["loss of augmented copies"])
+    return found
+
+
+def places(suggested: whence.Suggestion) -> Tensor:
+    """(n,) how early each example is suggested; the larger, the earlier."""
+    found = torch.empty(len(suggested), dtype=torch.float64)
+    found[suggested.index.cpu()] = -torch.arange(len(suggested), dtype=torch.float64)
     return found
 
 
@@ -144,6 +151,7 @@ def doubt_scores(
     scores.update(neighbour_scores(learned, coded, squares, features))
     scores = {name: values.cpu().double() for name, values in scores.items()}
     scores["entropy of augmented copies"] = entropy(averaged(network, tests, 1)).double()
+    scores["noise times ambiguity"] = scores["noise"] * found.ambiguity.cpu().double()
     scores["ranks of noise and entropy"] = ranks(scores["noise"]) + ranks(scores["entropy"])
     scores["ranks of noise and copies"] = ranks(scores["noise"]) + ranks(scores["entropy of augmented copies"])
     return scores

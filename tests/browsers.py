@@ -76,6 +76,8 @@ SIDES = {"width": ("left", "right"), "height": ("top", "bottom")}
 
 
 def visit(browser: Any, path: Path, viewport: dict[str, int] = DESKTOP, **options: Any) -> Visit:
+    for earlier in browser.contexts:  # pages of earlier tests take memory
+        earlier.close()
     context = browser.new_context(viewport=viewport, **options)
     found = Visit(context.new_page())
     found.page.set_default_timeout(PATIENCE)

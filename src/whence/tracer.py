@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +33,7 @@ from whence.influence.fitted import (
 )
 from whence.influence.split import Split, estimate_sources, split
 from whence.influence.suggest import Suggestion, label_first
-from whence.influence.training import label_suspicion, squared_influence, training_frame
+from whence.influence.training import label_suspicion, squared_influence, suspicion_over_copies, training_frame
 from whence.influence.what_if import apply, prepare, read_change
 from whence.io import save
 from whence.jacobian.views import OutputView
@@ -339,7 +339,15 @@ class Tracer(Fitted):
 
         return join_batches(for_each_batch(self, x, apply_to))
 
-    def suggest(self, budget: int = 100, pool: Any = None, test: Any = None) -> Suggestion:
+    def suggest(
+        self,
+        budget: int = 100,
+        pool: Any = None,
+        test: Any = None,
+        *,
+        augment: Callable[[Any], Any] | None = None,
+        copies: int = 8,
+    ) -> Suggestion:
         """What to do next: labels to check first, or inputs to label first.
 
         Args:
@@ -348,6 +356,9 @@ class Tracer(Fitted):
                 total variance, one after the other, so that copies are not chosen twice. Without a pool, training
                 examples are listed by how doubtful their labels are.
             test: inputs whose variance is to fall, if not that of the pool.
+            augment: from the inputs of a training batch to changed ones, at random, as the network was trained. Labels
+                to check are then judged by several copies of each input, which finds more wrong ones; for classes.
+            copies: how many.
 
         Examples:
             >>> import torch, whence
@@ -360,9 +371,12 @@ class Tracer(Fitted):
         check_count(budget, "budget", " Inputs to choose from are named: suggest(100, pool=x).")
         if pool is None:
             check_ungrouped(self)
-            found = label_suspicion(self)
+            check_count(copies, "copies")
+            found = label_suspicion(self) if augment is None else suspicion_over_copies(self, augment, copies)
             index = found.order[:budget]
             return Suggestion(index, found.score[index], found.score.new_zeros(0), "labels to check")
+        if augment is not None:
+            raise InputError("augment is for labels to check; inputs of a pool have none. Leave out pool or augment.")
         batches = for_each_batch(self, pool, lambda inputs, where: inputs)
         aims = None if test is None else for_each_batch(self, test, lambda inputs, where: inputs)
         with using_model(self):

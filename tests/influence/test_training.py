@@ -313,3 +313,39 @@ def test_several_numbers_have_a_column_each(generator: torch.Generator) -> None:
     table = fit(networks.linear(torch.zeros(2, 3)), [(x, y)], ridge=RIDGE, recenter=True).training_frame()
     np.testing.assert_allclose(table[["label_0", "label_1"]], y, rtol=1e-12)
     assert {"suggested_0", "suggested_std_1"} <= set(table.columns)
+
+
+@pytest.mark.parametrize("structure", ["exact", "core"])
+def test_suspicion_over_copies_is_the_mean_of_the_probabilities_for_them(
+    structure: str, generator: torch.Generator
+) -> None:
+    n, k = 24, 3
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(k, (n,), generator=generator)
+    weights = torch.randn(k, 3, generator=generator, dtype=torch.float64)
+    batches = [(x[:10], y[:10]), (x[10:], y[10:])]
+    tracer = fit(networks.linear(weights), batches, likelihood="categorical", ridge=RIDGE, structure=structure)
+    shifts = iter([0.0, 0.0, 0.3, 0.3, -0.2, -0.2])  # each copy is made batch by batch
+    found = tracer.suggest(n, augment=lambda inputs: inputs + next(shifts), copies=3)
+    residuals = torch.nn.functional.one_hot(y, k) - (x @ weights.T).softmax(1)
+    change = -(tracer.bread.leverage_blocks @ tracer.loo_residuals.unsqueeze(2)).squeeze(2)
+    torch.testing.assert_close(tracer.residuals, residuals)
+    p = torch.stack([((x + shift) @ weights.T + change).softmax(1)[torch.arange(n), y] for shift in (0.0, 0.3, -0.2)])
+    wanted = 1 - p.mean(0)
+    torch.testing.assert_close(found.score, wanted[found.index], rtol=1e-7, atol=1e-9)
+    assert bool((found.score.diff() <= 0).all())
+    same = tracer.suggest(n, augment=lambda inputs: inputs, copies=2)
+    torch.testing.assert_close(same.index, tracer.suggest(n).index)
+
+
+def test_copies_that_cannot_be_used_are_refused(generator: torch.Generator) -> None:
+    x, y = regression(generator)
+    numbers = fit(networks.linear(torch.eye(3, dtype=torch.float64)[:1]), [(x, y)], ridge=RIDGE)
+    with pytest.raises(whence.InputError, match=r"expected classes and all outputs, got Gaussian.*Leave augment out"):
+        numbers.suggest(3, augment=lambda inputs: inputs)
+    labels = torch.tensor([0, 1, 2] * 5)
+    classes = fit(networks.linear(torch.eye(3, dtype=torch.float64)), [(x, labels)], likelihood="categorical")
+    with pytest.raises(whence.InputError, match=r"expected augment to return 15 inputs .* got 14"):
+        classes.suggest(3, augment=lambda inputs: inputs[1:])
+    with pytest.raises(whence.InputError, match="Leave out pool or augment"):
+        classes.suggest(3, pool=x, augment=lambda inputs: inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from whence.data.batches import Inputs
-from whence.influence.fitted import Fitted, leave_one_out_leverage, variance_terms
+from whence.data.batches import Batch, Inputs, batch_size
+from whence.errors import InputError
+from whence.influence.fitted import Fitted, leave_one_out_leverage, using_model, variance_terms
 from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest_first
 from whence.results import frame
@@ -91,6 +92,46 @@ def label_suspicion(fitted: Fitted) -> Suspicion:
     product = (fitted.residuals / scale * (fitted.adjusted.hec3 / scale)).sum(1).clamp_min(0.0)
     score = product.sqrt() if scale > 0 else torch.zeros_like(product)
     return Suspicion(score, largest_first(score))
+
+
+def suspicion_over_copies(fitted: Fitted, augment: Callable[[Any], Any], copies: int) -> Suspicion:
+    """`label_suspicion` for classes, each example predicted from changed copies of its input; the mean over them.
+
+    A network that was trained on flipped and shifted images remembers a wrong label for the image itself more firmly
+    than for another copy of it.
+
+    Args:
+        fitted: the fit.
+        augment: from the inputs of a batch to changed ones, at random, as in training.
+        copies: how many of each example.
+    """
+    problem = fitted.problem
+    if problem.sketch is not None or problem.likelihood.squared_error or not problem.likelihood.has_classes:
+        kind = "a mixture of outputs" if problem.sketch is not None else repr(problem.likelihood)
+        raise InputError(
+            f"augment averages the probabilities of labels: expected classes and all outputs, got {kind}. "
+            "Leave augment out."
+        )
+    change, logs, ties = change_without(fitted), [], []
+    with using_model(fitted), torch.no_grad():
+        for _ in range(copies):
+            outputs = torch.cat([_of_copies(fitted, batch, augment) for batch in problem.batches.plain("copies")])
+            moved = outputs.reshape(problem.outputs.shape).to(problem.dtype) - problem.outputs
+            of_copy = problem.log_residuals_after(change + moved)
+            logs.append(of_copy[0])
+            ties.append(of_copy[1])
+    together = torch.stack(logs).logsumexp(0) - math.log(copies)
+    return Suspicion(together.exp(), largest_first(together, torch.stack(ties).mean(0)))
+
+
+def _of_copies(fitted: Fitted, batch: Batch, augment: Callable[[Any], Any]) -> Tensor:
+    given = augment(batch.inputs)
+    if batch_size(given, "what augment returned") != batch.size:
+        raise InputError(
+            f"expected augment to return {batch.size} inputs for a batch of {batch.size}, got "
+            f"{batch_size(given, 'what augment returned')}. It is called with the inputs of a whole batch."
+        )
+    return fitted.problem.network(given)
 
 
 def change_without(fitted: Fitted) -> Tensor:
