@@ -46,6 +46,7 @@ from whence.jacobian.gradients import (
     cotangents_first,
     is_transposed_in_memory,
     product,
+    promoted,
 )
 from whence.jacobian.linearization import Linearization
 from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
@@ -507,8 +508,12 @@ class MomentSums:
 
     def add_total(self, view: BasisView, cotangent: int, examples: int) -> None:
         """Add the gradients of one cotangent to a total that is not rotated."""
-        some = slice(cotangent, cotangent + 1)
-        self._total += total(some_cotangents(view.tangent, some), self._total.new_ones(examples, 1))
+        some = some_cotangents(view.tangent, slice(cotangent, cotangent + 1))
+        if isinstance(some, Kronecker):
+            a, g = (one.movedim(-3, 0).flatten(1, -2) for one in promoted(halved(some.inputs()), halved(some.grads())))
+            self._total += product(g.transpose(1, 2), a)
+        else:
+            self._total += total(some, self._total.new_ones(examples, 1))
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if there are.

@@ -92,9 +92,12 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
     check_same(traced(network, structure, precision="fp16"), wanted)
 
 
+@pytest.mark.parametrize("columns", [1, 3])
 @pytest.mark.parametrize("positions", [3, 30])  # factors are rotated first, or matrices
 @pytest.mark.parametrize("structure", [whence.EKFAC(), whence.KFAC()], ids=str)
-def test_bfloat16_weights_as_on_a_gpu(structure: Any, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_weights_as_on_a_gpu(
+    structure: Any, positions: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their gradients have no more digits, so that matrices are formed in bfloat16 as well."""
     for module in (accumulate, kronecker, rotation):
         monkeypatch.setattr(module, "products_are_rounded", lambda device: True)
@@ -114,7 +117,7 @@ def test_bfloat16_weights_as_on_a_gpu(structure: Any, positions: int, monkeypatc
 
     def fit() -> Tracer:
         data = list(zip(x.split(40), y.split(40), strict=True))
-        return whence.fit(net, data, "categorical", structure, ridge=10.0, hessian_columns=3, progress=False)
+        return whence.fit(net, data, "categorical", structure, ridge=10.0, hessian_columns=columns, progress=False)
 
     found = fit()
     assert (positions == 3) in orders
