@@ -383,15 +383,15 @@ class Basis:
         """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
         return _complement(self.outputs) if self.outside else None
 
-    @cached_property
+    @property
     def input_complement(self) -> Tensor | None:
         """The same of input directions, (i, i - x)."""
-        return _complement(self.inputs) if self.outside else None
+        return None if self.every_input is None else self.every_input[0, :, self.shape[-1] :]
 
     @cached_property
     def every_input(self) -> Tensor | None:
         """(1, i, i) the input directions of the basis, followed by those that it does not span."""
-        rest = self.input_complement
+        rest = _complement(self.inputs) if self.outside else None
         return None if self.inputs is None or rest is None else torch.cat([self.inputs, rest.unsqueeze(0)], 2)
 
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
