@@ -345,7 +345,7 @@ class SavedTable(SavedNetwork):
 
     def report(self, out: Path) -> None:
         """Write the report on all rows."""
-        report_rows(out, self.fitted, self.table, f"{len(self.table):,} rows of {self.data.name}.")
+        report_rows(out, self.fitted, self.table, [f"{len(self.table):,} rows of {self.data.name}."])
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """The same; a table may have too many rows to explain all of them."""

@@ -275,7 +275,7 @@ def prepare(
     ]
     found = drop_copies(found, table.take(split.train), name)
     columns = tuple(one for one in found if not isinstance(one, ExcludedColumn))
-    notes += suspicious_columns(columns, table.take(split.train), detected, grouped=labels is not None)
+    notes += suspicious_columns(found, table.take(split.train), detected, grouped=labels is not None)
     excluded = tuple(one for one in found if isinstance(one, ExcludedColumn))
     if not columns:
         reasons = "; ".join(f"{one.name!r}: {one.reason}" for one in excluded[:5]) or "it has no other column"
