@@ -118,7 +118,7 @@ def test_report_and_rows_show_the_same_interval(regression: Run) -> None:
     np.testing.assert_allclose(mean - half, lower, rtol=1e-4)
     np.testing.assert_allclose(mean + half, upper, rtol=1e-4)
     coverage = regression.content["scores"]["coverage"]["value"]
-    assert f"Ranges that promise 95 % hold {coverage:.1%} of the observed values" in page
+    assert f"Ranges that promise 95 % hold {100 * coverage:.1f}\xa0% of the observed values" in page
 
 
 def test_a_column_of_huge_numbers_is_used_like_any_other(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_saved_tables_know_inputs_that_cannot_be(kind: str, request: pytest.Fixt
 def test_report_of_trees(trees: Run, tmp_path: Path) -> None:
     page = (trees.folder / "report.html").read_text(encoding="utf-8")
     coverage = trees.content["scores"]["coverage"]["value"]
-    assert f"Ranges that promise 95 % hold {coverage:.1%} of the observed values" in page
+    assert f"Ranges that promise 95 % hold {100 * coverage:.1f}\xa0% of the observed values" in page
     out = tmp_path / "again.html"
     result = call("report", trees.folder / "saved", trees.folder / "houses.csv", "--out", out, "-q")
     assert result.exit_code == 0, result.output

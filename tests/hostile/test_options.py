@@ -249,6 +249,10 @@ def test_weight_decay_out_of_range() -> None:
 TYPOS = {
     "fit": (lambda: whence.fit(mlp(), batches(), rigde=1.0), "'rigde'. Did you mean 'ridge'"),
     "Execution": (lambda: whence.Execution(max_memroy=1), "'max_memroy'. Did you mean 'max_memory'"),
+    "Core": (lambda: whence.Core(sise=100), r"Core\(\) .* 'sise'. Did you mean 'size'"),  # type: ignore[call-arg]
+    "Sketch": (lambda: whence.Sketch(sed=1), "Did you mean 'seed'"),  # type: ignore[call-arg]
+    "Exact": (lambda: whence.Exact(raod="dual"), "Did you mean 'road'"),  # type: ignore[call-arg]
+    "Categorical": (lambda: whence.Categorical(class_weight=[1, 2]), "Did you mean"),  # type: ignore[call-arg]
     "predict": (lambda: fit(mlp(), batches()).predict(inputs_and_targets()[0], output=0), "Did you mean 'outputs'"),
     "explain": (lambda: fit(mlp(), batches()).explain(inputs_and_targets()[0], topp=1), "Did you mean 'top'"),
     "report": (lambda: fit(mlp(), batches()).report("r.html", None, titel="t"), "titel"),

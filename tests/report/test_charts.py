@@ -61,7 +61,7 @@ def test_confidence_by_hand() -> None:
     confidence = torch.tensor([0.9] * 10 + [0.6] * 10)
     right = torch.tensor([True] * 9 + [False] + [True] * 3 + [False] * 7)
     chart = confidence_calibration(confidence, right)
-    assert "believes 75.0% on average and is right in 60.0%" in chart.caption
+    assert "believes 75.0\xa0% on average and is right in 60.0\xa0%" in chart.caption
     np.testing.assert_allclose(chart.curves[0].x, [0.6] * 5 + [0.9] * 5, rtol=1e-6)
     assert sum(chart.curves[0].y) == 6.0
 

@@ -72,7 +72,7 @@ def test_what_a_column_explains_alone_is_what_a_regression_on_its_values_does(cl
     assert explained_alone(x, y, classes) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ["patient_id", "Patient"])
+@pytest.mark.parametrize("name", ["patient_id", "Patient", "patientid"])
 def test_an_id_that_repeats_is_noted_and_its_groups_can_be_kept_together(name: str) -> None:
     given = columns() | {name: np.repeat(np.arange(40), 5) + 1000}
     assert [note for note in prepared(given).notes if f"--groups {name!r}" in note]
@@ -86,6 +86,13 @@ def test_an_id_that_repeats_is_noted_and_its_groups_can_be_kept_together(name: s
             assert not set(part) & set(other)
     assert 0.1 < len(split.test) / 200 < 0.3
     assert sorted(np.concatenate(split.validation)) == sorted(split.train)
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore": ["patient_id"]}])
+def test_an_id_in_two_rows_each_is_noted_though_the_column_is_left_out(options: dict[str, Any]) -> None:
+    found = prepared(columns() | {"patient_id": [f"P{at // 2:04}" for at in range(200)]}, **options)
+    assert "patient_id" in [one.name for one in found.model.excluded]
+    assert [note for note in found.notes if "--groups 'patient_id'" in note]
 
 
 def test_an_amount_that_is_called_an_index_is_no_id() -> None:

@@ -20,7 +20,7 @@ from whence.tabular.columns import (
     column_from_json,
     describe_styles,
     detect_column,
-    guess_number_style,
+    guess_spelling,
 )
 
 
@@ -74,10 +74,35 @@ def test_missing_values_where_training_had_none_are_filled() -> None:
         (["1,234", "12,345", "7"], [1234, 12345, 7]),
         (["1,5", "-2,25", "1.000,5"], [1.5, -2.25, 1000.5]),
         (["$5", "7%"], [5, 7]),
+        (["101 mmHg", "95mmHg", "120"], [101, 95, 120]),
+        (["1 year", "2 years", "1,5 years"], [1, 2, 1.5]),
     ],
 )
 def test_numbers_in_other_spellings(spelling: list[str], values: list[float]) -> None:
-    assert guess_number_style(spelling)[1].tolist() == values
+    assert guess_spelling(spelling)[2].tolist() == values
+
+
+def test_numbers_with_a_unit_are_read_and_the_unit_is_noted() -> None:
+    column, notes = detected("pressure", cells(*(f"{at} mmHg" for at in range(100, 150, 2)), "high"))
+    assert isinstance(column, Number)
+    assert notes == ["'pressure' holds text in 1 of 26 cells (such as 'high'); taken as missing numbers"]
+    assert describe_styles([column]) == ["'pressure' was read as numbers, without the unit 'mmHg'"]
+    assert column_from_json(asdict(column)).features(cells("90 mmHg", "91", "92 kPa"))[:2, 0].tolist() == [90, 91]
+    assert column.unrecognized(cells("90 mmHg", "92 kPa")).tolist() == [False, True]
+
+
+def test_numbers_with_several_units_are_no_numbers_and_noted() -> None:
+    column, notes = detected("weight", cells(*["70 kg", "155 lb", "80 kg"] * 10))
+    assert isinstance(column, Category)
+    assert "different endings ('kg', 'lb')" in notes[0]
+    assert not detected("day", cells(*["12 May 2020", "15 May 2020", "19 May 2020"] * 10))[1]
+
+
+def test_categories_that_differ_in_case_only_are_noted() -> None:
+    column, notes = detected("colour", cells(*["red", "Red", "blue"] * 10))
+    assert isinstance(column, Category)
+    assert column.levels == ("Red", "blue", "red")
+    assert "'red' and 'Red'" in notes[0]
 
 
 def test_mostly_numbers_with_some_text_are_numbers_with_gaps() -> None:

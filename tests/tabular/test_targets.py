@@ -60,6 +60,24 @@ def test_equal_numbers_are_one_class() -> None:
     assert detected(cells(*["1", "1.0", "0", "0.0"] * 5))[0].classes == ("0", "1")
 
 
+def test_one_class_spelled_in_two_ways() -> None:
+    target, notes = detected(cells(*["setosa"] * 20, "SETOSA", *["virginica"] * 20))
+    assert target.classes == ("setosa", "virginica")
+    assert target.parse(cells("setosa", "SETOSA", "Virginica", "other"))[:3].tolist() == [0, 0, 1]
+    assert "'setosa' (20), 'SETOSA' (1); taken as one class" in notes[0]
+    target, notes = detected(cells(*["A", "a", "b"] * 20))
+    assert target.classes == ("A", "a", "b")
+    assert target.parse(cells("a", "A", "B")).tolist() == [1, 0, 2]
+    assert "taken as different classes" in notes[0]
+
+
+def test_amounts_with_a_unit() -> None:
+    target, notes = detected(cells(*(f"{at + 100} EUR" for at in range(40))))
+    assert target.task == "regression"
+    assert target.parse(cells("7 EUR", "8")).tolist() == [7, 8]
+    assert notes == ["'y' was read as numbers, without the unit 'EUR'"]
+
+
 @pytest.mark.parametrize(
     ("values", "task", "message"),
     [

@@ -53,7 +53,8 @@ def test_a_network_that_was_stopped_early(converged: nn.Sequential, stopped: nn.
     tracer = fit(stopped, [sine()], ridge=RIDGE)
     found = look(tracer)["stationarity"]
     assert found.level == "careful", found
-    assert "train on" in found.words
+    assert "train longer" in found.words
+    assert "use the verdicts" not in found.words
     assert "stationarity" in told_at_once(tracer)
     x, _ = sine()
     plain, moved = (fit(stopped, [sine()], ridge=RIDGE, recenter=one).predict(x).hec3.sum() for one in (False, True))
@@ -134,6 +135,7 @@ def test_advice_does_not_contradict_itself(far: bool) -> None:
     assert found.level == "do not trust"
     assert "Standard errors may be about 2.1 times too large" in found.words
     assert ("recenter=True" in found.words) != far
+    assert found.words.endswith("use the verdicts, and report no standard errors.")
     levels = {change: checks.stationarity(0.1, change, 1.1, taken=False, far=far).level for change in (0.9, 5.0)}
     assert levels == {0.9: "fine", 5.0: "careful"}  # variances stay, predictions move
     assert checks.stationarity(0.1, 5.0, 0.3, taken=False, far=far).level == "careful"

@@ -72,8 +72,8 @@ def demo(
 ) -> None:
     """Tell noisy labels from missing data on handwritten digits.
 
-    A small network sorts the digits that come with scikit-learn into two random groups. One digit has random labels in
-    training, one is never shown. Prints how well both are found, and writes a report with the digits.
+    A small network learns the digits that come with scikit-learn: first two random groups of them, then all ten. One
+    digit has random labels in training, one is never shown. Prints how well both are found, and writes a report.
 
     Examples: `whence demo`, `whence demo --quick`, `whence demo --draws 20 --out twenty.html`
     """

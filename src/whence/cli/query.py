@@ -345,7 +345,7 @@ class SavedTable(SavedNetwork):
 
     def report(self, out: Path) -> None:
         """Write the report on all rows."""
-        report_rows(out, self.fitted, self.table, f"{len(self.table):,} rows of {self.data.name}.")
+        report_rows(out, self.fitted, self.table, [f"{len(self.table):,} rows of {self.data.name}."])
 
     def explain(self, rows: list[int] | None, top: int) -> list[dict[str, Any]]:
         """The same; a table may have too many rows to explain all of them."""
@@ -353,7 +353,7 @@ class SavedTable(SavedNetwork):
         places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.data.name}", hec3)
         some = SavedTable(self.fitted, self.table.take(places), self.data)
         some.impossible = dict(enumerate(self.fitted.impossible(some.table)))
-        verdicts = self.tracer.explain(some.inputs, top=top)
+        verdicts = self.fitted.explain(some.table, top)
         return some.explained(verdicts, some.table.rows, list(range(len(places))), top)
 
     def describe(self, at: int) -> str:

@@ -42,6 +42,9 @@ SUSPECTS = 5
 TRACED, ALL_TRACED = 500, 2000
 """Predictions that a report traces to training rows; up to the second number all of them are traced."""
 
+NOTES = 4
+"""Notes on the file that a report has; the others are printed only."""
+
 Verdicts = Literal["auto", "all", "held-out", "none"]
 """Which rows get a verdict."""
 Model = Literal["auto", "network", "trees"]
@@ -196,11 +199,20 @@ def _write_report(path: Path, prepared: Prepared, fitted: FittedTable, name: str
         f"from 1, below the names of the columns. {model}"
     )
     about += " Verdicts of rows that were not traced are estimated here; the CSV file has them exactly." * many
-    report_rows(path, fitted, test, about, prepared.table.take(split.train), traced=TRACED if many else len(test))
+    notes = [f"Note: {note}." for note in prepared.notes]
+    if len(notes) > NOTES:
+        notes[NOTES:] = [f"{len(notes) - NOTES} more notes on the file are in the output of the command."]
+    train = prepared.table.take(split.train)
+    report_rows(path, fitted, test, [about, *notes], train, traced=TRACED if many else len(test))
 
 
 def report_rows(
-    path: Path, fitted: FittedTable, table: TextTable, about: str, train: TextTable | None = None, traced: int = TRACED
+    path: Path,
+    fitted: FittedTable,
+    table: TextTable,
+    about: list[str],
+    train: TextTable | None = None,
+    traced: int = TRACED,
 ) -> None:
     """Write the report on the rows of a table; with targets where some of them have one."""
     model, inputs = fitted.model, fitted.model.encode(table)
@@ -214,7 +226,7 @@ def report_rows(
         ids=([f"row {row}" for row in table.rows], [f"{word} {row}" for row in fitted.rows]),
         title=f"{target.name}: how uncertain are predictions, and why?",
         names=list(target.classes) or [target.name],
-        about=[about],
+        about=about,
         traced=traced,
         intervals=fitted.intervals,
     )

@@ -28,6 +28,7 @@ from whence.curvature.primal import (
 from whence.curvature.rotation import Basis
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
+from whence.runtime.execution import asks_back
 
 RANKED = 256  # sequences, at least, that show which coordinates are large
 QUICK_SIZE = 2048  # features that are taken of any number of examples
@@ -35,6 +36,7 @@ OPERATIONS = {"cpu": 1e11, "cuda": 2e14}  # n k r^2 of a core with more of them:
 SKETCH_SIZE, SKETCH_SHARE = 6144, 0.3  # the most features of a sketch, and its share of these operations
 
 
+@asks_back
 @dataclass(frozen=True)
 class Core(FeatureStructure):
     """The exact algebra on the r largest coordinates of the Kronecker eigenbasis, terms across layers included.
@@ -167,6 +169,7 @@ def sample_bytes(d: int, k: int, sources: int, points: int, columns: int) -> flo
     return float(d) * (4 * (points + sources * (columns + 1)) + 8 * 8 * (columns + 2))
 
 
+@asks_back
 @dataclass(frozen=True)
 class Sketch(FeatureStructure):
     """The exact algebra on random Kronecker projections of the gradients: one pass, no eigendecomposition of factors.

@@ -20,8 +20,10 @@ from whence.curvature.spectral import FittedSpectral, Leverage
 from whence.curvature.two_bases import TwoBasisSpectrumSums, describe_rotations
 from whence.errors import InputError
 from whence.jacobian.linearization import Linearization
+from whence.runtime.execution import asks_back
 
 
+@asks_back
 @dataclass(frozen=True)
 class EKFAC(LayerStructure):
     """Kronecker eigenbasis with corrected eigenvalues: the paper's scaling to deep networks.
@@ -89,6 +91,7 @@ class EKFAC(LayerStructure):
         return spectral_cost(sizes, self.name, two_bases=two_bases, bounded=self.tolerance > 0)
 
 
+@asks_back
 @dataclass(frozen=True)
 class KFAC(LayerStructure):
     """Kronecker factors without corrected eigenvalues. For comparison: EKFAC costs one more pass and is never worse.
@@ -125,6 +128,7 @@ class KFAC(LayerStructure):
         return spectral_cost(sizes, self.name)
 
 
+@asks_back
 @dataclass(frozen=True)
 class Diagonal(LayerStructure):
     """The diagonal of the curvature in the coordinates of the weights themselves. Crude, and one pass cheaper.

@@ -15,6 +15,7 @@ from whence.curvature.iterative import FittedIterative, IterativeSolver
 from whence.curvature.primal import FittedPrimal, algebra_operations, algebra_stages, rows_in_cache
 from whence.errors import InputError, SingularCurvatureError
 from whence.jacobian.linearization import Linearization
+from whence.runtime.execution import asks_back
 from whence.runtime.memory import Budget, readable
 
 Road = Literal["auto", "primal", "dual", "matrix_free"]
@@ -22,6 +23,7 @@ Road = Literal["auto", "primal", "dual", "matrix_free"]
 OPERATIONS = {"cpu": 1.5e11, "cuda": 2e14}  # a third of those of an exact fit that takes ten seconds on one core
 
 
+@asks_back
 @dataclass(frozen=True)
 class Exact(Structure):
     """No approximation beyond the linearization.

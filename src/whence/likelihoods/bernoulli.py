@@ -13,8 +13,10 @@ from torch.nn.functional import logsigmoid
 from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods.base import Dispersed
 from whence.likelihoods.categorical import class_weights
+from whence.runtime.execution import asks_back
 
 
+@asks_back
 @dataclass(frozen=True)
 class Bernoulli(Dispersed):
     """Cross-entropy of sigmoid(f), with the option of `torch.nn.BCEWithLogitsLoss`; sum over outputs.

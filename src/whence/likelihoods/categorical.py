@@ -12,12 +12,14 @@ from torch.nn.functional import logsigmoid, one_hot
 
 from whence.errors import InputError, ShapeError, TargetError
 from whence.likelihoods.base import Dispersed
+from whence.runtime.execution import asks_back
 
 FEW = 256  # rows whose sums show what a model returns
 NEAR_ONE = 1e-4
 """Probabilities may miss a sum of one by this much, or by the precision of their dtype."""
 
 
+@asks_back
 @dataclass(frozen=True)
 class Categorical(Dispersed):
     """Cross-entropy of softmax(f), with the options of `torch.nn.CrossEntropyLoss`.

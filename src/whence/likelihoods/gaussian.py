@@ -10,8 +10,10 @@ from torch import Tensor
 
 from whence.errors import ShapeError, TargetError
 from whence.likelihoods.base import Likelihood, Noise, residual_degrees
+from whence.runtime.execution import asks_back
 
 
+@asks_back
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
     """Squared error, sum over outputs, with noise of one covariance Sigma = E^T E / n for all examples.

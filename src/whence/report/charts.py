@@ -114,8 +114,8 @@ def interval_calibration(uncertainty: Uncertainty, targets: Tensor, intervals: I
         "share promised",
         "share held",
         (Curve("ranges", "hec3", tuple(levels), tuple(held)),),
-        f"Ranges that promise 95 % hold {held[-2]:.1%} of the observed values. On the line promises are kept; "
-        "below it the ranges are too narrow, above it too wide.",
+        f"Ranges that promise 95 % hold {100 * held[-2]:.1f}\xa0% of the observed values. On the line promises are "
+        "kept; below it the ranges are too narrow, above it too wide.",
     )
 
 
@@ -131,9 +131,9 @@ def confidence_calibration(confidence: Tensor, right: Tensor) -> Chart:
         "belief in the answer",
         "share of right answers",
         (Curve("model", "hec3", x, y),),
-        f"Each point is a tenth of the predictions. The model believes {float(confidence.double().mean()):.1%} on "
-        f"average and is right in {float(right.double().mean()):.1%}; the mean distance from the line is {error:.1%}. "
-        "Below the line it is too sure of itself.",
+        f"Each point is a tenth of the predictions. The model believes {100 * confidence.double().mean():.1f}\xa0% on "
+        f"average and is right in {100 * right.double().mean():.1f}\xa0%; the mean distance from the line is "
+        f"{100 * error:.1f}\xa0%. Below the line it is too sure of itself.",
     )
 
 

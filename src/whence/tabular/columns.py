@@ -33,6 +33,7 @@ MOSTLY = 0.9
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d*")
+_WITH_UNIT = re.compile(r"([+-]?[\d.,]*\d[.,]?)\s*((?:[^\W\d_]|°)\S*(?: [^\W\d_]\S*){0,2})")
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
 
@@ -57,7 +58,25 @@ def category_of(text: str) -> str:
     return MISSING_CATEGORY if bare.lower() in MISSING else bare
 
 
-def parse_numbers(texts: Any, style: str) -> Any:
+def spelled_alike(counts: Counter[str]) -> list[list[str]]:
+    """Categories that differ only in upper and lower case or in spaces, the most frequent spelling first.
+
+    Examples:
+        >>> spelled_alike(Counter(["red", "red", "Red", "blue"]))
+        [['red', 'Red']]
+    """
+    groups: dict[str, list[str]] = {}
+    for name, _ in counts.most_common():
+        groups.setdefault(folded(name), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def folded(name: str) -> str:
+    """A category in lower case, with single spaces."""
+    return " ".join(name.casefold().split())
+
+
+def parse_numbers(texts: Any, style: str, unit: str = "") -> Any:
     """Numbers, and NaN for cells that are no number in this spelling. Currency and percent signs are ignored.
 
     Examples:
@@ -65,12 +84,16 @@ def parse_numbers(texts: Any, style: str) -> Any:
         [1234.5, 7.0, 12.0, nan]
         >>> parse_numbers(["1.234,5", "3,5"], "decimal comma").tolist()
         [1234.5, 3.5]
+        >>> parse_numbers(["1 year", "2 years", "3", "4 days"], "plain", unit="year").tolist()
+        [1.0, 2.0, 3.0, nan]
     """
-    return numpy.fromiter((_parse_number(text, style) for text in texts), dtype=numpy.float64, count=len(texts))
+    return numpy.fromiter((_parse_number(text, style, unit) for text in texts), dtype=numpy.float64, count=len(texts))
 
 
-def _parse_number(text: str, style: str) -> float:
+def _parse_number(text: str, style: str, unit: str) -> float:
     bare = text.strip().lstrip("$€£").removesuffix("%").strip()
+    if unit and (split := _WITH_UNIT.fullmatch(bare)) and _singular(split[2]) == unit:
+        bare = split[1]
     if style == "thousands" and _THOUSANDS.fullmatch(bare):
         bare = bare.replace(",", "")
     elif style == "decimal comma" and _DECIMAL_COMMA.fullmatch(bare):
@@ -83,17 +106,41 @@ def _parse_number(text: str, style: str) -> float:
         return float("nan")
 
 
-def guess_number_style(texts: Any) -> tuple[str, Any]:
-    """The spelling that reads most cells, and what it reads.
+def units(texts: Any) -> Counter[str]:
+    """Units behind numbers, in the singular, and how many cells have each.
 
     Examples:
-        >>> guess_number_style(["1,5", "2,75"])[0]
-        'decimal comma'
+        >>> units(["80 kg", "1.5kg", "3 years", "7"])
+        Counter({'kg': 2, 'year': 1})
     """
-    best = STYLES[0], parse_numbers(texts, STYLES[0])
+    found = (_WITH_UNIT.fullmatch(text.strip()) for text in texts)
+    return Counter(_singular(one[2]) for one in found if one)
+
+
+def _singular(unit: str) -> str:
+    return unit.removesuffix("s") if len(unit) > 3 else unit
+
+
+def guess_spelling(texts: Any) -> tuple[str, str, Any]:
+    """The style that reads most cells, the unit of most of them (where one reads nearly all), and what is read.
+
+    Examples:
+        >>> guess_spelling(["1,5", "2,75"])[0], guess_spelling(["120 mmHg", "95 mmHg"])[1]
+        ('decimal comma', 'mmHg')
+    """
+    style, values = _guess_style(texts, "")
+    for unit, cells in units(texts).most_common(1) if numpy.isfinite(values).mean() < MOSTLY else ():
+        with_unit = _guess_style(texts, unit)
+        if cells >= 0.5 * len(texts) and numpy.isfinite(with_unit[1]).mean() >= MOSTLY:
+            return with_unit[0], unit, with_unit[1]
+    return style, "", values
+
+
+def _guess_style(texts: Any, unit: str) -> tuple[str, Any]:
+    best = STYLES[0], parse_numbers(texts, STYLES[0], unit)
     if numpy.isnan(best[1]).any():
         for style in STYLES[1:]:
-            values = parse_numbers(texts, style)
+            values = parse_numbers(texts, style, unit)
             if numpy.isnan(values).sum() < numpy.isnan(best[1]).sum():
                 best = style, values
     return best
@@ -135,6 +182,9 @@ def guess_date_format(texts: Any) -> str | None:
 MAX_CATEGORIES = 24
 """Categories that get an input of their own; the others share one."""
 
+MAX_UNITS = 5
+"""Endings of numbers that may be units."""
+
 MIN_CATEGORY_ROWS = 3
 """Rows that a category needs for an input of its own, in tables of 100 rows or more."""
 
@@ -150,9 +200,9 @@ MOSTLY_MISSING = 0.98
 OTHER = "(other)"
 YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
 IDENTIFIER = re.compile(r"(?i:(^|[_\s-])(id|uuid|guid|key|index|rowid|rownum|identifier)$)|[a-z](Id|ID|Key)$")
-UNIT = re.compile(
+SUBJECT = re.compile(
     r"(?i:^(patient|subject|participant|respondent|person|customer|client|user|household|student|pupil|member|animal|"
-    r"account|device|machine|sensor)([_\s-]?(no|nr|num|number|code))?$)"
+    r"account|device|machine|sensor)([_\s-]?(id|no|nr|num|number|code))?$)"
 )
 """Names of what several rows may be about."""
 
@@ -247,15 +297,21 @@ class Number(_Measured):
 
     style: str
     kind: str = "number"
+    unit: str = ""
 
     @property
     def description(self) -> str:
         """What the column holds, in words."""
-        return "number" + ", heavy-tailed" * self.scale.compressed + ", with gaps" * self.missing_input
+        return (
+            "number"
+            + f" ({self.unit})" * bool(self.unit)
+            + ", heavy-tailed" * self.scale.compressed
+            + ", with gaps" * self.missing_input
+        )
 
     def parse(self, cells: Any) -> Any:
         """(m,) numbers."""
-        return parse_numbers(cells, self.style)
+        return parse_numbers(cells, self.style, self.unit)
 
     def clipped(self, cells: Any) -> Any:
         """Which cells hold numbers so far from the median that they are clipped."""
@@ -378,26 +434,46 @@ def detect_column(name: str, cells: Any, notes: list[str], rows: Any = None) -> 
         return ExcludedColumn(name, f"no value in {missing.mean():.1%} of the rows")
     if len(counts) == 1 and not missing.any():
         return ExcludedColumn(name, f"the same value in all rows ({_short(next(iter(counts)))})")
-    style, values = guess_number_style(filled)
-    readable = numpy.isfinite(values)
-    if readable.mean() >= MOSTLY:
-        if readable.all() and _numbers_the_rows(name, values, None if rows is None else rows[~missing]):
-            return ExcludedColumn(name, "numbers the rows", identifier=True)
-        if not readable.all():
-            notes.append(
-                f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells (such as "
-                f"{_examples(filled[~readable])}); taken as missing numbers"
-            )
-        return Number(name, Scale.of(values[readable]), bool(missing.any() or not readable.all()), style)
+    spelling = guess_spelling(filled)
+    if numpy.isfinite(spelling[2]).mean() >= MOSTLY:
+        return _detect_number(
+            name, spelling, filled, bool(missing.any()), notes, None if rows is None else rows[~missing]
+        )
     format_ = guess_date_format(filled)
     if format_ is not None:
         return _detect_date(name, format_, filled, bool(missing.any()), notes)
+    _note_numbers(name, filled, numpy.isfinite(spelling[2]), notes)
+    return _detect_category(name, cells, len(counts), len(filled), notes)
+
+
+def _detect_number(
+    name: str, spelling: tuple[str, str, Any], filled: Any, missing: bool, notes: list[str], rows: Any
+) -> Column | ExcludedColumn:
+    style, unit, values = spelling
+    readable = numpy.isfinite(values)
+    if readable.all() and _numbers_the_rows(name, values, rows):
+        return ExcludedColumn(name, "numbers the rows", identifier=True)
+    if not readable.all():
+        notes.append(
+            f"{name!r} holds text in {(~readable).sum()} of {len(filled)} cells (such as "
+            f"{_examples(filled[~readable])}); taken as missing numbers"
+        )
+    return Number(name, Scale.of(values[readable]), missing or not readable.all(), style, unit=unit)
+
+
+def _note_numbers(name: str, filled: Any, readable: Any, notes: list[str]) -> None:
+    """Note numbers in a column of text."""
+    endings = units(filled)
     if readable.mean() >= 0.5:
         notes.append(
             f"{name!r} mixes numbers ({readable.mean():.0%}) and text (such as {_examples(filled[~readable])}); "
             "taken as categories"
         )
-    return _detect_category(name, cells, len(counts), len(filled))
+    elif 1 < len(endings) <= MAX_UNITS and endings.total() >= MOSTLY * len(filled):
+        notes.append(
+            f"{name!r} holds numbers with different endings ({listing(list(map(repr, endings)), MAX_UNITS)}), taken "
+            "as text; if these are units, convert the numbers to one of them"
+        )
 
 
 def _numbers_the_rows(name: str, values: Any, rows: Any) -> bool:
@@ -429,7 +505,7 @@ def _detect_date(name: str, format_: str, filled: Any, missing: bool, notes: lis
     return Date(name, Scale.of(known), missing or not readable.all(), format_, tuple(cycles))
 
 
-def _detect_category(name: str, cells: Any, different: int, filled: int) -> Column | ExcludedColumn:
+def _detect_category(name: str, cells: Any, different: int, filled: int, notes: list[str]) -> Column | ExcludedColumn:
     if different > 20 and different > 0.5 * filled:
         unique = different > 0.9 * filled
         text = "a different text in nearly every row" if unique else "too many different texts"
@@ -437,22 +513,31 @@ def _detect_category(name: str, cells: Any, different: int, filled: int) -> Colu
     counts = Counter(category_of(cell) for cell in cells)
     if len(counts) == 1:
         return ExcludedColumn(name, f"the same value in all rows ({_short(next(iter(counts)))})")
+    alike = spelled_alike(counts)
+    if alike:
+        notes.append(
+            f"{name!r} spells {listing([' and '.join(map(repr, names)) for names in alike], 3)} with upper and lower "
+            "case or spaces as the only difference; taken as different categories"
+        )
     fewest = MIN_CATEGORY_ROWS if len(cells) >= 100 else 1
     frequent = [level for level, count in counts.most_common(MAX_CATEGORIES) if count >= fewest]
     return Category(name, tuple(sorted(frequent)), len(frequent) < len(counts))
 
 
 def describe_styles(columns: Iterable[Column]) -> list[str]:
-    """One line for each way of writing numbers other than Python's, with the columns that use it."""
+    """One line for each way of writing numbers other than Python's, and for each unit, with the columns that use it."""
     found: dict[str, list[str]] = {}
     for column in columns:
         if isinstance(column, Number) and column.style != "plain":
-            found.setdefault(column.style + " separator" * (column.style == "thousands"), []).append(repr(column.name))
+            ending = " separator" * (column.style == "thousands")
+            found.setdefault(f"with a {column.style}{ending}", []).append(repr(column.name))
+        if isinstance(column, Number) and column.unit:
+            found.setdefault(f"as numbers, without the unit {column.unit!r}", []).append(repr(column.name))
     return [
-        f"{names[0]} was read with a {style}"
+        f"{names[0]} was read {how}"
         if len(names) == 1
-        else f"{len(names)} columns were read with a {style}: {listing(names, 3)}"
-        for style, names in found.items()
+        else f"{len(names)} columns were read {how}: {listing(names, 3)}"
+        for how, names in found.items()
     ]
 
 

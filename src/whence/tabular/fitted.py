@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
 from whence.display import listing
 from whence.errors import CorruptArtifactError, InputError, did_you_mean
+from whence.influence import Explanation
 from whence.influence.intervals import Intervals
 from whence.report.usual import UsualValues, frame_of
 from whence.runtime.execution import Progress
@@ -208,6 +209,16 @@ class FittedTable:
         """Encoded rows as the tracer takes them."""
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
 
+    def explain(self, table: TextTable, top: int = 5) -> Explanation:
+        """Verdicts on rows of a table. A row that was trained on does not count as support of its own label."""
+        inputs = self.model.encode(table)
+        order = numpy.argsort(self.rows)
+        places = order[numpy.searchsorted(self.rows, table.rows, sorter=order).clip(max=len(order) - 1)]
+        known = self.inputs[torch.from_numpy(places)]
+        same = ((known == inputs) | known.isnan() & inputs.isnan()).all(1).numpy() & (self.rows[places] == table.rows)
+        examples = torch.from_numpy(numpy.where(same, places, -1))
+        return self.tracer.explain(self.batches(inputs), top=top, examples=examples)
+
     def row_batches(self, table: TextTable) -> Any:
         """The rows of a table as the tracer takes them."""
         return self.batches(self.model.encode(table))
@@ -264,7 +275,7 @@ def prepare(
     ]
     found = drop_copies(found, table.take(split.train), name)
     columns = tuple(one for one in found if not isinstance(one, ExcludedColumn))
-    notes += suspicious_columns(columns, table.take(split.train), detected, grouped=labels is not None)
+    notes += suspicious_columns(found, table.take(split.train), detected, grouped=labels is not None)
     excluded = tuple(one for one in found if isinstance(one, ExcludedColumn))
     if not columns:
         reasons = "; ".join(f"{one.name!r}: {one.reason}" for one in excluded[:5]) or "it has no other column"

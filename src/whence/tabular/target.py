@@ -13,13 +13,16 @@ from whence.display import listing
 from whence.errors import InputError, TargetError, did_you_mean
 from whence.tabular.columns import (
     IDENTIFIER,
-    UNIT,
+    SUBJECT,
     Column,
+    Date,
     ExcludedColumn,
     category_of,
-    guess_number_style,
+    folded,
+    guess_spelling,
     is_missing,
     parse_numbers,
+    spelled_alike,
 )
 from whence.tabular.files import TextTable
 from whence.trees.ensemble import Loss
@@ -32,7 +35,7 @@ MAX_CODES = 10
 MAX_TARGET, MIN_STD = 1e15, 1e-15
 """Largest target, and smallest standard deviation of it, whose variances are still computed and shown."""
 
-MIN_ROWS, MIN_GROUPS = 20, 8
+MIN_ROWS, MIN_GROUPS, MIN_CLASS_ROWS = 20, 8, 3
 MAX_TEST_ROWS = 10_000
 VALIDATION, FOLDS = 0.15, 7
 SMALL = 2_000
@@ -47,6 +50,7 @@ class Target:
     task: Task  # regression or classification
     classes: tuple[str, ...] = ()  # in the order of the network's outputs; none for regression
     style: str = "plain"  # spelling of the numbers
+    unit: str = ""  # behind them
     shift: float = 0.0  # mean of the training targets; zero for classes
     scale: float = 1.0  # their standard deviation; one for classes
 
@@ -65,9 +69,12 @@ class Target:
     def parse(self, cells: Any) -> Any:
         """(m,) numbers, or indices of classes; NaN where there is no value, or a class that was never seen."""
         if self.task == "regression":
-            return parse_numbers(cells, self.style)
+            return parse_numbers(cells, self.style, self.unit)
         indices = {name: float(index) for index, name in enumerate(self.classes)}
-        return numpy.array([indices.get(_class_of(cell), numpy.nan) for cell in cells])
+        alike = Counter(map(folded, self.classes))
+        indices |= {folded(name): at for name, at in indices.items() if alike[folded(name)] == 1}
+        named = map(_class_of, cells)
+        return numpy.array([indices.get(name, indices.get(folded(name), numpy.nan)) for name in named])
 
 
 def find_column(name: str, names: list[str]) -> str:
@@ -85,10 +92,10 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
     filled = cells[~is_missing(cells)]
     if not len(filled):
         raise TargetError(f"expected values in the target {name!r}, got none in {len(cells)} rows.")
-    style, values = guess_number_style(filled)
+    style, unit, values = guess_spelling(filled)
     unreadable = ~numpy.isfinite(values)
     if (task or _guess_task(name, values, unreadable, notes)) == "classification":
-        return Target(name, "classification", _classes(name, filled, task))
+        return Target(name, "classification", _classes(name, filled, task, notes))
     if unreadable.any():
         strange = list(dict.fromkeys(filled[unreadable]))
         raise TargetError(
@@ -96,7 +103,9 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
             f"as {', '.join(map(repr, strange[:3]))}. Correct or empty these cells, or pass --task classification."
         )
     _check_size(name, filled, values)
-    return Target(name, "regression", style=style)
+    if unit:
+        notes.append(f"{name!r} was read as numbers, without the unit {unit!r}")
+    return Target(name, "regression", style=style, unit=unit)
 
 
 def _check_size(name: str, filled: Any, values: Any) -> None:
@@ -143,11 +152,20 @@ def _guess_task(name: str, values: Any, unreadable: Any, notes: list[str]) -> Ta
     return "regression"
 
 
-def _classes(name: str, filled: Any, task: Task | None) -> tuple[str, ...]:
+def _classes(name: str, filled: Any, task: Task | None, notes: list[str]) -> tuple[str, ...]:
     counts = Counter(_class_of(cell) for cell in filled)
+    for common, *others in spelled_alike(counts):
+        few = max(counts[one] for one in others) < MIN_CLASS_ROWS <= counts[common]
+        rows = ", ".join(f"{one!r} ({counts[one]:,})" for one in (common, *others))
+        taken = "one class" if few else "different classes; correct the file if they are one"
+        notes.append(
+            f"{name!r} has spellings that differ only in upper and lower case or spaces: {rows}; taken as {taken}"
+        )
+        if few:
+            counts[common] += sum(counts.pop(one) for one in others)
     if len(counts) < 2:
         raise TargetError(f"expected at least two classes in the target {name!r}, got only {next(iter(counts))!r}.")
-    rare = [one for one, count in counts.items() if count < 3]
+    rare = [one for one, count in counts.items() if count < MIN_CLASS_ROWS]
     if len(counts) > MAX_CLASSES or len(rare) > len(counts) / 2:
         shown = ", ".join(map(repr, list(counts)[:3]))
         advice = "" if task is None else " If they are amounts, pass --task regression."
@@ -327,21 +345,26 @@ def _bare(cell: str) -> float | str:
         return cell.strip()
 
 
-def suspicious_columns(columns: Sequence[Column], table: TextTable, target: Target, grouped: bool) -> list[str]:
+def suspicious_columns(
+    found: Sequence[Column | ExcludedColumn], table: TextTable, target: Target, grouped: bool
+) -> list[str]:
     """Notes on columns that may give the target away, and on ids that repeat where rows are not grouped."""
     values = target.parse(table.columns[target.name])
     some = numpy.linspace(0, len(values) - 1, min(MOST_ROWS, len(values))).round().astype(int)
     notes = []
-    for column in columns:
+    used = sum(not isinstance(column, ExcludedColumn) for column in found)
+    for column in found:
         cells = table.columns[column.name]
-        share = explained_alone(column.features(cells[some])[:, 0], values[some], bool(target.classes))
-        if share > LEAK and len(columns) > 1:
+        share = 0.0
+        if not isinstance(column, ExcludedColumn):
+            share = explained_alone(column.features(cells[some])[:, 0], values[some], bool(target.classes))
+        if share > LEAK and used > 1:
             notes.append(
                 f"{column.name!r} alone predicts {target.name!r} nearly perfectly: if it is not known before "
                 f"{target.name!r} is, it is a leak; leave it out with --ignore {column.name!r}"
             )
         different = len(set(cells))
-        if not grouped and FEWEST <= different <= 0.9 * len(cells) and _looks_like_id(column, cells[some]):
+        if not grouped and FEWEST <= different <= 0.9 * len(cells) and _looks_like_id(column, cells):
             notes.append(
                 f"{column.name!r} looks like an id, and repeats ({different:,} different ones in {len(cells):,} rows): "
                 "where rows of one id are alike, some are trained on and others held out, and scores are too good; "
@@ -350,10 +373,10 @@ def suspicious_columns(columns: Sequence[Column], table: TextTable, target: Targ
     return notes
 
 
-def _looks_like_id(column: Column, cells: Any) -> bool:
+def _looks_like_id(column: Column | ExcludedColumn, cells: Any) -> bool:
     """By its name; numbers must be whole."""
-    named = any(names.search(column.name) for names in (IDENTIFIER, UNIT)) and column.kind != "date"
-    return named and (column.kind == "category" or bool((numpy.nan_to_num(column.features(cells)) % 1 == 0).all()))
+    named = any(names.search(column.name) for names in (IDENTIFIER, SUBJECT)) and not isinstance(column, Date)
+    return named and bool((numpy.nan_to_num(parse_numbers(cells, "plain")) % 1 == 0).all())
 
 
 def explained_alone(feature: Any, values: Any, classes: bool) -> float:

@@ -328,17 +328,19 @@ def stationarity(
     elif level != FINE and taken:
         words = (
             "Residuals were recentered with an approximate step, and variances are others after the exact one. Use "
-            'structure="exact" or "core", or train on.'
+            'structure="exact" or "core", or train longer.'
         )
     elif level != FINE:
-        lost = "predictions would be others" if size_level == FINE else "variances would be others"
+        lost = "predictions" if size_level == FINE else "variances"
         off = f"{fold(factor) ** (1 / 3):.1f} times too {'large' if factor > 1 else 'small'}"
         guess = f" Standard errors may be about {off}; verdicts hardly change." if size_level != FINE else ""
         words = (
-            f"The network is so far from the optimum of the penalised loss that its {lost} there.{guess} Check that "
-            "`ridge` is the one of the training (whence.ridge_from_weight_decay), or train on"
+            f"The network is so far from the optimum of the penalised loss that its {lost} would be different there."
+            f"{guess} Check that `ridge` is the one of the training (whence.ridge_from_weight_decay), or train longer"
         )
         words += "." if far else ", or let the fit take the last step (recenter=True)."
+        if level == NOT and size <= LONGEST_STEP:
+            words += " If you can do neither, use the verdicts, and report no standard errors."
     return _if_solved(Check("stationarity", level, numbers, words), residual)
 
 

@@ -93,8 +93,11 @@ const drawLimits = () => {
 const corners = () => {
   const { w } = area();
   pen.font = "13px system-ui, sans-serif"; pen.textBaseline = "alphabetic";
-  pen.textAlign = "left"; pen.fillStyle = colour("noise"); pen.fillText("↑ noisy labels", MARGIN.left + 9, MARGIN.top + 19);
-  pen.textAlign = "right"; pen.fillStyle = colour("scarcity"); pen.fillText("scarce data →", MARGIN.left + w - 9, MARGIN.top + 19);
+  for (const [tone, text, align, x] of [["noise", "↑ noisy labels", "left", MARGIN.left + 9], ["scarcity", "scarce data →", "right", MARGIN.left + w - 9]]) {
+    pen.textAlign = align; pen.lineWidth = 6; pen.strokeStyle = colour("panel"); pen.strokeText(text, x, MARGIN.top + 19); // no dashes behind the words
+    pen.fillStyle = colour(tone); pen.fillText(text, x, MARGIN.top + 19);
+  }
+  pen.lineWidth = 1;
 };
 
 const draw = () => {
