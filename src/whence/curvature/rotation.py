@@ -383,15 +383,15 @@ class Basis:
         """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
         return _complement(self.outputs) if self.outside else None
 
-    @cached_property
+    @property
     def input_complement(self) -> Tensor | None:
         """The same of input directions, (i, i - x)."""
-        return _complement(self.inputs) if self.outside else None
+        return None if self.every_input is None else self.every_input[0, :, self.shape[-1] :]
 
     @cached_property
     def every_input(self) -> Tensor | None:
         """(1, i, i) the input directions of the basis, followed by those that it does not span."""
-        rest = self.input_complement
+        rest = _complement(self.inputs) if self.outside else None
         return None if self.inputs is None or rest is None else torch.cat([self.inputs, rest.unsqueeze(0)], 2)
 
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
@@ -478,6 +478,20 @@ def in_bfloat16(g: Tensor) -> Tensor:
     return g.permute(BY_OUTPUT).to(torch.bfloat16, memory_format=torch.contiguous_format).permute(BY_OUTPUT)
 
 
+def project_by_example(g: Factor, columns: Tensor) -> Tensor:
+    """Gradients (n, c, e, t, o) along columns (e, o, y); of images in half precision, in the order `outer` takes."""
+    values = g.tensor()
+    if values.dtype != torch.float16 or len(columns) > 1 or not cotangents_first(values):
+        return g.project(columns)
+    if not is_transposed_in_memory(values):
+        return g.project(columns)
+    n, c, _, t, _ = values.shape
+    turned, found = columns[0].T.to(values.dtype).expand(n, -1, -1), values.new_empty(n, c, 1, columns.shape[2], t)
+    for at in range(c):
+        torch.bmm(turned, values[:, at, 0].transpose(1, 2), out=found[:, at, 0])
+    return found.transpose(3, 4)
+
+
 def held_in_bfloat16(factor: Factor) -> bool:
     """Whether a factor is a tensor in bfloat16, and not unfolded from one."""
     parts = factor.parts if isinstance(factor, Concatenated) else (factor,)
@@ -492,20 +506,6 @@ def project_in_float16(factor: Factor, basis: Tensor) -> Tensor:
     values = factor.tensor()
     size = values.abs().amax().double().clamp_min(torch.finfo(torch.bfloat16).tiny).log2().ceil().exp2()
     return Whole((values / size).half()).project(basis).bfloat16().mul_(size)
-
-
-def project_by_example(g: Factor, columns: Tensor) -> Tensor:
-    """Gradients (n, c, e, t, o) along columns (e, o, y); of images in half precision, in the order `outer` takes."""
-    values = g.tensor()
-    if values.dtype != torch.float16 or len(columns) > 1 or not cotangents_first(values):
-        return g.project(columns)
-    if not is_transposed_in_memory(values):
-        return g.project(columns)
-    n, c, _, t, _ = values.shape
-    turned, found = columns[0].T.to(values.dtype).expand(n, -1, -1), values.new_empty(n, c, 1, columns.shape[2], t)
-    for at in range(c):
-        torch.bmm(turned, values[:, at, 0].transpose(1, 2), out=found[:, at, 0])
-    return found.transpose(3, 4)
 
 
 def products_are_rounded(device: torch.device) -> bool:
@@ -739,8 +739,8 @@ class BasisView:
             yield slice(0, held.examples), held.mix(weights.to(held.dtype))
             return
         a, g = self._factors_to_form()
-        unrotated = g.dtype == torch.bfloat16 and not self._rotates_factors_first
         most = g.shape[1] * (2 if g.dtype == torch.bfloat16 else 1)  # such matrices are formed sooner than mixed
+        unrotated = g.dtype == torch.bfloat16 and not self._rotates_factors_first
         if unrotated or weights.shape[2] > most:  # matrices of fewer cotangents take fewer products
             yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
         elif g.dtype == torch.float16:  # which has no room for small weights
@@ -818,8 +818,9 @@ class BasisView:
         c, t = tangent.cotangents, tangent.positions
         _, o, i = tangent.block.matrix_shape
         _, o_in, i_in = basis.shape
-        rotate_factors = t * i * i_in + c * t * o * o_in + self.reads * c * t * o_in * i_in
-        precision = 1 + self.coarse  # matrices are rotated in single precision
+        rotate_factors = (t * i * i_in + c * t * o * o_in) // (2 if self._in_float16 else 1)
+        rotate_factors += self.reads * c * t * o_in * i_in
+        precision = 2 if self.coarse and not held_in_bfloat16(tangent.g) else 1  # matrices rotate in single precision
         rotate_matrices = self.reads * (c * t * o * i + precision * c * (o_in * o * i + o_in * i * i_in))
         return basis.inputs is not None and rotate_factors <= rotate_matrices
 
@@ -831,7 +832,7 @@ class BasisView:
         rows = self.tangent.cotangents * o
         return rows * i < self.tangent.positions * (rows + i)
 
-    @property
+    @cached_property
     def _in_float16(self) -> bool:
         """Whether factors in bfloat16 are rotated in float16."""
         tangent, basis = self.tangent, self.basis
@@ -852,31 +853,29 @@ class BasisView:
             elif inputs is not None and self._measures:
                 every_input = self.basis.every_input
                 inputs = self.basis.inputs if every_input is None else every_input
-            half = self._in_float16
-            if inputs is None:
-                a = tangent.a.tensor()
-            else:
-                a = project_in_float16(tangent.a, inputs) if half else tangent.a.project(inputs)
+            a = self._projected(tangent.a, inputs)
             if every_input is not None:
                 a, self._left = a[..., :kept].clone(), a[..., kept:]
             self._inputs = None if self.complete else a
             small = self.coarse and (not self._rotates_factors_first or self._matrices_are_small)
-            if outputs is None:
-                g = tangent.g.tensor()
-            elif half:
-                g = project_in_float16(tangent.g, outputs)
-            else:
-                g = project_by_example(tangent.g, outputs) if small else tangent.g.project(outputs)
+            g = self._projected(tangent.g, outputs, by_example=small)
             if small and a.dtype == g.dtype == torch.float16:
                 self._factors = a, g  # of which matrices come in single precision
             elif self.coarse and self._rotates_factors_first:
                 self._factors = a.bfloat16(), in_bfloat16(g)
-            elif self.coarse and a.dtype == g.dtype == torch.bfloat16:
-                self._factors = a, g  # the same, to be rotated later
+            elif self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
+                self._factors = a, g  # of which matrices come in single precision, to be rotated later
             else:
                 self._factors = raised(a), raised(g)
             self._free_captured()
         return self._factors
+
+    def _projected(self, factor: Factor, basis: Tensor | None, by_example: bool = False) -> Tensor:
+        if basis is None:
+            return factor.tensor()
+        if self._in_float16:
+            return project_in_float16(factor, basis)
+        return project_by_example(factor, basis) if by_example else factor.project(basis)
 
     def _free_captured(self) -> None:
         """The rotated gradients serve from now on, where the basis spans the whole block."""
