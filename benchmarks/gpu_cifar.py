@@ -9,6 +9,7 @@ with flips and shifts up to that number for the timings; the record says so. Dat
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -100,7 +101,9 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     kept: list[Any] = []
-    ridge = given.ridge_share * given.n
+    n = variant.n or given.n
+    loader = loader[: math.ceil(n / given.batch)]
+    ridge = given.ridge_share * n
 
     def fit() -> None:
         kept.append(whence.fit(network, loader, structure=variant.structure, ridge=ridge, progress=False, **options))
@@ -181,8 +184,9 @@ def run_network(name: str, split: Split, given: argparse.Namespace, record: dict
         variant = parse(text)
         try:
             row, found = measure(network, loader, split, variant, given)
-            row.update(judge(found, plain.get(variant.structure.name), split.test_labels))
-            plain.setdefault(variant.structure.name, found)
+            kind = f"{variant.structure.name}, {variant.n}"
+            row.update(judge(found, plain.get(kind), split.test_labels))
+            plain.setdefault(kind, found)
             said = f"fit {row['fit_s']:.2f} s, predict {row['predict_s']:.2f} s, again {row['predict_again_s']:.2f} s, "
             said += f"peak {row['fit_peak_gib']} / {row['predict_peak_gib']} GiB, dof {row['freedom']:.0f}"
         except (whence.WhenceError, RuntimeError) as error:

@@ -4,7 +4,8 @@
     python -m benchmarks.gpu_jobs growth --device cuda --sizes 50000 200000 1200000
     python -m benchmarks.gpu_jobs limit --device cuda --structures ekfac:precision=fp16,max_memory=13e9
 
-"pairs" is the job that kronfluence publishes: a ResNet-9, 50,000 images, their scores for 2,000 queries, all pairs.
+"pairs" is the job that kronfluence publishes: a ResNet-9, 50,000 images, their scores for 2,000 queries, all pairs. The
+structure "kronfluence" stands for that package, in half precision (`--structures kronfluence`), where it is installed.
 "growth" fits a small network to ever more images, which are drawn on the GPU when they are read. "limit" fits a
 ResNet-18 within the memory of a structure's option. Images are random, and networks untrained: for timings alone.
 """
@@ -13,17 +14,20 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import whence
 
 from . import networks
 from .data import batches
+from .influences import FACTORS, analyzer_of, fit_factors
 from .record import attempt, save, say, surroundings
 from .reference import wall_seconds
 from .variants import parse
@@ -90,19 +94,21 @@ def resnet9(outputs: int = 10, width: int = 64) -> nn.Sequential:
 
 def pairs(structure: str, given: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a fit, and of the scores of all pairs of queries and training examples."""
-    device, variant = torch.device(given.device), parse(structure)
+    device = torch.device(given.device)
     net = resnet9(width=given.width).to(device).eval()
     x, y = (torch.cat(parts) for parts in zip(*Drawn(given.n, given.batch, device), strict=True))
-    queries = list(torch.randn(given.queries, 3, 32, 32, device=device).split(500))
+    queries = torch.randn(given.queries, 3, 32, 32, device=device)
     kept: list[Any] = []
 
     def fit() -> None:
-        kept.append(_fit(net, batches(x, y, given.batch), variant, given.n))
+        kept.append(_fit(net, batches(x, y, given.batch), parse(structure), given.n))
 
     def score() -> None:
-        for some in queries:
+        for some in queries.split(500):
             kept[1:] = [kept[0].attribute(some, matrix=True)]
 
+    if structure == "kronfluence":
+        fit, score = _kronfluence(net, (x, y), queries, given)
     fit_s, scores_s = wall_seconds(fit, device), wall_seconds(score, device)
     return {
         "n": given.n,
@@ -111,6 +117,41 @@ def pairs(structure: str, given: argparse.Namespace) -> dict[str, Any]:
         "fit_s": fit_s,
         "pairs_s": scores_s,
     }
+
+
+def _kronfluence(
+    net: nn.Module, known: tuple[Tensor, Tensor], queries: Tensor, given: argparse.Namespace
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A fit and the scores of all pairs by kronfluence, with the settings of its example in half precision."""
+    from kronfluence.utils.common.factor_arguments import all_low_precision_factor_arguments  # present or not
+    from kronfluence.utils.common.score_arguments import all_low_precision_score_arguments
+
+    on_cpu, half = given.device == "cpu", torch.float32 if given.device == "cpu" else torch.bfloat16
+    folder = tempfile.mkdtemp()
+    data = TensorDataset(known[0].cpu(), known[1].argmax(1).cpu())
+    asked = TensorDataset(queries.cpu(), torch.zeros(len(queries), dtype=torch.long))
+    analyzer = analyzer_of(net, folder, classes=True, cpu=on_cpu)
+
+    def fit() -> None:
+        arguments = all_low_precision_factor_arguments("ekfac", dtype=half)
+        arguments.amp_dtype = None if on_cpu else half
+        fit_factors(analyzer, data, given.batch, arguments)
+
+    def score() -> None:
+        arguments = all_low_precision_score_arguments(damping_factor=None, dtype=half)
+        arguments.amp_dtype = None if on_cpu else half
+        analyzer.compute_pairwise_scores(
+            scores_name="pairs",
+            factors_name=FACTORS,
+            query_dataset=asked,
+            train_dataset=data,
+            per_device_query_batch_size=min(1000, len(queries)),
+            per_device_train_batch_size=given.batch,
+            score_args=arguments,
+            overwrite_output_dir=True,
+        )
+
+    return fit, score
 
 
 def growth(structure: str, given: argparse.Namespace) -> dict[str, Any]:

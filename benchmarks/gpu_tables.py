@@ -77,8 +77,37 @@ def pairs(record: dict[str, Any]) -> str:
     return f"{made(record)}\n\n{table(head, rows)}"
 
 
+def limit(record: dict[str, Any]) -> str:
+    """Seconds and memory within a limit."""
+    rows = [
+        [
+            f"`{row['structure']}`",
+            f"{row['parameters']:,}",
+            f"{row['n']:,}",
+            f"{row['fit_s']:.1f}",
+            f"{row['peak_gib']:.1f}",
+        ]
+        for row in record["rows"]
+        if "fit_s" in row
+    ]
+    return f"{made(record)}\n\n{table('structure | parameters | n | fit s | peak GiB', rows)}"
+
+
+def many(record: dict[str, Any]) -> str:
+    """Seconds and memory of fits to ever more images."""
+    rows = [
+        [f"`{row['structure']}`", f"{one['n']:,}", f"{one['fit_s']:.1f}", f"{one['peak_gib']:.1f}"]
+        for row in record["rows"]
+        for one in row.get("sizes", ())
+    ]
+    return f"{made(record)}\n\n{table('structure | n | fit s | peak GiB', rows)}"
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "gpu_half": cifar,
+    "gpu_vit": cifar,
+    "gpu_limit": limit,
+    "gpu_growth": many,
     "gpu_where": where,
     "gpu_floors": floors,
     "gpu_pairs": pairs,

@@ -18,15 +18,16 @@ from torch.utils.data import TensorDataset
 FACTORS = "ekfac"
 
 
-def analyzer_of(network: nn.Module, folder: str, classes: bool = False) -> Any:
+def analyzer_of(network: nn.Module, folder: str, classes: bool = False, cpu: bool = True) -> Any:
     """Its analyzer of a copy of a network.
 
     Args:
         network: in evaluation mode.
         folder: where it keeps its files.
         classes: whether outputs are logits and targets labels; else both are numbers (n, k).
+        cpu: whether it computes there, and not on a GPU.
     """
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+    os.environ["ACCELERATE_USE_CPU"] = str(cpu).lower()
     from kronfluence.analyzer import Analyzer, prepare_model  # a peer, present or not
     from kronfluence.task import Task
 
@@ -47,10 +48,10 @@ def analyzer_of(network: nn.Module, folder: str, classes: bool = False) -> Any:
 
     task = Loss()
     model = prepare_model(deepcopy(network), task)
-    return Analyzer("measured", model, task, cpu=True, output_dir=folder, disable_tqdm=True)
+    return Analyzer("measured", model, task, cpu=cpu, output_dir=folder, disable_tqdm=True)
 
 
-def fit_factors(analyzer: Any, data: TensorDataset, batch: int) -> None:
+def fit_factors(analyzer: Any, data: TensorDataset, batch: int, arguments: Any = None) -> None:
     """All that it computes once."""
     from kronfluence.arguments import FactorArguments  # a peer, present or not
 
@@ -58,7 +59,7 @@ def fit_factors(analyzer: Any, data: TensorDataset, batch: int) -> None:
         factors_name=FACTORS,
         dataset=data,
         per_device_batch_size=batch,
-        factor_args=FactorArguments(strategy="ekfac"),
+        factor_args=arguments or FactorArguments(strategy="ekfac"),
         overwrite_output_dir=True,
     )
 

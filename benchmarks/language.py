@@ -43,8 +43,10 @@ TASKS = ("sentiment", "continuation", "planted")
 SHARE = 0.05
 """Of texts that are corrupted."""
 WEIGHT_DECAY = 1e-2
-FULL: dict[str, Any] = {"texts": 3000, "words": 80, "people": (80, 40), "batch": 32, "size": 4096, "columns": 4}
-TINY: dict[str, Any] = {"texts": 200, "words": 12, "people": (24, 6), "batch": 20, "size": 64, "columns": 4}
+FULL: dict[str, Any] = {"texts": 3000, "words": 80, "people": (80, 40), "batch": 32, "size": 4096}
+TINY: dict[str, Any] = {"texts": 200, "words": 12, "people": (24, 6), "batch": 20, "size": 64}
+COLUMNS = {"sentiment": 4, "continuation": 4, "planted": 24}
+"""Of the Hessian of a text: a fact is one word of a document, which few columns miss."""
 EPOCHS = {"sentiment": 3, "continuation": 3, "planted": 15}
 RATES = {"sentiment": 5e-5, "continuation": 5e-5, "planted": 2e-4}
 READ = 4
@@ -190,7 +192,11 @@ def judged(scores: dict[str, Tensor], kinds: Sequence[str]) -> dict[str, dict[st
     return found
 
 
-def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
+Row = dict[str, Any]
+"""What is found of a task, so far: a study that is stopped keeps the structures that were done."""
+
+
+def corrupted(given: argparse.Namespace, task: str, seed: int) -> Iterator[Row]:
     """Fine-tune, fit, score."""
     chance = random.Random(seed)
     if given.tiny:
@@ -212,7 +218,7 @@ def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]
     row["seconds of gradient norms"] = clock.lap()
     for text in given.structures or [f"core:size={given.size}", f"sketch:size={given.size}"]:
         for decay in given.decays:
-            name, tracer = fitted(model, data, text, decay, given)
+            name, tracer = fitted(model, data, text, decay, given.columns or COLUMNS[task])
             frame = tracer.training_frame()
             for column in ("suspicion", "cook"):
                 scores[f"{name}, {column}"] = torch.tensor(frame[column].tolist(), dtype=torch.float64)
@@ -220,8 +226,8 @@ def corrupted(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]
             row[f"seconds of {name}"] = clock.lap()
             row[f"trust in {name}"] = tracer.diagnostics["trust"]
             del tracer
-    row["peak, GiB"] = peak(given.device)
-    return {**row, "scores": judged(scores, [text.kind for text in texts])}
+            row["peak, GiB"] = peak(given.device)
+            yield {**row, "scores": judged(scores, [text.kind for text in texts])}
 
 
 def added_loss(tracer: whence.Tracer) -> Tensor:
@@ -235,12 +241,10 @@ def labelled(data: Sequence[Batch]) -> Tensor:
     return torch.cat([(batch["labels"][:, 1:] >= 0).sum(1) for batch in data]).cpu()
 
 
-def fitted(
-    model: nn.Module, data: Sequence[Batch], text: str, decay: float, given: argparse.Namespace
-) -> tuple[str, whence.Tracer]:
+def fitted(model: nn.Module, data: Sequence[Batch], text: str, decay: float, columns: int) -> tuple[str, whence.Tracer]:
     """A fit of the linear layers with the ridge of a weight decay, and its name."""
     ridge = whence.ridge_from_weight_decay(decay, n=int(labelled(data).sum()), loss="cross_entropy")
-    settings: dict[str, Any] = {**options(text), "ridge": ridge, "hessian_columns": given.columns}
+    settings: dict[str, Any] = {**options(text), "ridge": ridge, "hessian_columns": columns}
     return f"{text}, decay {decay:g}", whence.fit(model, list(data), "categorical", progress=False, **settings)
 
 
@@ -300,7 +304,7 @@ def leaned(ranks: Tensor, right: Tensor) -> dict[str, Any]:
     return found
 
 
-def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[str, Any]:
+def documents_behind(given: argparse.Namespace, task: str, seed: int) -> Iterator[Row]:
     """Fine-tune on documents, ask, and look for the documents behind the answers."""
     texts, questions = planted(*given.people, random.Random(seed))
     model, encode, row = prepared(given, [*texts, *questions], seed)
@@ -317,6 +321,7 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[st
             ids = torch.tensor([words], device=given.device)
             said.append(int(model(input_ids=ids).logits[0, -1].argmax()))
     right = torch.tensor(said) == answers
+    row |= {"documents": len(texts), "questions": len(questions), "right": float(right.double().mean())}
     plain = [text.whole for text in texts]
     scores = {
         "BM25, question": bm25(plain, [question.prompt for question in questions]),
@@ -331,15 +336,14 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> dict[st
     clock.lap()
     for text in given.structures or [f"core:size={given.size}", f"sketch:size={given.size}"]:
         for decay in given.decays:
-            name, tracer = fitted(model, data, text, decay, given)
+            name, tracer = fitted(model, data, text, decay, given.columns or COLUMNS[task])
             row[f"seconds of {name}"] = clock.lap()
             found = [behind(tracer, batch, len(texts)) for batch in padded(each, READ * given.batch)]
             scores |= {f"{name}, {key}": torch.cat([one[key] for one in found]) for key in found[0]}
             row[f"seconds of the questions, {name}"] = clock.lap()
             del tracer
-    row["peak, GiB"] = peak(given.device)
-    row |= {"documents": len(texts), "questions": len(questions), "right": float(right.double().mean())}
-    return {**row, "scores": {name: leaned(ranks_of(one, planted_at), right) for name, one in scores.items()}}
+            row["peak, GiB"] = peak(given.device)
+            yield {**row, "scores": {name: leaned(ranks_of(one, planted_at), right) for name, one in scores.items()}}
 
 
 def states(texts: Sequence[Text], question: Text) -> int:
@@ -368,10 +372,17 @@ def padded(each: Sequence[Batch], size: int) -> Iterator[Batch]:
 
 
 def behind(tracer: whence.Tracer, questions: Batch, n: int) -> dict[str, Tensor]:
-    """(m, n) of all documents: how far each makes the answer more likely, and shares of the variance of its loss."""
+    """(m, n) of all documents: how far each makes the answer more likely, and shares of the variance of its loss.
+
+    Also relative to how far it moves everything, the root of Cook's distance (RelatIF, Barshan and others 2020): what
+    is known by heart has next to no residual, and pulls at nothing.
+    """
     losses = tracer.attribute(questions, top=n, matrix=True, loss=True)
+    pull = -losses.hec3.pull.squeeze(2).gather(1, losses.hec3.index.argsort(1))
+    moved = torch.tensor(tracer.training_frame()["cook"].tolist(), dtype=pull.dtype, device=pull.device).sqrt()
     found = {
-        "pull on the loss": -losses.hec3.pull.squeeze(2).gather(1, losses.hec3.index.argsort(1)),
+        "pull on the loss": pull,
+        "pull over the root of cook": pull / moved.clamp_min(torch.finfo(pull.dtype).tiny),
         "share of Ho": torch.as_tensor(losses.ho.matrix),
         "share of HeC3": torch.as_tensor(losses.hec3.matrix),
     }
@@ -415,12 +426,12 @@ def main() -> None:
     record = open_record(given.out, given.append)
     for seed in given.seeds:
         for task in given.tasks:
-            row = (documents_behind if task == "planted" else corrupted)(given, task, seed)
-            put(record, {"task": task, "seed": seed, **row}, ("task", "seed"))
-            save(given.out, record)
-            say(task, seed, {name: value for name, value in row.items() if name != "scores"})
-            for name, value in row["scores"].items():
-                say(f"  {name:45}", value)
+            for row in (documents_behind if task == "planted" else corrupted)(given, task, seed):
+                put(record, {"task": task, "seed": seed, **row}, ("task", "seed"))
+                save(given.out, record)
+                say(task, seed, {name: value for name, value in row.items() if name != "scores"})
+                for name, value in row["scores"].items():
+                    say(f"  {name:45}", value)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ class Words:
         self.numbers: dict[str, int] = {}
 
     def __call__(self, text: str) -> list[int]:
-        """The numbers of the words of a text."""
-        return [self.numbers.setdefault(word, len(self.numbers)) for word in text.split()]
+        """The numbers of the words of a text, and of its full stops."""
+        return [self.numbers.setdefault(word, len(self.numbers)) for word in text.replace(".", " .").split()]
 
 
 # --- Reviews, some of them corrupted ----------------------------------------------------------------------------------

@@ -109,14 +109,15 @@ def cost(record: dict[str, Any]) -> str:
 
 def cifar(record: dict[str, Any]) -> str:
     """Seconds and memory on a GPU."""
-    head = "network | structure | fit s | predict s | again s | peak GiB fit, predict | rank Ho, HeC3 to plain"
+    head = "network | structure | fit s | predict s | again s | peak GiB fit, predict | rank Ho, HeC3, ratio to plain"
     rows = []
     for network in record["networks"]:
         for row in network["rows"]:
             if "failed" in row:
                 rows.append([network["network"], f"`{row['structure']}`", row["failed"], *[""] * 4])
                 continue
-            agree = [f"{row[key]:.4f}" for key in ("rank_ho_to_plain", "rank_hec3_to_plain") if key in row]
+            ranks = (f"rank_{name}_to_plain" for name in ("ho", "hec3", "ratio"))
+            agree = [f"{row[key]:.4f}" for key in ranks if key in row]
             rows.append(
                 [
                     network["network"],

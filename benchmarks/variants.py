@@ -1,6 +1,7 @@
 """Structures by name on the command line: `core:size=1024`, `ekfac:leverage=clip`, `ekfac:precision=fp16`.
 
-`ekfac:everything=1` takes bases and eigenvalues from all outputs of all examples, however many they are.
+`ekfac:everything=1` takes bases and eigenvalues from all outputs of all examples, however many they are, and
+`ekfac:n=5000` is fitted to the first so many.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Variant:
     tf32: bool | None = None  # `None` for torch's defaults, by which convolutions may be rounded to TF32
     bfloat16: bool = False
     everything: bool = False
+    n: int | None = None  # of the training examples, the first so many
 
 
 def parse(text: str) -> Variant:
@@ -49,11 +51,12 @@ def parse(text: str) -> Variant:
     values = {key: _literal(value) for key, value in given.items()}
     tf32 = values.pop("tf32", None)
     half, everything = (bool(values.pop(key, False)) for key in ("bfloat16", "everything"))
+    n = values.pop("n", None)
     options = {key: values.pop(key) for key in OPTIONS if key in values}
     execution = {key: values.pop(key) for key in ("chunk_size", "max_memory", "precision") if key in values}
     if execution:
         options["execution"] = whence.Execution(**execution)
-    return Variant(text, KINDS[kind](**values), options, None if tf32 is None else bool(tf32), half, everything)
+    return Variant(text, KINDS[kind](**values), options, None if tf32 is None else bool(tf32), half, everything, n)
 
 
 def _literal(text: str) -> Any:

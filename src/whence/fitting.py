@@ -175,10 +175,11 @@ def run_fit(
         selection = _inspect_first_batch(network, batches, options)
         budget = _prepare_passes(batches, model, options, selection)
         columns = default_columns(network, batches) if options.columns == 0 else options.columns
+        smaller = ""
         if columns is not None:
             first = batches.first()
             sizes = (columns + 1, first.targets[0].numel(), (length(batches.loader) or 1) * first.size)
-            require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
+            smaller = require_plan(options.structure, network, selection, first.inputs, *sizes, budget)
         problem = linearize(
             network,
             selection,
@@ -191,7 +192,7 @@ def run_fit(
             columns=columns,
             seed=options.seed,
         )
-        tracer = _fit_within_memory(options, problem, fingerprints)
+        tracer = _fit_within_memory(options, problem, fingerprints, smaller)
         _finish_passes(batches)
         return _with_trust(tracer, bar)
 
@@ -280,10 +281,17 @@ def _finish_passes(batches: Batches) -> None:
     batches.passes.close()
 
 
-def _fit_within_memory(options: FitOptions, problem: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
-    """Fit, and plan with less memory for as long as the device runs out of it; then with smaller chunks alone."""
-    before, full, least = problem, "", LEAST_MEMORY
+def _fit_within_memory(
+    options: FitOptions, planned: Linearization, fingerprints: Mapping[str, int], instead: str
+) -> Tracer:
+    """Fit, and plan with less memory for as long as the device runs out of it; then with smaller chunks alone.
+
+    `instead` says what takes less memory, if anything is known.
+    """
+    keeps_plan = planned.passes.checkpointed or not planned.passes.process_group.alone
+    problem, before, full, least = planned, planned, "", LEAST_MEMORY
     while True:
+        refused = False
         try:
             return _fit(options, problem, fingerprints)
         except RuntimeError as error:
@@ -297,11 +305,22 @@ def _fit_within_memory(options: FitOptions, problem: Linearization, fingerprints
                 ) from error
             before = problem
         except TooLargeError:  # by the plan: less memory than last time is too little
-            if not full or problem.budget.limit == before.budget.limit:
+            if not full:
                 raise
+            refused = problem.budget.limit == before.budget.limit
             before = replace(before, chunk_size=problem.chunk_size)
             least = before.budget.limit
-        problem = with_less_memory(before, full, least)  # what did not fit is gone by now, with the error that held it
+        # What did not fit is gone by now, with the error that held it.
+        smaller = None if keeps_plan or refused else with_less_memory(before, least)
+        if smaller is None:
+            why = "A fit that is shared by processes or writes checkpoints keeps its plan. " if keeps_plan else ""
+            raise TooLargeError(
+                f"expected the fit to take {readable(planned.budget.limit)} at most on {planned.device}, got out of "
+                f"memory ({full}){'' if problem is planned else ', with smaller chunks as well'}. {why}"
+                f"{instead or 'Select fewer parameters.'} Or use fewer columns (hessian_columns=...), smaller batches, "
+                "a smaller max_memory or chunk_size."
+            )
+        problem = smaller
 
 
 def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str, int]) -> Tracer:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence import report as reports
 from whence.curvature import RidgePath
-from whence.data.batches import Inputs, check_finite
+from whence.data.batches import Inputs, batch_size, check_finite
 from whence.display import Table, count
 from whence.errors import InputError, ShapeError
 from whence.influence import Attribution, Calibration, Explanation, WhatIf
@@ -235,7 +235,9 @@ class Tracer(Fitted):
             return attribute_positions(self, x, top, matrix, positions)
         return join_batches(for_each_batch(self, x, lambda inputs, where: attribute(self, inputs, top, matrix)))
 
-    def explain(self, x: Any, level: float = 0.95, top: int = 5) -> Explanation:
+    def explain(
+        self, x: Any, level: float = 0.95, top: int = 5, examples: Sequence[int] | Tensor | None = None
+    ) -> Explanation:
         """Say for each prediction whether it is to be trusted, and if not, whether labels or data are the cause.
 
         Two numbers settle it, see `Explanation`: `noise`, how much the labels of the training examples around a
@@ -247,6 +249,8 @@ class Tracer(Fitted):
             x: as for `predict`.
             level: one minus the share of ordinary predictions that may be called noisy, or scarce, by chance.
             top: how many training examples to name for each prediction.
+            examples: (m,) the number of the training example that each input is, -1 for an input that is none. Its own
+                label is then left out of the noise around it.
 
         Examples:
             >>> import torch, whence
@@ -259,10 +263,22 @@ class Tracer(Fitted):
         check_level(level)
         check_count(top, "top")
         check_ungrouped(self)
-        calibration = self._calibration
-        return join_batches(
-            for_each_batch(self, x, lambda inputs, where: explain(self, inputs, calibration, float(level), top))
-        )
+        calibration, seen = self._calibration, 0
+        own = None if examples is None else torch.as_tensor(examples, device=self.problem.device)
+        if own is not None and not bool(((own >= -1) & (own < self.problem.n)).all()):
+            raise InputError(f"expected numbers of training examples, -1 to {self.problem.n - 1}, in `examples`.")
+
+        def work(inputs: Inputs, where: str) -> Explanation:
+            nonlocal seen
+            rows = slice(seen, seen + batch_size(inputs, where))
+            found = explain(self, inputs, calibration, float(level), top, None if own is None else own[rows])
+            seen = rows.stop
+            return found
+
+        found = join_batches(for_each_batch(self, x, work))
+        if own is not None and len(own) != len(found):
+            raise ShapeError(f"expected `examples` for each of {len(found)} inputs, got {len(own)}.")
+        return found
 
     @cached_property
     def _calibration(self) -> Calibration:

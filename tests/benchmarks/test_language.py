@@ -134,6 +134,43 @@ def test_the_study_in_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert "| sketch:size=16, decay 0.01, suspicion |" in page
 
 
+def test_a_fact_known_by_heart_leans_on_its_document() -> None:
+    """Of 48 documents, two about each of 24 facts, it is the one that states it."""
+    from benchmarks.language import (
+        behind,
+        fitted,
+        leaned,
+        learner,
+        linear_layers,
+        one_word,
+        padded,
+        ranks_of,
+        token_losses,
+        tune,
+    )
+    from benchmarks.language_texts import Words, batches, planted
+
+    texts, _ = planted(0, 6, random.Random(0))
+    encode = Words()
+    for text in texts:
+        encode(text.whole)
+    model, read = learner(encode, "cpu", 0)
+    tune(model.requires_grad_(True), batches(texts, read, 12, "cpu"), 60, 1e-2, 0)
+    model.requires_grad_(False)
+    for _, layer in linear_layers(model):
+        layer.weight.requires_grad_(True)
+    stating = [at for at, text in enumerate(texts) if text.kind == "states"]
+    words = [read(texts[at].whole) for at in stating]  # the last two are the answer and a full stop
+    (questions,) = padded([one_word(one[:-2], one[-2], "cpu") for one in words], len(words))
+    with torch.no_grad():
+        assert float(token_losses(model, questions).sum(1).median()) < 0.5
+    _, tracer = fitted(model, batches(texts, read, 48, "cpu"), "core:size=256", 1e-2, 16)
+    found = behind(tracer, questions, len(texts))
+    for name, least in (("share of Ho", 0.75), ("pull over the root of cook", 0.85)):
+        ranks = ranks_of(found[name], torch.tensor(stating))
+        assert leaned(ranks, torch.zeros(len(ranks), dtype=torch.bool))["all"]["first"] > least
+
+
 @pytest.mark.parametrize("shape", ["small", "llama-tiny"])
 def test_sizes_by_name(shape: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from benchmarks.language_tables import tokens_large

@@ -369,8 +369,14 @@ class Dense:
         return self.inverted(self.curvature + self.ridge * np.eye(self.d))
 
     def inverted(self, damped: Array) -> Array:
-        """The inverse of a damped curvature; without a ridge among the directions that it tells of."""
-        return np.linalg.pinv(damped, rcond=1e-12, hermitian=True) if self.ridge == 0 else np.linalg.inv(damped)
+        """The inverse of a damped curvature; without a ridge among the directions that it tells of.
+
+        From eigenvectors: a general inverse mixes directions of a tiny ridge into all others.
+        """
+        if self.ridge == 0:
+            return np.linalg.pinv(damped, rcond=1e-12, hermitian=True)
+        values, vectors = np.linalg.eigh(damped)
+        return (vectors / values) @ vectors.T
 
     @cached_property
     def leverage_blocks(self) -> Array:
@@ -674,7 +680,7 @@ class Dense:
             if curved and changed[rows[0] // self.k] and counts[rows[0] // self.k]:
                 without = self.inverted(damped - flat[rows].T @ other.block(rows) @ flat[rows])
                 at_once[:, :, rows] = (J @ without @ flat[rows].T) * residuals.reshape(-1)[rows]
-        noise = np.einsum("mkni,nij,mknj->mkn", other.alignments(J), self.noise[0], other.alignments(J), optimize=True)
+        noise = (np.einsum("mkni,niq->mknq", other.alignments(J), self.noise_roots) ** 2).sum(3)
         found = {
             "change": J @ step,
             "new_hec3": (other.squares(moved) * counts).sum(2),

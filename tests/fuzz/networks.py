@@ -86,6 +86,9 @@ class Residual(nn.Module):
         return x + (self.inner(x) if self.scale is None else self.scale * self.inner(x))
 
 
+OFF_ZERO = 1e-3  # after a layer norm means are zero up to rounding, which must not decide where a row goes
+
+
 class Gate(nn.Module):
     """A branch that is shut wherever the mean of the inputs is below a bound; `how` it multiplies by its weight."""
 
@@ -95,7 +98,7 @@ class Gate(nn.Module):
         self.two = normal(h, h, h) if how == "bilinear" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        open_ = (x.mean(-1, keepdim=True) - self.bound).relu()
+        open_ = (x.mean(-1, keepdim=True) - self.bound - OFF_ZERO).relu()
         if self.how == "einsum":
             inner = torch.einsum("...d,de->...e", x, self.weight)
         elif self.how == "tensordot":
@@ -123,7 +126,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shape = x.shape
         x = x.reshape(-1, shape[-1])
-        where = ((x.mean(-1) + 0.5) * self.count).long().clamp(0, self.count - 1)
+        where = ((x.mean(-1) + 0.5 + OFF_ZERO) * self.count).long().clamp(0, self.count - 1)
         if self.how == "table":
             out = torch.bmm(self.weight[where], x.unsqueeze(-1)).squeeze(-1) + self.bias[where]
         elif self.how == "table einsum":

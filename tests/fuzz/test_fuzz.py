@@ -54,6 +54,9 @@ FOUND = {
     405972: "single precision: shares after loading were compared beyond rounding",
     700758: "a core without a ridge: a singular curvature whose pivots hid it gave leverages of 1e27",
     700989: "the same; elsewhere biases before InstanceNorm counted, whose gradients are rounding",
+    800078: "what_if(remove) left as many examples as weights: HeC3 was rounding, and must be refused",
+    804594: "what_if with a tiny ridge: what a softmax does not see was taken away after it had been squared",
+    806435: "a gate at the mean of a layer norm, zero up to rounding: the network has no gradient there",
     700804: "classes that tie: the margin of another runner-up was compared",
 }
 """Seeds that found something, and what."""

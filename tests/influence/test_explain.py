@@ -18,6 +18,7 @@ import whence
 from classification import linear_softmax
 from doubles import fit
 from whence.cli.query import SavedNetwork
+from whence.errors import InputError, ShapeError
 from whence.influence import Calibration
 from whence.influence.fitted import leave_one_out_leverage
 from whence.influence.neighbours import output_directions
@@ -49,7 +50,7 @@ def calibration(leverages: list[float], mean: float = 1.0, variance: float = 1.0
     empty: Any = None
     ordered = torch.tensor(leverages, dtype=torch.float64)
     return Calibration(
-        empty, empty, ordered, ordered, 1.0, mean, variance, len(ordered), ordered[:0], ordered[:0], 1.0, None
+        empty, empty, empty, ordered, ordered, 1.0, mean, variance, len(ordered), ordered[:0], ordered[:0], 1.0, None
     )
 
 
@@ -139,6 +140,15 @@ def test_the_level_must_lie_between_zero_and_one(level: Any) -> None:
         fit(case.model, case.batches()).explain(case.test_inputs, level=level)
 
 
+def test_numbers_of_training_examples_are_checked() -> None:
+    case = networks.build("mlp")
+    tracer = fit(case.model, case.batches(4), ridge=RIDGE)
+    with pytest.raises(InputError, match="-1 to"):
+        tracer.explain(case.inputs[:2], examples=[0, len(case.inputs)])
+    with pytest.raises(ShapeError, match="each of 2 inputs, got 3"):
+        tracer.explain(case.inputs[:2], examples=[0, 1, 2])
+
+
 def test_noise_is_told_from_scarcity_under_ekfac_too() -> None:
     """Scarcity does not depend on the structure, noise by its leave-one-out residuals alone."""
     generator = torch.Generator().manual_seed(1)
@@ -182,14 +192,18 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool, differing: 
         left_out.append(np.trace(own @ np.linalg.solve(others.T @ others + ridge, own.T)) / c)
     weights = np.array([[((g @ inverse @ h.T) ** 2).sum() for h in gradients] for g in (*gradients, *asked)])
     weights[np.arange(n), np.arange(n)] = 0.0
+    heard = np.ones(n, dtype=bool)
+    if classes:  # labels of examples that are alone do not count
+        heard = np.array(left_out) <= max(0.5, np.sort(left_out)[int(np.ceil(0.95 * n)) - 1] * (1 + 1e-9))
+    weights[:, ~heard] = 0.0
     average = weights @ squares / weights.sum(1)
     own = squares
     if differing is not None:
         share, error = differing
         own = np.where(share - 2 * error > squares, share, squares)
-    curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n], own)
-    most = max(0.5, 1 - own.mean())
-    limit = max(0.1, min(2 * own.mean(), most)) if classes else 1.5 * squares.mean()
+    curve = IsotonicRegression(out_of_bounds="clip").fit(average[:n][heard], own[heard])
+    usual = own[heard].mean()
+    limit = max(0.1, min(2 * usual, max(0.5, 1 - usual))) if classes else 1.5 * squares.mean()
     agreeing = curve.predict(average[:n]) <= limit
     compared = np.sort(np.array(left_out)[agreeing if 2 * agreeing.sum() >= n else slice(None)])
     return {
@@ -197,6 +211,7 @@ def by_hand(gradients: Any, asked: Any, squares: Any, classes: bool, differing: 
         "ordinary": compared[(len(compared) - 1) // 2],
         "compared": compared,
         "square": curve.predict(average[n:]),
+        "without itself": curve.predict(average[:n]),
         "limit": limit,
     }
 
@@ -221,6 +236,8 @@ def test_regression_by_hand() -> None:
     np.testing.assert_allclose(found.leverage, wanted["leverage"], rtol=1e-7)
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.sqrt(wanted["square"]), rtol=1e-6)
+    own = tracer.explain(case.inputs, examples=range(len(tangents))).noise
+    np.testing.assert_allclose(own, np.sqrt(wanted["without itself"]), rtol=1e-6)
     assert found.noise_limit == pytest.approx(wanted["limit"] ** 0.5)
     assert not found.classes
     assert bool(found.probability.isnan().all() & found.ambiguity.isnan().all())
@@ -257,6 +274,11 @@ def test_classes_by_hand(loss: str, low: float, generator: torch.Generator) -> N
     assert found.classes
     np.testing.assert_allclose(found.scarcity, wanted["leverage"] / wanted["ordinary"], rtol=1e-7)
     np.testing.assert_allclose(found.noise, np.minimum(wanted["square"], 1.0), rtol=1e-6)
+    some = torch.tensor([-1, 4, 20, -1, 0, 7])  # inputs that are training examples, in two batches
+    mixed = torch.where(some.unsqueeze(1) < 0, asked, x[some])
+    own = tracer.explain([mixed[:3], mixed[3:]], examples=some).noise
+    square = np.where(some < 0, wanted["square"], wanted["without itself"][some])
+    np.testing.assert_allclose(own, np.minimum(square, 1.0), rtol=1e-6)
     assert found.noise_limit == pytest.approx(wanted["limit"])
     odds = [np.log(share / (1 - share)) for share in np.minimum([*wanted["square"], wanted["limit"]], 0.999)]
     stands_out = np.array(odds[:-1]) - odds[-1] - np.log(found.scarcity.numpy() / found.scarcity_limit)

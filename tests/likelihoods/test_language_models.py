@@ -165,6 +165,20 @@ def test_fewer_layers_and_low_rank_are_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "LoRA of rank 8 (12,288 weights" in message
 
 
+class Starving(whence.Core):
+    """Runs out of memory whatever the plan."""
+
+    def fit(self, problem: Any, ridge: Any, meat_roots: Any = None) -> Any:
+        raise torch.cuda.OutOfMemoryError(f"CUDA out of memory with {problem.budget.limit} bytes")
+
+
+def test_a_device_that_is_full_after_all_names_the_first_plan_and_what_takes_less() -> None:
+    message, _ = refused(Starving(size=512), 2**30)
+    assert "expected the fit to take 1.0 GiB at most on cpu, got out of memory (CUDA out of memory" in message
+    assert "By the plan this takes at most half as much: structure=whence.Sketch(size=256), or " in message
+    assert "1048576 bytes), with smaller chunks as well. By the plan" in message
+
+
 def test_a_single_example_that_is_too_large() -> None:
     message, _ = refused(whence.Sketch(size=16), 1e4)
     assert "Use shorter sequences" in message

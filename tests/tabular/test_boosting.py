@@ -96,3 +96,25 @@ def test_the_better_model_is_taken() -> None:
     cells = {name: np.array([f"{cell:.6f}" for cell in values], dtype=object) for name, values in line.items()}
     found = fit_table(prepare(TextTable(cells, np.arange(150) + 1, 150), "y", width=4))
     assert found.model.learner == "network"
+
+
+@pytest.mark.parametrize("learner", ["network", "trees"])
+def test_rows_that_were_trained_on_do_not_vote_about_themselves(learner: Any) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(160, 2))
+    columns = {"a": x[:, 0].round(3).astype(str), "b": x[:, 1].round(3).astype(str)}
+    columns["a"][::9] = ""
+    columns["y"] = np.where(draw.random(160) < 0.2, "yes", np.where(x[:, 1] > 0, "yes", "no"))
+    cells = {name: values.astype(object) for name, values in columns.items()}
+    ready = prepare(TextTable(cells, np.arange(160) + 1, 160), "y", width=4)
+    fitted = fit_table(ready, learner=learner)
+    inputs = fitted.model.encode(ready.table)
+    examples = torch.full((160,), -1)
+    examples[torch.from_numpy(ready.split.train)] = torch.arange(len(ready.split.train))
+    wanted = fitted.tracer.explain(fitted.batches(inputs), examples=examples).noise
+    torch.testing.assert_close(fitted.explain(ready.table).noise, wanted)
+    np.testing.assert_allclose(predict_rows(fitted, ready.table, np.arange(160)).frame["noise"], wanted.numpy())
+    plain = fitted.tracer.explain(fitted.batches(inputs)).noise
+    assert not torch.allclose(plain, wanted)
+    other = TextTable(ready.table.columns, ready.table.rows[::-1].copy(), 160)  # other rows of the same numbers
+    torch.testing.assert_close(fitted.explain(other).noise, plain)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import whence
 from whence.cli import console
 from whence.cli.console import LACKING, Output, figure, jsonable, stop
-from whence.errors import InputError
+from whence.errors import InputError, TooLargeError
 from whence.tabular.fitted import FIT, check_folder, read_description, replacing_folder
 
 FORMAT, VERSION, DESCRIPTION = "whence spec", 1, "spec.json"
@@ -32,6 +32,9 @@ SUSPECTS = 10
 
 SHOWN = 60
 """Characters of a text that are printed."""
+
+CORE = "a core was taken: of texts it attributes better than a sketch, which --structure sketch gives in less time"
+"""Why, where no structure was asked for."""
 
 SAMPLE, SECONDS = 8, 20.0
 """Predictions that trust is about, and how long it may take."""
@@ -101,7 +104,14 @@ def fit(
     }
     model = source.model()
     options = {**source.options(model), **{name: value for name, value in given.items() if value is not None}}
-    tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
+    chosen = [CORE] if texts is not None and structure is None else []
+    try:
+        tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
+    except TooLargeError as error:
+        if not chosen:
+            raise
+        chosen, options["structure"] = [f"a sketch was taken, as a core does not fit in memory: {error}"], "sketch"
+        tracer = whence.fit(model, source.call("train_loader"), **{"progress": not quiet, **options})
     if save is not None:
         with replacing_folder(save, DESCRIPTION) as new:
             tracer.save(new / FIT)
@@ -113,7 +123,7 @@ def fit(
     if out is not None:
         write_report(tracer, out, source.call("test_loader"), trusted)
     files = {"report": out, "saved": save}
-    _print_fit(Output(as_json), tracer, trusted, files, time.perf_counter() - began, source.suspects(tracer))
+    _print_fit(Output(as_json), tracer, trusted, files, time.perf_counter() - began, source.suspects(tracer), chosen)
 
 
 def _print_fit(
@@ -123,10 +133,11 @@ def _print_fit(
     files: dict[str, Path | None],
     seconds: float,
     suspects: list[dict[str, Any]],
+    chosen: list[str],
 ) -> None:
     found = {one.name: one for one in tracer.diagnostics}["trust"]
     findings = [one for one in tracer.diagnostics if one.name not in ("note", "trust")]
-    notes = [str(one.value) for one in tracer.diagnostics if one.name == "note"]
+    notes = chosen + [str(one.value) for one in tracer.diagnostics if one.name == "note"]
     output.say(repr(tracer))
     output.head("What the fit found")
     shown = [[one.name, one.value if isinstance(one.value, str) else figure(one.value), one.words] for one in findings]
@@ -291,13 +302,13 @@ class TextFolder:
         return found.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def options(self, model: nn.Module) -> dict[str, Any]:
-        """A sketch of the trainable matrices that are no embedding and no output layer; of all, if there is none."""
+        """A core of the trainable matrices that are no embedding and no output layer; of all, if there is none."""
         tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
         head = getattr(model, "get_output_embeddings", lambda: None)()
         tables |= {id(head.weight)} if head is not None else set()
         trainable = {name: one for name, one in model.named_parameters() if one.requires_grad}
         inner = [name for name, one in trainable.items() if one.ndim == 2 and id(one) not in tables]
-        return {"likelihood": "categorical", "structure": "sketch", "parameters": inner or list(trainable)}
+        return {"likelihood": "categorical", "structure": "core", "parameters": inner or list(trainable)}
 
     def suspects(self, tracer: whence.Tracer) -> list[dict[str, Any]]:
         """The most doubtful texts, counted from one."""

@@ -353,7 +353,7 @@ class SavedTable(SavedNetwork):
         places = choose_places(rows, self.table.rows, f"{self.table.total:,} of {self.data.name}", hec3)
         some = SavedTable(self.fitted, self.table.take(places), self.data)
         some.impossible = dict(enumerate(self.fitted.impossible(some.table)))
-        verdicts = self.tracer.explain(some.inputs, top=top)
+        verdicts = self.fitted.explain(some.table, top)
         return some.explained(verdicts, some.table.rows, list(range(len(places))), top)
 
     def describe(self, at: int) -> str:

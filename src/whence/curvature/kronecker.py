@@ -46,6 +46,7 @@ from whence.jacobian.gradients import (
     cotangents_first,
     is_transposed_in_memory,
     product,
+    promoted,
 )
 from whence.jacobian.linearization import Linearization
 from whence.linalg import NARROWEST, add_gram, check_finite_sums, eigenvectors, eigh, mirror
@@ -55,6 +56,7 @@ LONGEST_SUM = 8192  # rows whose products are summed in their own precision
 LARGEST_CLASSES = 256  # more outputs have no basis in the last layer where a fit looks at a few mixtures of them
 MANY_EXAMPLES = 20_000  # from here on, the factors of layer outputs are taken from one output of each, in turn
 MANY_MIXTURES = 50_000  # of outputs, over all of many examples, from which eigenvalues are summed
+MOST_STEPS = 4  # examples of which the inputs of one are taken for the basis of a layer, where positions are many
 EXAMPLES_PER_SIDE = 40  # at least for that: small eigenvalues are then off by about a fortieth at most
 
 # --- Pass 1: factors and eigenvectors --------------------------------------------------------------------------------
@@ -159,10 +161,11 @@ class Factors:
             return cls(block, None, zeros(1, d, d))
         return cls(block, zeros(block.numel, block.numel) if kept_exactly(block) else None, None)
 
-    def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False) -> None:
+    def add(self, tangent: Tangent, weights: Tensor | None = None, whole: bool = False, step: int = 1) -> None:
         """Add a chunk of the training set; gradients hold the roots of the examples' weights (n,) already.
 
-        With `whole`, gradient matrices G are summed over positions first, and counted by G^T G and G G^T.
+        With `whole`, gradient matrices G are summed over positions first, and counted by G^T G and G G^T. The inputs of
+        one of `step` examples stand for all.
         """
         share = 1.0 if weights is None or not len(weights) else float(weights.mean())  # of an example of the chunk
         if isinstance(tangent, Dense):
@@ -174,9 +177,9 @@ class Factors:
             self.outputs += second_moment(raised(tangent.aggregate().values).flatten(0, 1)).unsqueeze(0)
         else:
             self.counts[0] += share * tangent.examples * tangent.positions
-            self._add_kronecker(tangent, weights, whole)
+            self._add_kronecker(tangent, weights, whole, step)
 
-    def _add_kronecker(self, tangent: Kronecker, weights: Tensor | None, whole: bool) -> None:
+    def _add_kronecker(self, tangent: Kronecker, weights: Tensor | None, whole: bool, step: int) -> None:
         if whole and self.inputs is not None and self.outputs is not None:
             below, above = whole_moments(raised(tangent.inputs()), raised(tangent.grads()))
             self.inputs += below
@@ -184,9 +187,9 @@ class Factors:
             self.counts[1] += 1.0
             return
         if self.inputs is not None:
-            a = halved(tangent.inputs())
-            weighted = a if weights is None else a * weights.sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
-            self.inputs += summed(weighted, 1)
+            a = halved(tangent.a.every(step).tensor())
+            weighted = a if weights is None else a * weights[::step].sqrt().to(a.dtype).reshape(-1, 1, 1, 1)
+            self.inputs.add_(summed(weighted, 1), alpha=tangent.examples / len(a))
         if self.outputs is not None:
             self.outputs += summed(halved(tangent.grads()), 2)
 
@@ -254,7 +257,14 @@ class KroneckerFactors(Accumulator):
             tangent = view.tangent
             whole = self.whole and isinstance(tangent, Kronecker) and tangent.positions > 1
             curved = tangent if roots is None or self.count < self.problem.k else combine(tangent, roots[where])
-            factors.add(curved, None if weights is None else weights[where], whole)
+            factors.add(curved, None if weights is None else weights[where], whole, self._step(tangent))
+
+    def _step(self, tangent: Tangent) -> int:
+        """Of how many examples one is enough for the inputs of a layer that are seen at many positions."""
+        if not self.sampled or not isinstance(tangent, Kronecker):
+            return 1
+        rows = self.problem.n // self.every * tangent.positions
+        return max(1, min(MOST_STEPS, rows // (EXAMPLES_PER_SIDE * tangent.block.matrix_shape[2])))
 
     def eigenbases(self, ridge: float, tolerance: float, notes: list[str]) -> list[Basis]:
         """The leading directions of each block's Kronecker eigenbasis.
@@ -314,7 +324,7 @@ def enough_examples(problem: Linearization, blocks: Sequence[Block], examples: i
 
 def longest_side(blocks: Sequence[Block]) -> int:
     """The largest number of outputs of a layer that has a basis there."""
-    sides = (block.matrix_shape[1] if block.kind == "kronecker" else block.matrix_shape[-1] for block in blocks)
+    sides = (block.matrix_shape[1] for block in blocks if block.kind != "dense")
     return max((side for side in sides if side <= LARGEST_SIDE), default=0)
 
 
@@ -498,8 +508,12 @@ class MomentSums:
 
     def add_total(self, view: BasisView, cotangent: int, examples: int) -> None:
         """Add the gradients of one cotangent to a total that is not rotated."""
-        some = slice(cotangent, cotangent + 1)
-        self._total += total(some_cotangents(view.tangent, some), self._total.new_ones(examples, 1))
+        some = some_cotangents(view.tangent, slice(cotangent, cotangent + 1))
+        if isinstance(some, Kronecker):
+            a, g = (one.movedim(-3, 0).flatten(1, -2) for one in promoted(halved(some.inputs()), halved(some.grads())))
+            self._total += product(g.transpose(1, 2), a)
+        else:
+            self._total += total(some, self._total.new_ones(examples, 1))
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if there are.

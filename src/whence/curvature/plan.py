@@ -66,14 +66,17 @@ def require_plan(
     positions: int,
     n: int,
     budget: Budget,
-) -> None:
+) -> str:
     """Raise where a fit with so many columns of n examples cannot fit, and say what would.
 
     The examples have outputs at so many positions. Counted are the weights' own sums, which no smaller part of the data
     makes smaller, and one example with its graph, outputs and gradients.
+
+    Returns:
+        What takes half as much, should the device run out of memory all the same; empty if nothing is known.
     """
     if not isinstance(structure, AdditiveStructure):
-        return
+        return ""
     tables = {id(module.weight) for module in network.model.modules() if isinstance(module, nn.Embedding)}
     parameters = selection.parameters
     blocks = {name: planned_block(name, one, id(one) in tables) for name, one in parameters.items()}
@@ -101,13 +104,14 @@ def require_plan(
 
     whole = cost(structure, sizes.blocks)
     need = whole.memory if keeps_all_directions(network.device, positions, sizes.blocks) else whole.least
-    if budget.fits(need):
-        return
+    fits, shorter = budget.fits(need), "shorter sequences, gradient checkpointing, weights of half the precision"
+    limit = 0.5 * whole.memory if fits else budget.limit
+    ways = ", or ".join(_ways_out(structure, blocks, lambda one, some: cost(one, some).memory <= limit))
+    if fits:
+        return f"By the plan this takes at most half as much: {ways or shorter}."
     if not budget.fits(example):
-        ways = "Use shorter sequences, gradient checkpointing, weights of half the precision, or fewer columns "
-        instead = f"{ways}(hessian_columns=...): one example takes {readable(example)}."
+        instead = f"Use {shorter}, or fewer columns (hessian_columns=...): one example takes {readable(example)}."
     else:
-        ways = ", or ".join(_ways_out(structure, blocks, lambda one, some: budget.fits(cost(one, some).memory)))
         instead = f"What would fit: {ways}." if ways else "Use a device with more memory, or a smaller model."
     raise TooLargeError(
         f"expected a fit by {structure.name} of {selection.size:,} weights to fit in {readable(budget.limit)}, but it "

@@ -5,6 +5,7 @@ Axis letters: n examples, c cotangents, e groups, t positions, o outputs, i inpu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from whence.jacobian.gradients import (
 )
 
 CACHE_NUMBERS = 2**17  # fit into the cache of a CPU core with room to spare: Gram matrices take a third of the time
+ROW_NUMBERS = 2**23  # of rows that are multiplied at once, in a fourth of a GPU's cache
 GROUP_ROWS = 128  # fill the tensor units of a GPU
 CHUNK_NUMBERS = {"cpu": 2**23, "cuda": 2**29}  # entries of gradient matrices that are formed at once
 LARGEST_COMPLEMENT = 4608  # inputs or outputs of a layer whose directions outside a basis are worked out
@@ -40,8 +42,10 @@ ALIGNED = 4  # a GPU's tensor units take rows of multiples of so many numbers
 
 def mix(g: Tensor, weights: Tensor) -> Tensor:
     """Gradients (n, c, ...) combined by weights (n, c, q): (n, q, ...)."""
-    if g.shape[1] == 1:
-        return g * weights.reshape(len(g), -1, *[1] * (g.dim() - 2))
+    if g.shape[1] <= 2:  # a product of so few terms would take longer
+        parts = weights.reshape(*weights.shape, *[1] * (g.dim() - 2)).unbind(1)  # (n, q, ...)
+        first = g[:, :1] * parts[0]
+        return first if g.shape[1] == 1 else first.addcmul_(g[:, 1:], parts[1])
     transposed = is_transposed_in_memory(g)
     lying = g.transpose(-1, -2) if transposed else g
     count = weights.shape[2]
@@ -62,6 +66,8 @@ def inner_products(g: Tensor, moved: Tensor) -> Tensor:
     """(n, c) inner products of gradients (n, c, e, t, o) with one of each example, (n, e, t, o)."""
     if is_transposed_in_memory(g):
         g, moved = g.transpose(3, 4), moved.transpose(2, 3)
+    if g.dtype == torch.bfloat16:  # a product of so few rows would take a GPU three times as long
+        return (g * moved.unsqueeze(1)).flatten(2).sum(2, dtype=torch.float32)
     return product(g.flatten(2), moved.flatten(1).unsqueeze(2)).squeeze(2)
 
 
@@ -74,7 +80,7 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
     half = values.dtype == torch.bfloat16
     if (values.is_cuda or half) and positive:
         roots = (scale.sqrt().to(values.dtype) for scale in scales)
-        return torch.stack([_grouped_products(one, one) for one in (values * root for root in roots)])
+        return torch.stack([_grouped_products(one, one) for one in (_times_rows(values, root) for root in roots)])
     if values.is_cuda or half:
         return torch.stack([_grouped_products(values * scale.to(values.dtype), values) for scale in scales])
     found = values.new_empty(len(scales), n, c, c)
@@ -87,6 +93,22 @@ def scaled_grams(values: Tensor, scales: Tensor, positive: bool = False) -> Tens
     return found
 
 
+def _times_rows(values: Tensor, row: Tensor) -> Tensor:
+    """Values (n, c, p) times a row (1, 1, p) for all, or one for each example (n, 1, p).
+
+    A GPU reads and writes numbers of two bytes three times as fast where both factors have one shape: some rows that
+    stay in its cache.
+    """
+    if len(row) > 1 or values.dtype != torch.bfloat16 or not values.is_contiguous():
+        return values * row
+    rows, p = values.flatten(0, 1), values.shape[2]
+    size = min(len(rows), max(1, ROW_NUMBERS // p))
+    repeated, found = row[0].expand(size, -1).contiguous(), torch.empty_like(rows)
+    for part, into in zip(rows.split(size), found.split(size), strict=True):
+        torch.mul(part, repeated[: len(part)], out=into)
+    return found.reshape(values.shape)
+
+
 def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     """L R^T for both (n, c, p) on a GPU: (n, c, c).
 
@@ -94,13 +116,18 @@ def _grouped_products(left: Tensor, right: Tensor) -> Tensor:
     the blocks on the diagonal are kept.
     """
     n, c, p = left.shape
-    most = max(1, min(n, GROUP_ROWS // c))
-    together = next((count for count in range(most, most // 2, -1) if n % count == 0), most)  # none is left over
-    even = n - n % together
-    ours, theirs = (one[:even].reshape(-1, together * c, p) for one in (left, right))
-    blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
-    found = blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
-    return found if even == n else torch.cat([found, product(left[even:], right[even:].transpose(1, 2))])
+    together = max(1, min(n, GROUP_ROWS // c))
+    aligned = 8 // math.gcd(c, 8)
+    together -= together % aligned if together > aligned else 0
+
+    def products(some: slice) -> Tensor:
+        ours, theirs = (one[some].reshape(-1, together * c, p) for one in (left, right))
+        blocks = product(ours, theirs.transpose(1, 2)).reshape(-1, together, c, together, c).diagonal(dim1=1, dim2=3)
+        return blocks.permute(0, 3, 1, 2).reshape(-1, c, c)
+
+    over = n % together
+    found = products(slice(0, n - over))
+    return torch.cat([found, products(slice(n - together, n))[together - over :]]) if over else found
 
 
 @dataclass(frozen=True)
@@ -356,10 +383,16 @@ class Basis:
         """Orthonormal output directions (o, o - y) that a basis of one group does not span; `None` if it takes long."""
         return _complement(self.outputs) if self.outside else None
 
-    @cached_property
+    @property
     def input_complement(self) -> Tensor | None:
         """The same of input directions, (i, i - x)."""
-        return _complement(self.inputs) if self.outside else None
+        return None if self.every_input is None else self.every_input[0, :, self.shape[-1] :]
+
+    @cached_property
+    def every_input(self) -> Tensor | None:
+        """(1, i, i) the input directions of the basis, followed by those that it does not span."""
+        rest = _complement(self.inputs) if self.outside else None
+        return None if self.inputs is None or rest is None else torch.cat([self.inputs, rest.unsqueeze(0)], 2)
 
     def select(self, rows: Tensor, columns: Tensor) -> Basis:
         """Keep some output and some input directions of a kronecker block."""
@@ -415,11 +448,11 @@ def halved(values: Tensor) -> Tensor:
     return values if values.is_cuda else raised(values)
 
 
-def outer(a: Tensor, g: Tensor) -> Tensor:
+def outer(a: Tensor, g: Tensor, single: bool = False) -> Tensor:
     """sum_t g_t a_t^T: (n, e, t, i) and (n, c, e, t, o) to (n, c, e, o, i), as one batched product an example.
 
     On a GPU, where gradients would have to be transposed for that, it is one for each cotangent. Of float16 it comes in
-    single precision, of bfloat16 in the same.
+    single precision, of bfloat16 in the same, unless `single`.
     """
     n, c, e, t, o = g.shape
     if g.is_cuda and e == 1 and g.dtype not in HALVES and not g.transpose(-1, -2).is_contiguous():
@@ -431,7 +464,7 @@ def outer(a: Tensor, g: Tensor) -> Tensor:
         left = g.permute(BY_OUTPUT).reshape(n, e, c * o, t)
     else:
         left = g.permute(BY_POSITION).reshape(n, e, t, c * o).transpose(2, 3)
-    matrices = left @ a if g.dtype == torch.bfloat16 else product(left, a)
+    matrices = left @ a if g.dtype == torch.bfloat16 and not single else product(left, a)
     return matrices.reshape(n, e, c, o, a.shape[-1]).transpose(1, 2)
 
 
@@ -445,17 +478,49 @@ def in_bfloat16(g: Tensor) -> Tensor:
     return g.permute(BY_OUTPUT).to(torch.bfloat16, memory_format=torch.contiguous_format).permute(BY_OUTPUT)
 
 
+def project_by_example(g: Factor, columns: Tensor) -> Tensor:
+    """Gradients (n, c, e, t, o) along columns (e, o, y); of images in half precision, in the order `outer` takes."""
+    values = g.tensor()
+    if values.dtype != torch.float16 or len(columns) > 1 or not cotangents_first(values):
+        return g.project(columns)
+    if not is_transposed_in_memory(values):
+        return g.project(columns)
+    n, c, _, t, _ = values.shape
+    turned, found = columns[0].T.to(values.dtype).expand(n, -1, -1), values.new_empty(n, c, 1, columns.shape[2], t)
+    for at in range(c):
+        torch.bmm(turned, values[:, at, 0].transpose(1, 2), out=found[:, at, 0])
+    return found.transpose(3, 4)
+
+
+def held_in_bfloat16(factor: Factor) -> bool:
+    """Whether a factor is a tensor in bfloat16, and not unfolded from one."""
+    parts = factor.parts if isinstance(factor, Concatenated) else (factor,)
+    return all(isinstance(part, Whole) and part.values.dtype == torch.bfloat16 for part in parts)
+
+
+def project_in_float16(factor: Factor, basis: Tensor) -> Tensor:
+    """`project` of bfloat16 as float16, which has three digits more, over a power of two, as it has less room.
+
+    It takes a GPU half the time of TF32, with as many digits; the result is in bfloat16.
+    """
+    values = factor.tensor()
+    size = values.abs().amax().double().clamp_min(torch.finfo(torch.bfloat16).tiny).log2().ceil().exp2()
+    return Whole((values / size).half()).project(basis).bfloat16().mul_(size)
+
+
 def products_are_rounded(device: torch.device) -> bool:
     """Whether single-precision products lose all but three digits here, as TF32 on a GPU does."""
     return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
 
 
-def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> list[Tangent]:
+def outside_of(
+    tangent: Tangent, basis: Basis, inputs: Tensor | None = None, left: Tensor | None = None
+) -> list[Tangent]:
     """Tangents whose squared lengths add up to what of a gradient G lies outside a basis.
 
     G - P G Q = G (I - Q) + (I - P) G Q, two parts at right angles. The difference of the squared lengths of G and P G Q
     is the same and cheaper, but nothing but rounding where the basis holds nearly all of G and products are coarse.
-    The inputs of a Kronecker tangent in the basis are taken as given where they are known.
+    The inputs of a Kronecker tangent in the basis, and what is left of them, are taken as given where they are known.
     """
     if isinstance(tangent, Dense):
         return [Dense(tangent.block, (_rest(raised(tangent.values), basis.inputs),))]
@@ -466,7 +531,7 @@ def outside_of(tangent: Tangent, basis: Basis, inputs: Tensor | None = None) -> 
         inputs = tangent.inputs() if basis.inputs is None else tangent.a.project(basis.inputs)
     parts: list[Tangent] = []
     if basis.inputs is not None and basis.inputs.shape[1] > basis.inputs.shape[2]:
-        rest = _left_over(tangent.a, basis.inputs, basis.input_complement)
+        rest = _left_over(tangent.a, basis.inputs, basis.input_complement) if left is None else left
         parts.append(Kronecker(tangent.block, Whole(rest), tangent.g))
     if basis.outputs is not None and basis.outputs.shape[1] > basis.outputs.shape[2]:
         rest = _left_over(tangent.g, basis.outputs, basis.complement)
@@ -530,7 +595,8 @@ def lengths(tangent: Tangent) -> Tensor:
     if not isinstance(tangent, Kronecker):
         return torch.diagonal(energy(tangent), dim1=1, dim2=2)
     g, moved = _with_inputs(tangent)
-    return raised(g * moved).sum(2)
+    products = g * moved
+    return products.sum(2, dtype=torch.float32 if products.dtype in HALVES else None)
 
 
 def _with_inputs(tangent: Kronecker) -> tuple[Tensor, Tensor]:
@@ -558,8 +624,16 @@ def total(tangent: Tangent, weights: Tensor) -> Tensor:
     if not isinstance(tangent, Kronecker):
         plain = rotated_values(tangent, Basis(tangent.block))
         return plain.total(weights.to(plain.dtype))
-    a, g = raised(tangent.inputs()), raised(tangent.grads())
-    return torch.einsum("neto,neti->eoi", mix(g, weights.to(g.dtype).unsqueeze(2)).squeeze(1), a)
+    g = tangent.grads()
+    g = g if g.is_cuda and g.dtype == torch.float16 else raised(g)
+    unit, size = scaled(weights, math.inf)
+    return tangent.a.total(raised(mix(g, unit.to(g.dtype).unsqueeze(2)).squeeze(1))) * size
+
+
+def scaled(values: Tensor, order: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Values in units of their length, or of the largest, and this unit: float16 has no room for small numbers."""
+    size: Tensor = torch.linalg.vector_norm(values, order)
+    return values / torch.where(size > 0, size, 1.0), size
 
 
 def along(tangent: Tangent, direction: Tensor) -> Tensor:
@@ -567,8 +641,7 @@ def along(tangent: Tangent, direction: Tensor) -> Tensor:
     if not isinstance(tangent, Kronecker):
         plain = rotated_values(tangent, Basis(tangent.block))
         return plain.along(direction.to(plain.dtype))
-    size: Tensor = torch.linalg.vector_norm(direction)  # float16 has no room for small steps
-    unit = direction / torch.where(size > 0, size, 1.0)
+    unit, size = scaled(direction)
     return inner_products(*promoted(tangent.grads(), tangent.a.project(unit.transpose(-1, -2)))) * size
 
 
@@ -622,7 +695,9 @@ class BasisView:
         self.coarse = coarse
         self._tangent: Tangent | None = _computed(tangent, coarse) if basis.outside and measured else tangent
         self._held: Rotated | None = None
+        self._measures = bool(basis.outside) and measured and rounded
         self._inputs: Tensor | None = None  # of the layer in the basis, before they are rounded to bfloat16
+        self._left: Tensor | None = None  # of the layer's inputs, along the directions that the basis does not span
         self._factors: tuple[Tensor, Tensor] | None = None
         self._energy: Tensor | None = None
 
@@ -664,9 +739,15 @@ class BasisView:
             yield slice(0, held.examples), held.mix(weights.to(held.dtype))
             return
         a, g = self._factors_to_form()
-        if g.dtype == torch.float16 or weights.shape[1] < weights.shape[2]:
-            # float16 has no room for small weights; and matrices of fewer cotangents take fewer products
+        most = g.shape[1] * (2 if g.dtype == torch.bfloat16 else 1)  # such matrices are formed sooner than mixed
+        unrotated = g.dtype == torch.bfloat16 and not self._rotates_factors_first
+        if unrotated or weights.shape[2] > most:  # matrices of fewer cotangents take fewer products
             yield from ((part, formed.mix(weights[part].to(formed.dtype))) for part, formed in self._formed(a, g))
+        elif g.dtype == torch.float16:  # which has no room for small weights
+            sizes = weights.abs().amax(1).unsqueeze(2)  # (n, q, 1)
+            units = weights / torch.where(sizes > 0, sizes, 1.0).transpose(1, 2)
+            for part, formed in self._formed(a, mix(g, units.to(g.dtype))):
+                yield part, Full(formed.values * sizes[part].to(formed.dtype), formed.shape, formed.padding)
         else:
             yield from self._formed(a, mix(g, weights.to(g.dtype)))
 
@@ -677,14 +758,15 @@ class BasisView:
     def energy(self) -> Tensor:
         """Inner products of every example's gradients, (n, c, c); of what lies outside, if products are rounded."""
         if self._energy is None:
-            self._energy = torch.stack([energy(part) for part in self._measured()]).sum(0)
+            self._energy = functools.reduce(torch.add, map(energy, self._measured()))
+            self._left = None
         return self._energy
 
     def lengths(self) -> Tensor:
         """The diagonals of `energy` alone, (n, c)."""
         if self._energy is not None:
             return torch.diagonal(self._energy, dim1=1, dim2=2)
-        return torch.stack([lengths(part) for part in self._measured()]).sum(0)
+        return functools.reduce(torch.add, map(lengths, self._measured()))
 
     def total(self, weights: Tensor) -> Tensor:
         """Sum of the gradients weighted by (n, c), shaped as the block's matrix, where the basis does not span all."""
@@ -698,10 +780,10 @@ class BasisView:
         if held is not None:
             return held.along(direction.to(held.dtype))
         a, g = self._factors_to_form()
-        if not self._rotates_factors_first:  # float16 has no room for small steps
-            a, g = raised(a), raised(g)
-            direction = self.basis.out_of(direction.to(g.dtype))
-        return along_factors(a, g, pad(direction.to(g.dtype), (0, a.shape[-1] - direction.shape[-1])))
+        if not self._rotates_factors_first:
+            direction = self.basis.out_of(direction)
+        unit, size = scaled(direction)
+        return along_factors(a, g, pad(unit.to(g.dtype), (0, a.shape[-1] - direction.shape[-1]))) * size
 
     def _measured(self) -> list[Tangent]:
         """Tangents whose squared lengths are those outside the basis, or of the whole where products are exact."""
@@ -714,7 +796,7 @@ class BasisView:
             return outside_of(self.tangent, self.basis)
         self._factors_to_form()
         assert self._inputs is not None
-        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]])
+        return outside_of(self.tangent, self.basis, self._inputs[..., : self.basis.shape[-1]], self._left)
 
     def _rotated(self) -> Rotated | None:
         """The gradients of all examples, unless that takes matrices."""
@@ -736,9 +818,27 @@ class BasisView:
         c, t = tangent.cotangents, tangent.positions
         _, o, i = tangent.block.matrix_shape
         _, o_in, i_in = basis.shape
-        rotate_factors = t * i * i_in + c * t * o * o_in + self.reads * c * t * o_in * i_in
-        rotate_matrices = self.reads * (c * t * o * i + c * (o_in * o * i + o_in * i * i_in))
+        rotate_factors = (t * i * i_in + c * t * o * o_in) // (2 if self._in_float16 else 1)
+        rotate_factors += self.reads * c * t * o_in * i_in
+        precision = 2 if self.coarse and not held_in_bfloat16(tangent.g) else 1  # matrices rotate in single precision
+        rotate_matrices = self.reads * (c * t * o * i + precision * c * (o_in * o * i + o_in * i * i_in))
         return basis.inputs is not None and rotate_factors <= rotate_matrices
+
+    @property
+    def _matrices_are_small(self) -> bool:
+        """Whether matrices in the basis have fewer numbers than the factors that they are formed from."""
+        assert isinstance(self.tangent, Kronecker)
+        _, o, i = self.basis.shape
+        rows = self.tangent.cotangents * o
+        return rows * i < self.tangent.positions * (rows + i)
+
+    @cached_property
+    def _in_float16(self) -> bool:
+        """Whether factors in bfloat16 are rotated in float16."""
+        tangent, basis = self.tangent, self.basis
+        assert isinstance(tangent, Kronecker)
+        whole = self.coarse and self.complete and basis.inputs is not None and basis.outputs is not None
+        return whole and held_in_bfloat16(tangent.a) and held_in_bfloat16(tangent.g)
 
     def _factors_to_form(self) -> tuple[Tensor, Tensor]:
         """The factors that matrices are formed from."""
@@ -747,19 +847,35 @@ class BasisView:
             assert isinstance(tangent, Kronecker)
             if not self._rotates_factors_first:
                 inputs = outputs = None
-            if inputs is not None and inputs.is_cuda and inputs.shape[-1] % ALIGNED:
-                inputs = pad(inputs, (0, -inputs.shape[-1] % ALIGNED))
-            factors = ((tangent.a, inputs), (tangent.g, outputs))
-            a, g = (part.tensor() if one is None else part.project(one) for part, one in factors)
+            kept, every_input = self.basis.shape[-1], None
+            if inputs is not None and inputs.is_cuda and kept % ALIGNED:
+                inputs = pad(inputs, (0, -kept % ALIGNED))
+            elif inputs is not None and self._measures:
+                every_input = self.basis.every_input
+                inputs = self.basis.inputs if every_input is None else every_input
+            a = self._projected(tangent.a, inputs)
+            if every_input is not None:
+                a, self._left = a[..., :kept].clone(), a[..., kept:]
             self._inputs = None if self.complete else a
-            if self.coarse and self._rotates_factors_first:
+            small = self.coarse and (not self._rotates_factors_first or self._matrices_are_small)
+            g = self._projected(tangent.g, outputs, by_example=small)
+            if small and a.dtype == g.dtype == torch.float16:
+                self._factors = a, g  # of which matrices come in single precision
+            elif self.coarse and self._rotates_factors_first:
                 self._factors = a.bfloat16(), in_bfloat16(g)
-            elif self.coarse and a.dtype == g.dtype == torch.float16:
+            elif self.coarse and a.dtype == g.dtype and g.dtype in HALVES:
                 self._factors = a, g  # of which matrices come in single precision, to be rotated later
             else:
                 self._factors = raised(a), raised(g)
             self._free_captured()
         return self._factors
+
+    def _projected(self, factor: Factor, basis: Tensor | None, by_example: bool = False) -> Tensor:
+        if basis is None:
+            return factor.tensor()
+        if self._in_float16:
+            return project_in_float16(factor, basis)
+        return project_by_example(factor, basis) if by_example else factor.project(basis)
 
     def _free_captured(self) -> None:
         """The rotated gradients serve from now on, where the basis spans the whole block."""
@@ -768,12 +884,10 @@ class BasisView:
 
     def _formed(self, a: Tensor, g: Tensor) -> Iterator[tuple[slice, Full]]:
         n, c, e, _, o = g.shape
-        if self.coarse and self._rotates_factors_first:
-            a, g = a.bfloat16(), g.bfloat16()
         step = max(1, CHUNK_NUMBERS["cuda" if a.is_cuda else "cpu"] // (c * e * o * a.shape[3]))
         for start in range(0, n, step):
             where = slice(start, min(start + step, n))
-            matrices = outer(a[where], g[where])
+            matrices = outer(a[where], g[where], single=not self._rotates_factors_first)
             if not self._rotates_factors_first:
                 matrices = self.basis.into(matrices)
             padding = matrices.shape[-1] - self.basis.shape[-1]

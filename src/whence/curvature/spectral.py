@@ -152,11 +152,12 @@ class Leverage(Accumulator):
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Sum leverages and changes over blocks; then the weights of these examples in the meats are known."""
+        blocks, change = self.leverage_blocks[where], self.change[where]  # views, which are added to
         for at, view in enumerate(chunk):
-            self.leverage_blocks[where] += self.inverse[at].grams(view)[0]
-            self.change[where] += view.along(self.along[at])
+            blocks += self.inverse[at].grams(view)[0]
+            change += view.along(self.along[at])
         if self.meats is not None and self.meat_roots is not None:
-            self.meats.add(chunk, self.meat_roots(where, self.leverage_blocks[where], self.change[where]))
+            self.meats.add(chunk, self.meat_roots(where, blocks, change))
 
 
 def check_invertible(bases: Sequence[Basis], curvature: Sequence[DiagonalMoments], ridge: float) -> None:

@@ -7,6 +7,7 @@ that of ordinary predictions. `Calibration` holds what they are compared with, f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,8 @@ from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, percent, places, rows_shown
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
-from whence.influence.neighbours import Neighbours, disagreement, has_several_labels, predicted_probability
+from whence.influence.neighbours import VOTERS, Neighbours, disagreement, has_several_labels, predicted_probability
+from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest
 from whence.results import frame
 
@@ -54,6 +56,11 @@ UNSURE, UNEXPLAINED = 0.7, 2.0
 """Nor is one that gives it less than the one, and less than nearly all ordinary training examples get, where two labels
 drawn from its own probabilities would differ more than the other times as often as labels nearby do: they do not
 explain its doubt."""
+
+UNSUPPORTED, SUPPORTED = 0.5, 0.95
+"""The label of a training example does not count for the noise of classes where its leave-one-out leverage is above the
+one, so that less than one other example is like it, and among the highest, above so large a share of all: the others
+fail to predict it because they are unlike it, be it right or wrong."""
 
 LEAST_EXCESS = 1.2
 """A leverage below this many times the ordinary one is not called scarce."""
@@ -257,7 +264,9 @@ def _listing(examples: Tensor) -> str:
     return ", ".join(map(str, examples.tolist()))
 
 
-def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: float, top: int) -> Explanation:
+def explain(
+    fitted: Fitted, inputs: Inputs, calibration: Calibration, level: float, top: int, examples: Tensor | None = None
+) -> Explanation:
     """Explain the predictions of one batch; see `Tracer.explain`."""
     ho, hec3 = _traces(fitted, inputs)
     whitened, outputs = calibration.neighbours.whitened(fitted, inputs)
@@ -267,7 +276,11 @@ def explain(fitted: Fitted, inputs: Inputs, calibration: Calibration, level: flo
     few = min(top, fitted.problem.n)
     found = []
     for which, weights in calibration.neighbours.weights(whitened):
-        shares = divide(weights, weights.sum(1, keepdim=True), 0.0)
+        if examples is not None:
+            some = (examples[which] >= 0).nonzero().squeeze(1)
+            weights[some, examples[which][some]] = 0.0
+        heard = weights * calibration.supported
+        shares = divide(heard, heard.sum(1, keepdim=True), 0.0)
         effective = effective_number(shares, 1.0)
         local = shares @ calibration.squares
         square = calibration.calibrated(local)
@@ -331,7 +344,8 @@ class Calibration:
     isotonic regression of the squares of training examples on the averages around them, each without itself. Of a label
     that a network has learned by heart little is left in the residuals of cross-entropy. So where clearly more of the
     50 training examples nearest in the features of the last layer have another label, by two standard errors of their
-    share, this share takes the place of the square there (`disagreement`): both say how often two labels differ. If
+    share, this share takes the place of the square there (`disagreement`): both say how often two labels differ. The
+    splits of trees have learned labels too; nearest are rows that share most leaves, for classes of more rows. If
     noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
     mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
     p-value.
@@ -339,6 +353,8 @@ class Calibration:
     Attributes:
         neighbours: gradients of the training examples' predictions.
         squares: (n,) squared leave-one-out residuals; zero for examples that do not count.
+        supported: (n,) one for examples whose squares count, zero for others: of classes those that no other example
+            is like.
         leverages: leave-one-out leverages of some training examples around which labels agree, ascending.
         probabilities: that the network gives its own answers to the same examples, each left out where all outputs were
             looked at, ascending; `nan` for regression.
@@ -357,6 +373,7 @@ class Calibration:
 
     neighbours: Neighbours
     squares: Tensor
+    supported: Tensor
     leverages: Tensor
     probabilities: Tensor
     ordinary: float
@@ -389,31 +406,39 @@ class Calibration:
         largest_residual = float(fitted.residuals[counted].abs().max()) if bool(counted.any()) else 0.0
         unit = 1.0 if classes or largest_residual == 0 else largest_residual
         squares = torch.where(counted, squared_residuals(fitted, neighbours.leverages(), codes, unit), 0.0)
-        some = squares[counted].double()
+        alone, supported = neighbours.leverages_without().to(squares.dtype), counted
+        if classes and bool(counted.any()):
+            most = alone[counted].kthvalue(math.ceil(SUPPORTED * int(counted.sum()))).values
+            supported = counted & (alone <= most.clamp_min(UNSUPPORTED))
+        some = squares[supported].double()
         mean = float(some.mean()) if len(some) else 0.0
         index = evenly_spaced(counted.nonzero().squeeze(1), sample)
         averages = []
         for which, weights in neighbours.weights(neighbours.gradients[index].to(squares.dtype)):
-            weights.scatter_(1, index[which].unsqueeze(1), 0.0)
+            weights = (weights * supported).scatter_(1, index[which].unsqueeze(1), 0.0)
             averages.append(divide(weights @ squares, weights.sum(1), mean))
         around = torch.cat(averages) if averages else squares[:0]
-        order = around.argsort(stable=True)
         own, labels = squares[index], class_labels(fitted, codes)
         if features is not None and labels is not None:
             shares, errors = (some.to(own.dtype) for some in disagreement(features, labels, index, counted))
-            own = torch.where(shares - 2.0 * errors > own, shares, own)
+            clear = shares - 2.0 * errors > own
+            if isinstance(fitted.problem.network.model, LeafSum):  # leaves hold more rows than a rare class has
+                clear &= torch.bincount(labels[counted], minlength=int(labels.max()) + 1)[labels[index]] > VOTERS
+            own = torch.where(clear, shares, own)
+        heard = supported[index].nonzero().squeeze(1)
+        order = heard[around[heard].argsort(stable=True)]
         expected = isotonic(without_ties(around[order], own[order]))
         limit = NOISIER_TARGETS * mean
         if classes:
-            usual = float(own.mean()) if len(own) else 0.0
+            usual = float(own[heard].mean()) if len(heard) else 0.0
             limit = max(LEAST_DISAGREEMENT, min(NOISIER * usual, max(MOST_DISAGREEMENT, 1.0 - usual)))
-        agreeing = expected <= limit
-        most_agree = 2 * int(agreeing.sum()) >= len(agreeing)
-        compared = index[order][agreeing if most_agree else slice(None)]
-        leverages = neighbours.leverages_without()[compared].to(squares.dtype).sort().values
+        agreeing = interpolated(around, around[order], expected) <= limit
+        compared = index[agreeing] if 2 * int(agreeing.sum()) >= len(agreeing) else index
+        leverages = alone[compared].sort().values
         return cls(
             neighbours=neighbours,
             squares=squares,
+            supported=supported.to(squares.dtype),
             leverages=leverages,
             probabilities=sure[compared].sort().values,
             ordinary=max(float(leverages.median()), torch.finfo(leverages.dtype).tiny) if len(leverages) else 1.0,
@@ -467,11 +492,16 @@ class Calibration:
 
     def calibrated(self, average: Tensor) -> Tensor:
         """(m,) squares that are expected where the average around is this; at most one for classes."""
-        if not len(self.averages):
-            return average
-        known, expected = self.averages.double().cpu().numpy(), self.expected.double().cpu().numpy()
-        found = torch.from_numpy(numpy.interp(average.double().cpu().numpy(), known, expected)).to(average)
+        found = interpolated(average, self.averages, self.expected)
         return found.clamp_max(1.0) if self.classes else found
+
+
+def interpolated(places: Tensor, known: Tensor, values: Tensor) -> Tensor:
+    """(m,) values at places (m,), by straight lines between those (s,) at known places, ascending; places, if none."""
+    if not len(known):
+        return places
+    at, ends, found = (some.double().cpu().numpy() for some in (places, known, values))
+    return torch.from_numpy(numpy.interp(at, ends, found)).to(places)
 
 
 def class_codes(fitted: Fitted) -> tuple[float, float] | None:

@@ -6,6 +6,8 @@ once, d the change of its residual and Q = J_S F^-1 J_S^T, one Newton step chang
     g = (I + C L Q)^-1 (C e + (I + C) d)
 
 and takes (I + C L Q)^-1 C L J_S F^-1 off every alignment with S. For squared error and recentered fits this is exact.
+It is computed from roots of the Hessians: with C L = U D U^T it is U (I + D U^T Q U)^-1 D U^T J_S F^-1. Q is as large
+as 1 / ridge along outputs that the loss does not see, as a constant added to all logits, and U takes them away at once.
 
 Elsewhere a changed label moves its own output far, and one Newton step goes much too far where the Hessian was small,
 as it is for a label that was certain. So the loss of the changed examples is taken as it is, and that of all others by
@@ -28,6 +30,7 @@ from torch import Tensor
 from whence.data.batches import Inputs
 from whence.display import Column, Shown, Table, count, number, numbers, places, rows_shown
 from whence.errors import InputError, SingularCurvatureError
+from whence.estimators import hat_blocks
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
@@ -186,7 +189,9 @@ class Change:
         index: (s,) the examples concerned.
         counts: (n,) how often each example counts afterwards.
         step: (s k,) g.
-        downdate: (s k, n k) (I + C L Q)^-1 C L J_S F^-1 J^T, by which alignments with all examples shrink.
+        roots: (s, k, q) U.
+        downdate: (s q, n k) (I + D U^T Q U)^-1 D U^T J_S F^-1 J^T. Alignments with all examples shrink by those with S,
+            times U, times this.
         loo_residuals: (n, k) leave-one-out residuals afterwards; zero for those in `left_out`.
         left_out: (s k, p) what the alignments of a prediction with S are multiplied by for its change without a changed
             example, times the root of its count: for examples whose own alignment and leave-one-out residual afterwards
@@ -196,6 +201,7 @@ class Change:
     index: Tensor
     counts: Tensor
     step: Tensor
+    roots: Tensor
     downdate: Tensor
     loo_residuals: Tensor
     left_out: Tensor
@@ -215,18 +221,24 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     residuals = fitted.weighted_residuals
     relabelled = residuals + shift
     own = aligned[:, :, index].reshape(s * k, s * k)  # Q
-    eye = torch.eye(k, dtype=aligned.dtype, device=aligned.device)
-    blocks = extra.reshape(s, 1, 1) * (eye if roots is None else roots[index] @ roots[index].mT)  # C L
+    eye = torch.eye(k, dtype=aligned.dtype, device=aligned.device).expand(s, k, k)
+    changed_roots = eye if roots is None else roots[index]  # U
+    signs = extra.expand(s, changed_roots.shape[2])  # D
     nonlinear = _solve_nonlinear(fitted, index, counts[index], own, relabelled[index], targets)
     if nonlinear is not None and roots is not None:
-        blocks = _hessian_change(counts[index], nonlinear.hessian_roots, roots[index])
+        signs = torch.cat([counts[index].unsqueeze(1).expand_as(signs), -torch.ones_like(signs)], 1)
+        changed_roots = torch.cat([nonlinear.hessian_roots, changed_roots], 2)
         roots = roots.index_copy(0, index, nonlinear.hessian_roots)
+    blocks = (changed_roots * signs.unsqueeze(1)) @ changed_roots.mT  # C L
     matrix = torch.eye(s * k, dtype=aligned.dtype, device=aligned.device) + _times_blocks(blocks, own)
-    downdate = _solve(matrix, _times_blocks(blocks, aligned.reshape(s * k, n * k)))
+    seen = _times_blocks(changed_roots.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
+    inner = _times_blocks(changed_roots.mT, _times_blocks(changed_roots.mT, own).T).T  # U^T Q U
+    inner = torch.eye(len(inner), dtype=aligned.dtype, device=aligned.device) + signs.reshape(-1, 1) * inner
+    downdate = _solve(inner, signs.reshape(-1, 1) * seen)
     score = extra * residuals[index] + (1 + extra) * shift[index]
     step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if nonlinear is None else nonlinear.step
-    rows = aligned.reshape(s * k, n, k)
-    output_change = torch.einsum("anj,a->nj", rows, step)
+    output_change = torch.einsum("anj,a->nj", aligned.reshape(s * k, n, k), step)
+    rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
     after = relabelled - fitted.loo.hessian_times(slice(0, n), output_change)
     left_out, deciding = matrix.new_zeros(s * k, 0), index[:0]
@@ -235,8 +247,10 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
         deciding = _deciding(nonlinear.hessian_roots, leverage_blocks[index], own, counts[index])
         weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(nonlinear.residuals)
         left_out = _left_out(deciding, weights, nonlinear.hessian_roots, matrix, own)
+    divided = (counts > 0).index_fill(0, index[deciding], False)
+    _check_leverages(fitted, roots, leverage_blocks, divided, inner)
     loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[deciding], 0.0)
-    return Change(index, counts, step, downdate, loo_residuals, left_out)
+    return Change(index, counts, step, changed_roots, downdate, loo_residuals, left_out)
 
 
 def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -332,6 +346,29 @@ def _relative_size(step: Tensor, g: Tensor) -> float:
     return size / max(float(g.abs().max()), torch.finfo(g.dtype).tiny) if size else 0.0
 
 
+def _check_leverages(
+    fitted: Fitted, roots: Tensor | None, leverage_blocks: Tensor, divided: Tensor, inner: Tensor
+) -> None:
+    """Raise where examples that stay decide their own predictions after the change, but did not before.
+
+    Leave-one-out residuals of the `divided` divide by one minus a leverage, which is nothing but rounding then.
+    """
+    if not len(inner):
+        return
+    rounding = torch.finfo(inner.dtype).eps / torch.linalg.svdvals(inner).min().clamp_max(1.0)
+    before, after = (
+        1 - torch.linalg.eigvalsh(hat_blocks(fitted.loo.within_units(one), some)).amax(1)
+        for one, some in ((fitted.bread.leverage_blocks, fitted.problem.hessian_roots), (leverage_blocks, roots))
+    )
+    lost = divided & (after * LARGEST_ROUNDING < rounding) & (before * LARGEST_ROUNDING >= rounding)
+    if bool(lost.any()):
+        raise SingularCurvatureError(
+            f"expected the examples that stay to support each other, got {int(lost.sum())} that decide their own "
+            "predictions after the change (leverage one up to rounding), so that nothing is known without them. Raise "
+            "`ridge`, or remove fewer examples."
+        )
+
+
 def _deciding(roots: Tensor, leverage_blocks: Tensor, own: Tensor, counts: Tensor) -> Tensor:
     """Places in S of the changed examples for which rounding matters in one minus their new leverage.
 
@@ -379,9 +416,9 @@ def _hessian_change(counts: Tensor, new_roots: Tensor, old_roots: Tensor) -> Ten
 
 
 def _times_blocks(blocks: Tensor, values: Tensor) -> Tensor:
-    """A block-diagonal matrix (s, k, k) times (s k, q)."""
-    s, k = blocks.shape[:2]
-    return (blocks @ values.reshape(s, k, values.shape[1])).reshape(values.shape)
+    """A block-diagonal matrix (s, q, k) times (s k, p): (s q, p)."""
+    s, q, k = blocks.shape
+    return (blocks @ values.reshape(s, k, values.shape[1])).reshape(s * q, values.shape[1])
 
 
 def _solve(matrix: Tensor, right: Tensor) -> Tensor:
@@ -403,8 +440,9 @@ def apply(fitted: Fitted, inputs: Inputs, change: Change) -> WhatIf:
     root_counts = change.counts.clamp_min(0.0).sqrt().reshape(-1, 1, 1)
     found = []
     for _, aligned in whole_alignments(fitted, inputs):  # (m, k, n, k)
-        changed = aligned[:, :, change.index].flatten(2)
-        after = aligned - (changed @ change.downdate).reshape(aligned.shape)
+        own = aligned[:, :, change.index]  # (m, k, s, k)
+        changed, seen = own.flatten(2), torch.einsum("mksj,sjq->mksq", own, change.roots).flatten(2)
+        after = aligned - (seen @ change.downdate).reshape(aligned.shape)
         found.append(
             WhatIf(
                 change=changed @ change.step,

@@ -276,9 +276,29 @@ class Factor(Protocol):
         """`tensor() @ basis` for a basis (e, i, r), by the cheapest way, in precision as `matched`: (..., e, t, r)."""
         ...
 
+    def total(self, g: Tensor) -> Tensor:
+        """sum_n sum_t g_t a_t^T for inputs a (n, e, t, i) and gradients (n, e, t, o): (e, o, i)."""
+        ...
+
+    def every(self, step: int) -> Factor:
+        """Of one in so many examples."""
+        ...
+
+
+class _Tensor:
+    """What factors have in common that are held as tensors."""
+
+    def total(self: Factor, g: Tensor) -> Tensor:
+        """sum_n sum_t g_t a_t^T."""
+        return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
+
+    def every(self: Factor, step: int) -> Factor:
+        """Of one in so many examples."""
+        return self if step == 1 else Whole(self.tensor()[::step])
+
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(_Tensor):
     """A factor held as a tensor (..., e, t, i), with a column of ones to be appended if `ones`."""
 
     values: Tensor
@@ -319,7 +339,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Concatenated:
+class Concatenated(_Tensor):
     """Factors concatenated only where they are needed: along t (several calls of one weight) or c (cotangents)."""
 
     parts: tuple[Factor, ...]
@@ -356,7 +376,7 @@ class Concatenated:
 
 
 @dataclass(frozen=True)
-class Padded:
+class Padded(_Tensor):
     """A factor with zeros before and after its last axis: the gradients of some rows of a weight."""
 
     part: Factor

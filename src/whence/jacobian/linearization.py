@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whence.data.batches import Batch, Batches, Inputs, check_finite, length, take
 from whence.data.targets import LossDerivatives, Positions, check_weights_given, diagonal_blocks, none_if_ones
-from whence.errors import ShapeError, TooLargeError
+from whence.errors import ShapeError
 from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import HALVES
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
@@ -459,11 +459,11 @@ LEAST_MEMORY = 2**20
 """Bytes below which no fit is planned."""
 
 
-def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMORY) -> Linearization:
+def with_less_memory(problem: Linearization, least: int = LEAST_MEMORY) -> Linearization | None:
     """The same problem with half the memory, and chunks of half the size where that was given, with a note.
 
-    Memory is not reduced below `least`; from there on, only chunks become smaller. Raises `TooLargeError`, with the
-    device's own message, where there is nothing left to halve.
+    Memory is not reduced below `least`; from there on, only chunks become smaller. `None` where there is nothing left
+    to halve.
     """
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -473,14 +473,8 @@ def with_less_memory(problem: Linearization, full: str, least: int = LEAST_MEMOR
     if chunk is None and limit == problem.budget.limit:
         chunk = problem.batches.first().size  # nothing else can be made smaller
     chunk = None if chunk is None else max(chunk // 2, 1)
-    shared = problem.passes.checkpointed or not problem.passes.process_group.alone
-    if shared or limit < LEAST_MEMORY or (limit, chunk) == (problem.budget.limit, problem.chunk_size):
-        why = "A fit that is shared by processes or writes checkpoints keeps its plan. " if shared else ""
-        raise TooLargeError(
-            f"expected the fit to take {readable(problem.budget.limit)} at most on {problem.device}, got out of memory "
-            f"({full}). {why}Pass a smaller max_memory or chunk_size, select fewer parameters, or use fewer "
-            "columns (hessian_columns=...)."
-        )
+    if limit < LEAST_MEMORY or (limit, chunk) == (problem.budget.limit, problem.chunk_size):
+        return None
     smaller = "" if chunk is None else f", chunks of {chunk} examples"
     problem.batches.notes.append(
         f"the device ran out of memory; the fit was planned again with {readable(limit)}{smaller}"

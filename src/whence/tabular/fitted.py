@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from whence import Tracer, __version__, fit, load, ridge_from_weight_decay
 from whence.display import listing
 from whence.errors import CorruptArtifactError, InputError, did_you_mean
+from whence.influence import Explanation
 from whence.influence.intervals import Intervals
 from whence.report.usual import UsualValues, frame_of
 from whence.runtime.execution import Progress
@@ -207,6 +208,16 @@ class FittedTable:
     def batches(self, inputs: Tensor) -> Any:
         """Encoded rows as the tracer takes them."""
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
+
+    def explain(self, table: TextTable, top: int = 5) -> Explanation:
+        """Verdicts on rows of a table. A row that was trained on does not count as support of its own label."""
+        inputs = self.model.encode(table)
+        order = numpy.argsort(self.rows)
+        places = order[numpy.searchsorted(self.rows, table.rows, sorter=order).clip(max=len(order) - 1)]
+        known = self.inputs[torch.from_numpy(places)]
+        same = ((known == inputs) | known.isnan() & inputs.isnan()).all(1).numpy() & (self.rows[places] == table.rows)
+        examples = torch.from_numpy(numpy.where(same, places, -1))
+        return self.tracer.explain(self.batches(inputs), top=top, examples=examples)
 
     def row_batches(self, table: TextTable) -> Any:
         """The rows of a table as the tracer takes them."""

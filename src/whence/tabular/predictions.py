@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
-import torch
 
 from whence.display import number
 from whence.influence.intervals import LEVEL
@@ -106,7 +105,7 @@ def predict_rows(fitted: FittedTable, table: TextTable, explain: Any = ()) -> Ro
     frame = pandas.DataFrame(columns)
     explained = numpy.asarray(explain, dtype=int)
     if len(explained):
-        found = tracer.explain(fitted.batches(inputs[torch.as_tensor(explained, device="cpu")]))
+        found = fitted.explain(table.take(explained))
         verdicts: dict[str, Any] = {"verdict": list(found.verdicts)}
         verdicts |= {name: getattr(found, name).numpy() for name in ("noise", "scarcity", "noise_p", "scarcity_p")}
         for name in ("check", "near"):  # training examples by their rows in the file

@@ -92,9 +92,12 @@ def test_half_precision(structure: Any, as_on_a_gpu: bool, network: nn.Module, m
     check_same(traced(network, structure, precision="fp16"), wanted)
 
 
+@pytest.mark.parametrize("columns", [1, 3])
 @pytest.mark.parametrize("positions", [3, 30])  # factors are rotated first, or matrices
 @pytest.mark.parametrize("structure", [whence.EKFAC(), whence.KFAC()], ids=str)
-def test_bfloat16_weights_as_on_a_gpu(structure: Any, positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_weights_as_on_a_gpu(
+    structure: Any, positions: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their gradients have no more digits, so that matrices are formed in bfloat16 as well."""
     for module in (accumulate, kronecker, rotation):
         monkeypatch.setattr(module, "products_are_rounded", lambda device: True)
@@ -114,7 +117,7 @@ def test_bfloat16_weights_as_on_a_gpu(structure: Any, positions: int, monkeypatc
 
     def fit() -> Tracer:
         data = list(zip(x.split(40), y.split(40), strict=True))
-        return whence.fit(net, data, "categorical", structure, ridge=10.0, hessian_columns=3, progress=False)
+        return whence.fit(net, data, "categorical", structure, ridge=10.0, hessian_columns=columns, progress=False)
 
     found = fit()
     assert (positions == 3) in orders
@@ -163,10 +166,58 @@ def test_coarse_views(order: str, kept: tuple[int, int], monkeypatch: pytest.Mon
 
         mixed = torch.cat([one.matrices() for _, one in view().mixed(mixing.to(dtype))])
         along = view().along(step.to(dtype) if view().basis.outside else basis.into(step.to(dtype)))
-        return [sums.grams(view()), sums.variances(view()), mixed, along]
+        total = rotation.total(tangent, 1e-6 * mixing[..., 0].to(dtype))
+        return [sums.grams(view()), sums.variances(view()), mixed, along, total]
 
     for one, other in zip(seen(*found, coarse=True), seen(*wanted, coarse=False), strict=True):
         assert float((one - other).norm() / other.norm()) < 5e-3
+
+
+@pytest.mark.parametrize(("groups", "stride"), [(1, 1), (1, 2), (2, 1)])
+def test_sums_of_gradients_without_windows(groups: int, stride: int) -> None:
+    """In half precision by a convolution; the same as with the windows of the images."""
+    torch.manual_seed(0)
+    n, channels, o = 5, 4, 6
+    windows = linear.Windows((3, 3), (stride, stride), ((1, 1), (1, 1)), (1, 1), groups)
+    images = torch.randn(n, channels, 7, 6).half()
+    a = linear.Unfolded(images, windows, gradients.Layout(), n)
+    g = torch.randn(n, groups, a.shape[2], o // groups)
+    wanted = torch.einsum("neto,neti->eoi", g.double(), a.tensor().double())
+    torch.testing.assert_close(a.total(g).double(), wanted, rtol=1e-4, atol=1e-4)
+    single = linear.Unfolded(images.double(), windows, gradients.Layout(), n)
+    torch.testing.assert_close(single.total(g.double()), wanted)
+    for factor in (a, single, gradients.Whole(single.tensor())):
+        torch.testing.assert_close(factor.every(2).tensor(), factor.tensor()[::2])
+
+
+def test_inputs_of_some_examples_stand_for_all() -> None:
+    """The input factor from one in four examples, in units of all of them; that of the outputs from all."""
+    torch.manual_seed(0)
+    block = gradients.Block("w", ("w",), ((3, 4),), "kronecker")
+    a, g = torch.randn(10, 1, 50, 4), torch.randn(10, 1, 1, 50, 3)
+    tangent = gradients.Kronecker(block, gradients.Whole(a), gradients.Whole(g))
+    some, every = (kronecker.Factors.empty(block, a.device) for _ in range(2))
+    some.add(tangent, step=4)
+    every.add(tangent)
+    wanted = 10 / 3 * torch.einsum("neti,netj->eij", a[::4].double(), a[::4].double())
+    torch.testing.assert_close(some.inputs, wanted, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(some.outputs, every.outputs)
+    assert some.positions == every.positions
+
+
+@pytest.mark.parametrize("shape", [(30, 10, 24), (25, 10, 24), (5, 10, 24), (40, 3, 8), (3, 200, 8)])
+def test_grouped_products(shape: tuple[int, ...]) -> None:
+    """Whatever number of examples a group has, and however many are left over."""
+    torch.manual_seed(0)
+    left, right = torch.randn(*shape, dtype=torch.float64), torch.randn(*shape, dtype=torch.float64)
+    torch.testing.assert_close(rotation._grouped_products(left, right), left @ right.transpose(1, 2))
+
+
+def test_rows_times_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows at a time, the last ones fewer."""
+    monkeypatch.setattr(rotation, "ROW_NUMBERS", 35)
+    values, row = torch.randn(4, 3, 10).bfloat16(), torch.rand(1, 1, 10).bfloat16()
+    assert torch.equal(rotation._times_rows(values, row), values * row)
 
 
 def half_or_single(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from whence.curvature import rotation
 from whence.curvature.kronecker import Factors, second_moment
 from whence.curvature.primal import times_lower
 from whence.curvature.rotation import Factored, along, energy, total
-from whence.jacobian.gradients import Block, Dense, Kronecker, Whole
+from whence.jacobian import gradients
+from whence.jacobian.gradients import Block, Concatenated, Dense, Kronecker, Whole
 from whence.linalg import NARROWEST, WIDEST, add_gram, mirror
 
 
@@ -39,6 +41,38 @@ def test_products_of_which_half_is_known(size: int) -> None:
     torch.testing.assert_close(sums, before + rows.T @ rows, rtol=1e-12, atol=1e-12)
     triangle = normal(size, size).tril()
     torch.testing.assert_close(times_lower(rows, triangle), rows @ triangle.T, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("c", [1, 2, 3])
+def test_mixtures_and_inner_products_of_cotangents(c: int, dtype: torch.dtype) -> None:
+    g, weights, moved = normal(5, c, 1, 6, 4).to(dtype), normal(5, c, 3).to(dtype), normal(5, 1, 6, 4).to(dtype)
+    tolerance = 1e-12 if dtype == torch.float64 else 2e-2
+    for given in (g, g.transpose(3, 4).contiguous().transpose(3, 4)):  # as rows, and as images are
+        wanted = torch.einsum("ncetO,ncq->nqetO", given.double(), weights.double())
+        torch.testing.assert_close(rotation.mix(given, weights).double(), wanted, rtol=tolerance, atol=2 * tolerance)
+        wanted = torch.einsum("ncetO,netO->nc", given.double(), moved.double())
+        found = rotation.inner_products(given, moved)
+        assert found.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)  # sums have more digits
+        torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-3, 1e30])
+def test_bfloat16_is_rotated_in_float16_whatever_its_size(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "matched", lambda values, basis: (values, basis.to(values.dtype)))  # as on a GPU
+    values, basis = size * normal(3, 2, 1, 5, 8).bfloat16(), torch.linalg.qr(normal(8, 8)).Q.unsqueeze(0)
+    assert rotation.held_in_bfloat16(Concatenated((Whole(values), Whole(values)), "cotangents"))
+    found = rotation.project_in_float16(Whole(values), basis.float())
+    assert found.dtype == torch.bfloat16
+    wanted = values.double() @ basis[0]
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=2e-3 * size)
+
+
+def test_matrices_that_are_rotated_later_come_in_single_precision() -> None:
+    a, g = normal(3, 1, 40, 6).bfloat16(), normal(3, 2, 1, 40, 5).bfloat16()
+    wanted = torch.einsum("nceto,neti->nceoi", g.double(), a.double())
+    torch.testing.assert_close(rotation.outer(a, g, single=True).double(), wanted, rtol=1e-5, atol=1e-5)
+    assert rotation.outer(a, g).dtype == torch.bfloat16
 
 
 def test_gradients_in_parts_are_those_side_by_side() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_weight
 
 from whence.jacobian.gradients import Factor, Kind, Layout, Whole, matched
 from whence.jacobian.rules.base import Arguments, Function, Keywords, Reader, Recorder, Use, bind, functions, positions
@@ -73,6 +74,7 @@ def product(recorder: Recorder, function: Function, args: Arguments, kwargs: Key
 
 # --- Convolutions: the windows are unfolded only where they are needed ------------------------------------------------
 
+FEW_WINDOWS = 16  # of an image, which a GPU multiplies faster one by one than by a convolution
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -136,13 +138,20 @@ class Windows:
         """Convolve with kernels (e, i, r) of this geometry: the projected windows, (b, e, r, t)."""
         e, _, r = kernels.shape
         weight = kernels.transpose(1, 2).reshape(e * r, -1, *self.kernel)
-        images = self.padded(images)
+        alike = all(before == after for before, after in self.padding)
+        images = images if alike else self.padded(images)
         if images.dtype == torch.float16 and self.dims == 2 and not (weight.shape[0] % 8 or weight.shape[1] % 8):
             # in this order a GPU's tensor units compute; the windows are larger than the images
             images, weight = (one.contiguous(memory_format=torch.channels_last) for one in (images, weight))
         bias = None if offsets is None else offsets.flatten()
         out = CONVOLUTIONS[self.dims](
-            images, weight, bias, self.stride, 0, self.dilation, self.groups
+            images,
+            weight,
+            bias,
+            self.stride,
+            [pad[0] for pad in self.padding] if alike else 0,
+            self.dilation,
+            self.groups,
         )  # (b, e r, *counts)
         return out.reshape(images.shape[0], e, r, -1)
 
@@ -190,8 +199,31 @@ class Unfolded:
         if self.counts is not None:
             return self.tensor().to(basis.dtype) @ basis
         flat, basis = matched(self.images.flatten(0, -self.windows.dims - 2), basis)
+        if flat.dtype == torch.float16 and self.shape[-2] <= FEW_WINDOWS and not self.ones and self.windows.groups == 1:
+            rows = self.windows.unfold(flat).squeeze(1).transpose(1, 2).contiguous()
+            return self._arrange((rows @ basis[0]).transpose(1, 2).unsqueeze(1))
         kernels, offsets = (basis[:, :-1], basis[:, -1]) if self.ones else (basis, None)
         return self._arrange(self.windows.convolve(flat, kernels, offsets))
+
+    def total(self, g: Tensor) -> Tensor:
+        """sum_n sum_t g_t a_t^T: of images in half precision by a convolution, without building the windows."""
+        n, e, _, o = g.shape
+        if self.images.dtype != torch.float16 or self.windows.dims != 2 or self.layout != Layout() or self.ones:
+            return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
+        images, windows = self.windows.padded(self.images), self.windows
+        shape = (e * o, images.shape[1] // e, *windows.kernel)
+        grads = g.transpose(2, 3).reshape(n, e * o, *windows.count(self.images.shape[2:]))
+        found: Tensor = conv2d_weight(
+            images.to(g.dtype), shape, grads, windows.stride, 0, windows.dilation, windows.groups
+        )
+        return found.reshape(e, o, -1)
+
+    def every(self, step: int) -> Factor:
+        """Of one in so many examples, before their windows are built."""
+        if step == 1 or self.layout != Layout():
+            return self if step == 1 else Whole(self.tensor()[::step])
+        images = self.images[::step]
+        return replace(self, images=images, examples=len(images))
 
     def _arrange(self, windows: Tensor) -> Tensor:  # (b, e, i, t) to (..., e, t, i)
         if self.layout is None:
@@ -238,7 +270,8 @@ class ConvolutionUse(_WindowsUse):
 
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Inputs are unfolded on demand."""
-        a = Unfolded(self.inputs, self.windows, layout, grads.shape[0], ones)
+        rounded = self.inputs.to(grads.dtype) if grads.dtype == torch.float16 else self.inputs  # as autocast has done
+        a = Unfolded(rounded, self.windows, layout, grads.shape[0], ones)
         return a, Whole(_grouped(grads, self.groups, self.windows.dims))
 
 
