@@ -102,9 +102,10 @@ def make_table(trials: list[Trial]) -> Table:
 
 def classes_table(classes: list[Classes]) -> Table:
     """AUROC of noise, scarcity and source beside what needs no whence, the mean over draws."""
+    draws = "one draw" if len(classes) == 1 else f"{len(classes)} draws"
     table = Table(
         title="Ten digits, cross-entropy: the same questions, beside scores without whence",
-        caption=f"Mean AUROC of {len(classes)} draw{'s' * (len(classes) > 1)}. kNN and DDU work with the network's last features.",
+        caption=f"Mean AUROC of {draws}. kNN and DDU work with the network's last features.",
     )
     table.add_column("score")
     for question in ("noisy digit", "missing digit", "noisy against missing"):
