@@ -450,7 +450,7 @@ def read_description(
     if not path.is_file():
         raise InputError(
             f"expected a folder saved by `whence table --save`, got {folder}, which "
-            + (f"has no {file}." if folder.is_dir() else "does not exist.")
+            + (f"has no {file}." if folder.is_dir() else "is a file." if folder.exists() else "does not exist.")
         )
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
