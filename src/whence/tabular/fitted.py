@@ -210,8 +210,10 @@ class FittedTable:
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
 
     def explain(self, table: TextTable, top: int = 5) -> Explanation:
-        """Verdicts on rows of a table. A row that was trained on does not count as support of its own label."""
+        """Verdicts on rows of a table. A row that was trained on does not count as support of its own class."""
         inputs = self.model.encode(table)
+        if not self.model.target.classes:
+            return self.tracer.explain(self.batches(inputs), top=top)
         order = numpy.argsort(self.rows)
         places = order[numpy.searchsorted(self.rows, table.rows, sorter=order).clip(max=len(order) - 1)]
         known = self.inputs[torch.from_numpy(places)]
