@@ -23,7 +23,8 @@ from typer.testing import CliRunner
 from whence.cli.app import app
 from whence.influence.explanation import VERDICTS
 
-from .record import save, say, surroundings
+from .record import save, say
+from .studied import open_record, put
 
 Rows = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -113,14 +114,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--penguins", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tables", nargs="+", default=[""], help="Beginnings of names; all when not given.")
+    parser.add_argument("--append", action="store_true", help="Keep the rows of the record that is there.")
     parser.add_argument("--out", type=Path, default=Path("results/table_verdicts.json"))
     given = parser.parse_args()
-    record: dict[str, Any] = {**surroundings(), "rows": []}
+    record = open_record(given.out, given.append)
     for name, target, make in tables(given.penguins):
-        for seed in given.seeds:
+        for seed in given.seeds if name.startswith(tuple(given.tables)) else ():
             frame, asked = make(seed)
             row = {"table": name, "seed": seed, **measure(frame, target, asked, seed)}
-            record["rows"].append(row)
+            put(record, row, ("table", "seed"))
             save(given.out, record)
             say(f"{name}, seed {seed}: {row.get('asked')} {row.get('others')}")
 

@@ -479,3 +479,16 @@ def test_labels_learned_by_heart_are_noise_all_the_same(generator: torch.Generat
     assert float((found.noise > found.noise_limit)[place == 2].double().mean()) > 0.5
     assert float(found.noise[place == 2].mean()) > 0.25
     assert float((found.noise > found.noise_limit)[place != 2].double().mean()) < 0.05
+
+
+def test_labels_that_no_other_example_could_predict_are_scarce_not_noisy(generator: torch.Generator) -> None:
+    """Two examples, alone in their places, are predicted wrong without themselves, and right new ones near them."""
+    place = torch.cat([torch.arange(300) % 2, torch.tensor([2, 3])])
+    x = torch.nn.functional.one_hot(place, 4).double() * 3 + 0.1 * torch.randn(302, 4, generator=generator).double()
+    labels = place % 2
+    model = networks.linear(torch.zeros(2, 4))
+    tracer = fit(model, [(x, labels)], likelihood="categorical", ridge=RIDGE, recenter=True)
+    found = tracer.explain(x[-2:] + 0.01)
+    assert float(tracer.loo_residuals[-2:].square().sum(1).min()) > 0.4  # nothing is known without them
+    assert found.verdicts == ("scarce data", "scarce data")
+    assert float(found.noise.max()) < found.noise_limit

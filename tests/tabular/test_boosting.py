@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.metrics import brier_score_loss
 
 from whence.runtime.execution import Progress
 from whence.tabular.boosting import grow, read_trees
 from whence.tabular.files import TextTable
-from whence.tabular.fitted import fit_table, prepare
+from whence.tabular.fitted import fit_table, load_table, prepare, save_table, squared_errors
 from whence.tabular.network import mean_loss
 from whence.tabular.predictions import predict_rows
 from whence.tabular.target import Target
@@ -118,3 +120,43 @@ def test_rows_that_were_trained_on_do_not_vote_about_themselves(learner: Any) ->
     assert not torch.allclose(plain, wanted)
     other = TextTable(ready.table.columns, ready.table.rows[::-1].copy(), 160)  # other rows of the same numbers
     torch.testing.assert_close(fitted.explain(other).noise, plain)
+
+
+def test_coins_for_labels_are_noise_though_splits_have_learned_them(tmp_path: Path) -> None:
+    """Leave-one-out residuals keep the splits, and so are too small; trees grown without a row contradict its label."""
+    draw = np.random.default_rng(0)
+    place = np.arange(900) % 6  # six groups; the labels of the last two are coins
+    x = 4 * np.eye(6)[place] + 0.8 * draw.normal(size=(900, 6))
+    labels = np.where(place < 4, place, draw.integers(4, 6, 900))
+    cells = {f"x{at}": np.char.mod("%.6f", x[:, at]).astype(object) for at in range(6)}
+    cells["y"] = np.array([f"class {label}" for label in labels], dtype=object)
+    ready = prepare(TextTable(cells, np.arange(900) + 1, 900), "y", width=4)
+    fitted = fit_table(ready, learner="trees")
+    assert fitted.tracer.held_out is not None
+    coins = place[ready.split.train] > 3
+    left_out = fitted.tracer.loo_residuals.square().sum(1).numpy()
+    assert left_out[coins].mean() < 0.42
+    assert 0.45 < float(fitted.tracer.held_out.nanmean()) / coins.mean() < 0.75
+    found = fitted.explain(ready.table)
+    noisy = found.noisy.numpy()
+    assert noisy[place > 3].mean() > 0.8
+    assert noisy[place < 4].mean() < 0.05
+    assert 0.4 < float(found.noise[torch.from_numpy(place > 3)].mean()) < 0.7
+    save_table(fitted, tmp_path / "saved", {})
+    again = load_table(tmp_path / "saved", progress=False).explain(ready.table)
+    torch.testing.assert_close(again.noise, found.noise)
+    assert again.verdicts == found.verdicts
+
+
+def test_squared_errors_are_brier_scores() -> None:
+    outputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = np.arange(50) % 3
+    found = squared_errors(Target("y", "classification", ("a", "b", "c")), outputs, values)
+    assert found is not None
+    wanted = brier_score_loss(values, outputs.softmax(1).numpy(), scale_by_half=False)
+    assert float(found.mean()) == pytest.approx(wanted)
+    yes = squared_errors(Target("y", "classification", ("a", "b")), outputs[:, :1], values % 2)
+    assert yes is not None
+    wanted = brier_score_loss(values % 2, outputs[:, 0].sigmoid().numpy())
+    assert float(yes.mean()) == pytest.approx(2 * wanted)
+    assert squared_errors(Target("y", "regression"), outputs[:, :1], values) is None

@@ -11,20 +11,12 @@ import statsmodels.api
 import torch
 import xgboost
 from scipy.stats import spearmanr
-from sklearn.ensemble import (
-    GradientBoostingClassifier,
-    GradientBoostingRegressor,
-    HistGradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
-from sklearn.neighbors import NearestNeighbors
+from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 import whence
 from tree_models import MODELS, dense_leaves, dense_variances, one_hot, table, task
 from whence.curvature.leaves import LeafCore
-from whence.influence.neighbours import leaf_signs
 from whence.trees import read
 
 
@@ -195,33 +187,3 @@ def test_variances_of_a_forest_go_with_the_infinitesimal_jackknife():
     found = whence.fit(model, (x, y), progress=False).predict(fresh)
     assert spearmanr(found.hec3[:, 0].numpy(), jackknife)[0] > 0.4
     assert spearmanr(found.ho[:, 0].numpy(), jackknife)[0] < 0.2  # which knows nothing of the noise
-
-
-def test_leaf_signs_count_the_leaves_that_rows_share():
-    x, y = table(120)
-    leaves = RandomForestRegressor(40, max_leaf_nodes=12, random_state=0).fit(x, y).apply(x)
-    numbers = torch.from_numpy(leaves + 50 * np.arange(40))
-    unit = torch.nn.functional.normalize(leaf_signs(numbers, 50 * 40), dim=1)
-    shared = (leaves[:, None] == leaves[None]).mean(2)
-    assert np.abs((unit @ unit.T).numpy() - shared).max() < 0.2  # five standard errors of 768 signs, over 7,000 pairs
-
-
-@pytest.mark.parametrize(
-    "model", [GradientBoostingClassifier(n_estimators=60, random_state=0), RandomForestClassifier(60, random_state=0)]
-)
-def test_coins_for_labels_are_noise_though_splits_have_learned_them(model):
-    """Their leave-one-out residuals keep the splits, and so are too small; rows that share leaves still differ."""
-    draw = np.random.default_rng(0)
-    place, new = np.arange(600) % 4, np.arange(200) % 4  # four groups; the labels of the last two are coins
-    x, asked = (4 * np.eye(4)[group] + draw.normal(size=(len(group), 4)) for group in (place, new))
-    y = np.where(place < 2, place, draw.integers(2, 4, 600))
-    model.fit(x, y)
-    assert (model.predict(x) == y)[place > 1].mean() > 0.9
-    tracer = whence.fit(model, (x, y), progress=False)
-    near = NearestNeighbors(n_neighbors=50).fit(x).kneighbors(return_distance=False)
-    honest = (y[near] != y[:, None]).mean()
-    for found, groups in ((tracer.explain(asked), new), (tracer.explain(x, examples=range(600)), place)):
-        noisy = found.noisy.numpy()
-        assert noisy[groups > 1].mean() > 0.8
-        assert noisy[groups < 2].mean() < 0.05
-        assert abs(found.noise.mean() - honest) < 0.1

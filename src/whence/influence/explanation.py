@@ -21,7 +21,6 @@ from whence.display import Column, Shown, Table, count, number, numbers, percent
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, check_traced, divide, effective_number, evenly_spaced, join_batches
 from whence.influence.neighbours import VOTERS, Neighbours, disagreement, has_several_labels, predicted_probability
-from whence.jacobian.leaves import LeafSum
 from whence.linalg import largest
 from whence.results import frame
 
@@ -345,7 +344,8 @@ class Calibration:
     that a network has learned by heart little is left in the residuals of cross-entropy. So where clearly more of the
     50 training examples nearest in the features of the last layer have another label, by two standard errors of their
     share, this share takes the place of the square there (`disagreement`): both say how often two labels differ. The
-    splits of trees have learned labels too; nearest are rows that share most leaves, for classes of more rows. If
+    splits of trees, which are kept, have learned labels too: where other trees predicted the example that did not see
+    it (`Fitted.held_out`), and its class has more than 50 examples, the square is that of their error. If
     noise were the same everywhere, the squares could be shuffled among the examples. Shuffled, the average has mean
     mean(v) and variance var(v) (sum of squared weights - 1 / n); a gamma distribution with these moments gives the
     p-value.
@@ -421,10 +421,10 @@ class Calibration:
         own, labels = squares[index], class_labels(fitted, codes)
         if features is not None and labels is not None:
             shares, errors = (some.to(own.dtype) for some in disagreement(features, labels, index, counted))
-            clear = shares - 2.0 * errors > own
-            if isinstance(fitted.problem.network.model, LeafSum):  # leaves hold more rows than a rare class has
-                clear &= torch.bincount(labels[counted], minlength=int(labels.max()) + 1)[labels[index]] > VOTERS
-            own = torch.where(clear, shares, own)
+            own = torch.where(shares - 2.0 * errors > own, shares, own)
+        if fitted.held_out is not None and labels is not None:
+            held_out, many = fitted.held_out.to(own)[index], torch.bincount(labels[counted])[labels[index]] > VOTERS
+            own = torch.where(held_out.isfinite() & many, held_out, own)
         heard = supported[index].nonzero().squeeze(1)
         order = heard[around[heard].argsort(stable=True)]
         expected = isotonic(without_ties(around[order], own[order]))

@@ -60,6 +60,8 @@ class Fitted(Shown):
         hc1_factor: HeC1 over HeC0.
         diagnostics: what was approximated, guarded or repaired.
         fingerprints: of the model's parameters and buffers when it was fitted.
+        held_out: (n,) for classes, the squared errors of models of the same kind that were trained without the example,
+            summed over the classes; NaN where none was. `None` where they are not known.
     """
 
     problem: Linearization
@@ -74,6 +76,7 @@ class Fitted(Shown):
     hc1_factor: float
     diagnostics: Diagnostics
     fingerprints: Mapping[str, int]
+    held_out: Tensor | None = None
 
     @property
     def degrees_of_freedom(self) -> float:

@@ -48,9 +48,6 @@ MOST_DIRECTIONS = 4
 VOTERS = 50
 """Training examples, nearest in the features of the last layer, whose labels an example's own is compared with."""
 
-SIGNS, SIGNS_AT_ONCE = 768, 64
-"""Random signs of each leaf of trees, from which leaves that rows share are counted; and how many are drawn at once."""
-
 WEIGHED_AT_ONCE = 2**24
 """Numbers (predictions times training examples) that are computed in one go."""
 
@@ -208,48 +205,21 @@ def prediction_gradients(
 
 
 def last_features(fitted: Fitted, inputs: Inputs) -> Tensor | None:
-    """(m, d) what the linear layer that runs last is given; `None` where it is not one vector for each example.
-
-    Of trees, vectors whose cosine is about the share of trees that send two rows to the same leaf.
-    """
-    problem, model = fitted.problem, fitted.problem.network.model
-    if isinstance(model, LeafSum):
-        if problem.n * SIGNS * torch.finfo(problem.dtype).bits // 8 > FEATURE_SHARE * problem.budget.limit:
-            return None
-        plain = inputs.inputs if isinstance(inputs, OutputView) else inputs
-        return leaf_signs(plain["leaves"], len(model.scale))
+    """(m, d) what the linear layer that runs last is given; `None` where it is not one vector for each example."""
     given: list[Tensor] = []
 
     def record(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         given[:] = arguments[:1]
 
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    layers = [layer for layer in fitted.problem.network.model.modules() if isinstance(layer, nn.Linear)]
     hooks = [layer.register_forward_pre_hook(record) for layer in layers]
     try:
         with torch.no_grad():
-            outputs = problem.network.shaped(inputs.inputs if isinstance(inputs, OutputView) else inputs)
+            outputs = fitted.problem.network.shaped(inputs.inputs if isinstance(inputs, OutputView) else inputs)
     finally:
         for hook in hooks:
             hook.remove()
     return given[0].float() if given and given[0].dim() == 2 and len(given[0]) == len(outputs) else None
-
-
-def leaf_signs(leaves: Tensor, count: int) -> Tensor:
-    """(m, d) sums of random signs, the same in every call, of the leaves (m, trees) that rows fall into, of so many.
-
-    Examples:
-        >>> rows = functional.normalize(leaf_signs(torch.tensor([[0, 2], [0, 3], [1, 3]]), 4), dim=1)
-        >>> (rows @ rows.T).round(decimals=1).abs()
-        tensor([[1.0000, 0.5000, 0.0000],
-                [0.5000, 1.0000, 0.5000],
-                [0.0000, 0.5000, 1.0000]])
-    """
-    generator = torch.Generator("cpu").manual_seed(0)
-    found = []
-    for _ in range(SIGNS // SIGNS_AT_ONCE):
-        signs = 2.0 * torch.randint(0, 2, (count, SIGNS_AT_ONCE), generator=generator, device="cpu") - 1.0
-        found.append(functional.embedding_bag(leaves, signs.to(leaves.device), mode="sum"))
-    return torch.cat(found, 1)
 
 
 def disagreement(features: Tensor, labels: Tensor, index: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:

@@ -346,13 +346,27 @@ def _fit(model: TableModel, inputs: Tensor, values: Any, trained: Trained, struc
     predictor, data = model.fitted_with(trained.predictor, inputs, values)
     options: dict[str, Any] = {"structure": structure, "progress": progress}
     if model.learner == "trees":
-        return fit(predictor, data, **options)
+        return replace(fit(predictor, data, **options), held_out=squared_errors(model.target, trained.held_out, values))
     options["likelihood"] = model.target.likelihood
     options["ridge"] = ridge(model.target, trained.settings["weight_decay"], len(values))
     tracer = fit(predictor, data, **options)
     if float(tracer.diagnostics["Newton change"]) > FAR_FROM_OPTIMUM:
         tracer = fit(predictor, data, recenter=True, **options)
     return tracer
+
+
+def squared_errors(target: Target, outputs: Tensor, values: Any) -> Tensor | None:
+    """(n,) squared distances of labels from the probabilities that outputs (n, k) give; `None` for numbers.
+
+    Examples:
+        >>> squared_errors(Target("y", "classification", ("a", "b")), torch.zeros(2, 1), numpy.array([0.0, 1.0]))
+        tensor([0.5000, 0.5000])
+    """
+    if target.task == "regression":
+        return None
+    wide = torch.cat([torch.zeros_like(outputs), outputs], 1) if target.outputs == 1 else outputs
+    labels = nn.functional.one_hot(torch.as_tensor(values, device="cpu").long(), wide.shape[1])
+    return (wide.softmax(1) - labels).square().sum(1)
 
 
 def ridge(target: Target, weight_decay: float, rows: int) -> float:
@@ -390,6 +404,8 @@ def save_table(fitted: FittedTable, folder: Path, about: dict[str, Any]) -> None
         if fitted.intervals is not None:
             training |= {f"intervals.{name}": values for name, values in vars(fitted.intervals).items()}
         training |= {f"usual.{name}": torch.from_numpy(one) for name, one in fitted.usual.measured().items()}
+        if fitted.tracer.held_out is not None:
+            training["held_out"] = fitted.tracer.held_out
         training["constant"] = torch.tensor(fitted.usual.constant, dtype=torch.float64, device="cpu")
         save_file(training, new / TRAINING)
         fitted.tracer.save(new / FIT)
@@ -422,6 +438,7 @@ def load_table(folder: Path, progress: bool) -> FittedTable:
             f"expected a table saved by `whence table --save` in {folder}, got damaged files: {reason}. Make it anew."
         ) from error
     tracer = load(folder / FIT, *model.fitted_with(predictor, inputs, values), progress=progress)
+    tracer = replace(tracer, held_out=training.get("held_out"))
     return FittedTable(model, predictor, tracer, inputs, values, rows, intervals, usual)
 
 
@@ -433,7 +450,7 @@ def read_description(
     if not path.is_file():
         raise InputError(
             f"expected a folder saved by `whence table --save`, got {folder}, which "
-            + (f"has no {file}." if folder.is_dir() else "does not exist.")
+            + (f"has no {file}." if folder.is_dir() else "is a file." if folder.exists() else "does not exist.")
         )
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
