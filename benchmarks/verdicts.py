@@ -75,6 +75,7 @@ CASES: dict[str, Case] = {
         "cifar-10", 50_000, 10_000, lambda k: ViT(32, 4, 3, k, 192, 6, 3), "ViT of 6 layers", 30, "sketch:size=1024"
     ),
 }
+CASES.update({f"{name}, all images": replace(CASES[name], n=60_000) for name in ("fashion-mnist", "mnist")})
 CASES.update({f"{name}, squared error": replace(case, loss="squared error") for name, case in CASES.items()})
 CASES.update(
     {

@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from whence.display import count
-
 from .demo_classes import GROUPS, OURS, THEIRS, Classes, mean_classes, run_classes
 from .demo_page import TITLE, about, cells, ids, names, questions, sections
 from .demo_task import SIDE
@@ -104,9 +102,10 @@ def make_table(trials: list[Trial]) -> Table:
 
 def classes_table(classes: list[Classes]) -> Table:
     """AUROC of noise, scarcity and source beside what needs no whence, the mean over draws."""
+    draws = "one draw" if len(classes) == 1 else f"{len(classes)} draws"
     table = Table(
         title="Ten digits, cross-entropy: the same questions, beside scores without whence",
-        caption=f"Mean AUROC of {count(len(classes), 'draw')}. kNN and DDU work with the network's last features.",
+        caption=f"Mean AUROC of {draws}. kNN and DDU work with the network's last features.",
     )
     table.add_column("score")
     for question in ("noisy digit", "missing digit", "noisy against missing"):

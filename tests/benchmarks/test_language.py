@@ -141,7 +141,6 @@ def test_a_fact_known_by_heart_leans_on_its_document() -> None:
         fitted,
         leaned,
         learner,
-        linear_layers,
         one_word,
         padded,
         ranks_of,
@@ -155,10 +154,8 @@ def test_a_fact_known_by_heart_leans_on_its_document() -> None:
     for text in texts:
         encode(text.whole)
     model, read = learner(encode, "cpu", 0)
-    tune(model.requires_grad_(True), batches(texts, read, 12, "cpu"), 60, 1e-2, 0)
-    model.requires_grad_(False)
-    for _, layer in linear_layers(model):
-        layer.weight.requires_grad_(True)
+    tune(model, batches(texts, read, 12, "cpu"), 60, 1e-2, 0, everything=True)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 2 * (4 * 24 * 24 + 3 * 24 * 32)
     stating = [at for at, text in enumerate(texts) if text.kind == "states"]
     words = [read(texts[at].whole) for at in stating]  # the last two are the answer and a full stop
     (questions,) = padded([one_word(one[:-2], one[-2], "cpu") for one in words], len(words))

@@ -483,7 +483,7 @@ def _framed(problem: Problem, tracer: whence.Tracer, truth: Truth, terms: dict[s
         for name, vectors in (("residual", fitted.residuals), ("loo_residual", fitted.u)):
             yield f"norms, {name}", frame[name], np.linalg.norm(fitted.unweighted(vectors), axis=1), close
     if fitted.freedom > 1e-9:
-        yield "Cook's distance", frame["cook"], fitted.cook, close * 10
+        yield "Cook's distance", frame["cook"], fitted.cook, max(close * 10, fitted.rounding_of_cook)
     yield "influence on tests", frame["test_influence"], np.sqrt(terms["hec3"].mean(0)), max(close, close**0.5 * 1e-2)
     if _rows(truth):
         yield "suspicion", frame["suspicion"], fitted.suspicion, close * 10

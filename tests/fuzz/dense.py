@@ -603,6 +603,16 @@ class Dense:
             found[rows[0] // self.k] += self.u.reshape(-1)[rows] @ J[rows] @ self.inverse @ J[rows].T @ vectors[rows]
         return found.clip(0) / scale
 
+    @property
+    def rounding_of_cook(self) -> float:
+        """What rounding does to it, relatively, where it takes an inverse of the Hessians of certain probabilities."""
+        if self.policy != "clip":
+            return 0.0
+        values = np.linalg.eigvalsh(self.L)
+        largest = values.max(1, keepdims=True)
+        kept = np.where(values > 1e-15 * largest, values, largest)
+        return float(1e-15 * (largest[:, 0] / kept.min(1).clip(1e-300)).max(initial=0.0))
+
     @cached_property
     def suspicion(self) -> Array:
         """(n,) the studentized residual, or the largest residual at the prediction without the example."""

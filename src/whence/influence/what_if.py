@@ -234,6 +234,7 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     seen = _times_blocks(changed_roots.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
     inner = _times_blocks(changed_roots.mT, _times_blocks(changed_roots.mT, own).T).T  # U^T Q U
     inner = torch.eye(len(inner), dtype=aligned.dtype, device=aligned.device) + signs.reshape(-1, 1) * inner
+    _check_support(inner)
     downdate = _solve(inner, signs.reshape(-1, 1) * seen)
     score = extra * residuals[index] + (1 + extra) * shift[index]
     step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if nonlinear is None else nonlinear.step
@@ -346,6 +347,19 @@ def _relative_size(step: Tensor, g: Tensor) -> float:
     return size / max(float(g.abs().max()), torch.finfo(g.dtype).tiny) if size else 0.0
 
 
+def _check_support(inner: Tensor) -> None:
+    """Raise where I + D U^T Q U (s q, s q) is singular up to rounding: the examples that leave are the only support."""
+    if len(inner) and 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * float(torch.linalg.svdvals(inner).min()):
+        raise _singular("up to rounding")
+
+
+def _singular(how_far: str) -> SingularCurvatureError:
+    return SingularCurvatureError(
+        "expected a curvature that keeps its inverse after the change, got one without: the examples that leave "
+        f"decide their own predictions (leverage one {how_far}). Raise `ridge`, or change other examples."
+    )
+
+
 def _check_leverages(
     fitted: Fitted, roots: Tensor | None, leverage_blocks: Tensor, divided: Tensor, inner: Tensor
 ) -> None:
@@ -426,10 +440,7 @@ def _solve(matrix: Tensor, right: Tensor) -> Tensor:
     solved = torch.linalg.solve_ex(matrix, right)
     found: Tensor = solved.result
     if bool(solved.info.any()) or not bool(torch.isfinite(found).all()):
-        raise SingularCurvatureError(
-            "expected a curvature that keeps its inverse after the change, got one without: the examples that leave "
-            "decide their own predictions (leverage one to the last digit). Raise `ridge`, or change other examples."
-        )
+        raise _singular("to the last digit")
     return found
 
 

@@ -150,7 +150,7 @@ class LeafSum(nn.Module):
         if unknown:
             raise TargetError(
                 f"expected labels of the model's classes {list(self.classes)[:10]} in {where}, got "
-                f"{given[unknown[0]]!r} in row {unknown[0]}."
+                f"{given.tolist()[unknown[0]]!r} in row {unknown[0]}. Pass the labels that the model was trained with."
             )
         if self.likelihood == "categorical":
             return codes

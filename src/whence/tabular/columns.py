@@ -91,7 +91,7 @@ def parse_numbers(texts: Any, style: str, unit: str = "") -> Any:
 
 
 def _parse_number(text: str, style: str, unit: str) -> float:
-    bare = text.strip().lstrip("$€£").removesuffix("%").strip()
+    bare = text.strip().lstrip("$€£").rstrip("$€£%").strip()
     if unit and (split := _WITH_UNIT.fullmatch(bare)) and _singular(split[2]) == unit:
         bare = split[1]
     if style == "thousands" and _THOUSANDS.fullmatch(bare):

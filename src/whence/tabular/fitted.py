@@ -210,8 +210,10 @@ class FittedTable:
         return inputs if self.model.learner == "trees" else list(inputs.split(BATCH))
 
     def explain(self, table: TextTable, top: int = 5) -> Explanation:
-        """Verdicts on rows of a table. A row that was trained on does not count as support of its own label."""
+        """Verdicts on rows of a table. A row that was trained on does not count as support of its own class."""
         inputs = self.model.encode(table)
+        if not self.model.target.classes:
+            return self.tracer.explain(self.batches(inputs), top=top)
         order = numpy.argsort(self.rows)
         places = order[numpy.searchsorted(self.rows, table.rows, sorter=order).clip(max=len(order) - 1)]
         known = self.inputs[torch.from_numpy(places)]
@@ -450,7 +452,7 @@ def read_description(
     if not path.is_file():
         raise InputError(
             f"expected a folder saved by `whence table --save`, got {folder}, which "
-            + (f"has no {file}." if folder.is_dir() else "does not exist.")
+            + (f"has no {file}." if folder.is_dir() else "is a file." if folder.exists() else "does not exist.")
         )
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -17,7 +17,10 @@ from whence.tabular.columns import (
     Column,
     Date,
     ExcludedColumn,
+    Number,
+    Scale,
     category_of,
+    describe_styles,
     folded,
     guess_spelling,
     is_missing,
@@ -103,8 +106,7 @@ def detect_target(name: str, cells: Any, task: Task | None, notes: list[str]) ->
             f"as {', '.join(map(repr, strange[:3]))}. Correct or empty these cells, or pass --task classification."
         )
     _check_size(name, filled, values)
-    if unit:
-        notes.append(f"{name!r} was read as numbers, without the unit {unit!r}")
+    notes += describe_styles([Number(name, Scale.of(values), False, style, unit=unit)])
     return Target(name, "regression", style=style, unit=unit)
 
 

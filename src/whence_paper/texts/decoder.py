@@ -49,11 +49,12 @@ def smollm2() -> tuple[Any, Any]:
     return nn.Module.float(model).eval(), tokenizer  # its own method refuses a file that was quantized
 
 
-def small(vocabulary: int, seed: int) -> Any:
+def small(vocabulary: int, seed: int, width: int = 24) -> Any:
     """A Llama of random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM  # takes seconds to import
 
-    sizes: Any = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes: Any = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes["intermediate_size"] = 4 * width // 3
     kind: Any = LlamaForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
