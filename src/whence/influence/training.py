@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whence.data.batches import Batch, Inputs, batch_size
+from whence.display import percent
 from whence.errors import InputError
 from whence.influence.fitted import Fitted, leave_one_out_leverage, using_model, variance_terms
 from whence.jacobian.leaves import LeafSum
@@ -297,7 +298,7 @@ def wrong_labels(labels: Any, suggested: Any, probability: Any, classes: int) ->
         return WrongLabels(unknown=f"{n} labels that the model has not seen are too few (less than {LEAST_LABELS})")
     hard = "wrong labels and hard cases cannot be distinguished"
     if contradicted.mean() > MOST_CONTRADICTED:
-        return WrongLabels(unknown=f"the model contradicts {contradicted.mean():.0%} of them, and {hard}")
+        return WrongLabels(unknown=f"the model contradicts {percent(float(contradicted.mean()))} of them, and {hard}")
     order = numpy.argsort(-numpy.asarray(probability), kind="stable")
     total, found = (
         numpy.array([part.sum() for part in numpy.array_split(values, BINS)], dtype=float)
