@@ -485,7 +485,9 @@ def _framed(problem: Problem, tracer: whence.Tracer, truth: Truth, terms: dict[s
             yield f"norms, {name}", frame[name], np.linalg.norm(fitted.unweighted(vectors), axis=1), close
     if fitted.freedom > 1e-9:
         yield "Cook's distance", frame["cook"], fitted.cook, max(close * 10, fitted.rounding_of_cook)
-    yield "influence on tests", frame["test_influence"], np.sqrt(terms["hec3"].mean(0)), max(close, close**0.5 * 1e-2)
+    moved = np.sqrt(terms["hec3"].mean(0))
+    near_zero = 1e-14 * abs(fitted.f).max() / max(moved.max(), 1e-10)
+    yield "influence on tests", frame["test_influence"], moved, max(close, close**0.5 * 1e-2, near_zero)
     if _rows(truth):
         yield "suspicion", frame["suspicion"], fitted.suspicion, close * 10
         first = tracer.suggest(3)

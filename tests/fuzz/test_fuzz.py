@@ -58,6 +58,8 @@ FOUND = {
     804594: "what_if with a tiny ridge: what a softmax does not see was taken away after it had been squared",
     900870: "what_if(remove) left fewer examples than weights, without a ridge: rounding was taken for a solution",
     907420: "clipped leverages, large logits: Cook's distance was compared beyond the rounding of an inverse",
+    1003430: "ridge='loo' of a network that is certain of everything: ZeroDivisionError",
+    1003533: "influences of zero were compared beyond rounding",
     1002362: "a mean of zero was compared beyond the rounding of the sum that it is",
     806435: "a gate at the mean of a layer norm, zero up to rounding: the network has no gradient there",
     700804: "classes that tie: the margin of another runner-up was compared",

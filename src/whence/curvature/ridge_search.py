@@ -117,6 +117,11 @@ def path_of(fitted: FittedCurvature, problem: Linearization) -> RidgePath:
     """Leave-one-out losses over ridges, coarse and then finer around the best; sorted."""
     model = Linear.of(fitted, problem)
     trace = float(torch.einsum("nkp,nkj,njp->", model.rows, model.curvatures(model.start), model.rows))
+    if trace <= 0:
+        raise SingularCurvatureError(
+            'expected a curvature above zero for ridge="loo", got zero: the network is certain of all its training '
+            "examples, or they do not count. Pass a number as `ridge`, or use whence.ridge_from_weight_decay."
+        )
     usual = math.log10(max(default_ridge(problem)[0], sys.float_info.min) / trace)
     tried: dict[float, float] = {}
     optima: dict[float, Tensor] = {}
