@@ -52,7 +52,7 @@ def asks_back(decorated: Decorated) -> Decorated:
             raise TypeError(f"{called}() got an unexpected argument {name!r}.{did_you_mean(name, known)}")
         return decorated(*args, **options)
 
-    return checked  # type: ignore[return-value]
+    return checked  # type: ignore[return-value] # wraps keeps the signature, which mypy does not know
 
 
 @asks_back
