@@ -506,14 +506,14 @@ class MomentSums:
         """The weighted sum of gradients, shaped as the block's matrix."""
         return self.basis.to(torch.float64).out_of(self._total) if self._rotates else self._total
 
-    def add_total(self, view: BasisView, cotangent: int, examples: int) -> None:
-        """Add the gradients of one cotangent to a total that is not rotated."""
+    def add_total(self, view: BasisView, cotangent: int, weights: Tensor | None = None) -> None:
+        """Add the gradients of one cotangent, times weights (n, 1) if there are any, to a total that is not rotated."""
         some = some_cotangents(view.tangent, slice(cotangent, cotangent + 1))
-        if isinstance(some, Kronecker):
+        if weights is None and isinstance(some, Kronecker):
             a, g = (one.movedim(-3, 0).flatten(1, -2) for one in promoted(halved(some.inputs()), halved(some.grads())))
             self._total += product(g.transpose(1, 2), a)
         else:
-            self._total += total(some, self._total.new_ones(examples, 1))
+            self._total += total(some, self._total.new_ones(some.examples, 1) if weights is None else weights)
 
     def add(self, view: BasisView, squared: Tensor, summed: Tensor | None, mixing: Tensor | None = None) -> None:
         """Add a chunk, with weights of the squares (count, c), and of the gradients in the total (n, c), if there are.
@@ -618,7 +618,7 @@ class SpectrumSums(Accumulator):
         for at, view in enumerate(chunk):
             curved = view
             if self.sketched and self.count > columns:
-                self.sums[at].add_total(view, columns, len(residuals))
+                self.sums[at].add_total(view, columns)
                 curved = view.of(slice(0, columns))
             self.sums[at].add(curved, self.weights, None if self.noise is None else summed, mixing)
             self.add_view(at, view, residuals)
@@ -643,7 +643,8 @@ class SampledSpectrumSums(SpectrumSums):
     """The same from a few random mixtures of each example's outputs, which take a backward pass each.
 
     On average over signs z the square of J^T R z is that of all columns of J^T R together: over many examples the sums
-    come out the same, within some per cent along each direction. The score is exact: residuals are one more mixture.
+    come out the same, within some per cent along each direction. The score is exact: residuals are pulled back,
+    too, and their gradients summed, never formed one by one.
     """
 
     def __init__(
@@ -662,10 +663,9 @@ class SampledSpectrumSums(SpectrumSums):
             values, vectors = eigh(noise / size)
             self.frame = vectors * values.clamp_min(0.0).sqrt() @ vectors.T
             sets = torch.stack([torch.ones_like(size), size])
-        each = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
-        self.weights = torch.cat([each, each.new_zeros(len(sets), noise is not None)], 1)  # none for the residuals
-        self.count, self.cotangents = self.weights.shape[1], self._mixed
-        self.sums = [MomentSums(basis, len(sets), problem.device) for basis in bases]
+        self.weights = (torch.diag(sets.double()) / mixtures).repeat_interleave(mixtures, 1)
+        self.count, self.cotangents = self.weights.shape[1] + (noise is not None), self._mixed
+        self.sums = [MomentSums(basis, len(sets), problem.device, rotates=False) for basis in bases]
 
     def _mixed(self, where: slice, n: int) -> Tensor:
         """(c, n, k) mixtures of some examples' outputs, the same times the noise's root, and the residuals."""
@@ -682,13 +682,12 @@ class SampledSpectrumSums(SpectrumSums):
 
     def add(self, where: slice, chunk: ChunkGradients) -> None:
         """Add squares in the basis, and J_i^T r_i."""
-        summed = None
-        self.seen += len(range(*where.indices(self.problem.n)))
-        if self.noise is not None:
-            lengths = lengths_of(self.problem.residuals[where])
-            summed = torch.cat([lengths.new_zeros(len(lengths), self.count - 1), lengths], 1)
-        for at, view in enumerate(chunk):
-            self.sums[at].add(view, self.weights, summed)
+        residuals, mixtures = self.problem.residuals[where], self.weights.shape[1]
+        self.seen += len(residuals)
+        for sums, view in zip(self.sums, chunk, strict=True):
+            sums.add(view if self.noise is None else view.of(slice(0, mixtures)), self.weights, None)
+            if self.noise is not None:
+                sums.add_total(view, mixtures, lengths_of(residuals))
 
 
 def spectrum_sums(
