@@ -35,22 +35,15 @@ from whence.influence.fitted import Fitted, join_batches, training_examples, who
 from whence.jacobian.leaves import LeafSum
 from whence.likelihoods import Likelihood
 
-NEWTON_STEPS, CONVERGED = 200, 1e-12
-"""Most Newton steps, and the size of the last one over that of g."""
-
+NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one over that of g
+ACCEPTED = 1e-6  # the same size where rounding ends Newton's method early, in float64
+# The smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
+# both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever.
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
-"""Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
-both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
-
-SAME_LABEL = 64
-"""Rounding errors of a residual within which a new label is the old one."""
-
-ACCEPTED = 1e-6
-"""The size of the last Newton step over that of g where rounding ends Newton's method early, in float64."""
-
+SAME_LABEL = 64  # rounding errors of a residual within which a new label is the old one
+# The rounding error of a new leverage, over its distance from one, from which on that distance is not used; and the
+# largest rounding error with which there is an answer at all.
 HIDDEN, LARGEST_ROUNDING = 1e-9, 1e-3
-"""Rounding error of a new leverage, over its distance from one, from which on that distance is not used; and the
-largest rounding error with which there is an answer at all."""
 
 
 @dataclass(frozen=True)
@@ -93,42 +86,32 @@ class WhatIf(Shown):
         """Sizes and means."""
         before, after = (float(values.sum(1).mean()) for values in (self.hec3, self.new_hec3))
         moved = number(float(self.change.norm(dim=1).mean()))
-        if len(self) == 1:
-            return f"WhatIf(1 prediction moves by {moved}, its HeC3 from {number(before)} to {number(after)})"
-        return (
-            f"WhatIf({count(len(self), 'prediction')} move by {moved} on average, their mean HeC3 from "
-            f"{number(before)} to {number(after)})"
-        )
+        several = f"{count(len(self), 'prediction')} move by {moved} on average, their mean"
+        which = f"1 prediction moves by {moved}, its" if len(self) == 1 else several
+        return f"WhatIf({which} HeC3 from {number(before)} to {number(after)})"
 
     def _table(self) -> Table:
-        m, k = self.change.shape
-        rows, more = rows_shown(m, "change, new_ho, new_hec3")
-        variances = {"HeC3": self.hec3, "HeC3 after": self.new_hec3}
-        note = more
-        if self.mean is None or (k > 1 and not self._one_class):
+        (m, k), likelihood = self.change.shape, self.likelihood
+        rows, note = rows_shown(m, "change, new_ho, new_hec3")
+        classes = likelihood is not None and likelihood.has_classes
+        one_of_many = likelihood is not None and classes and likelihood.couples_outputs and k > 1
+        if self.mean is None or (k > 1 and not one_of_many):
             moved = self.change[:, 0] if k == 1 else self.change.norm(dim=1)
             columns = [places(rows), Column("moves by", numbers(moved[:rows].tolist()))]
-        elif self.likelihood is not None and self.likelihood.has_classes:
+        elif likelihood is not None and classes:
             columns = [places(rows)]
             for when, outputs in (("", self.mean), (" after", self.mean + self.change)):
-                p = self.likelihood.probabilities(outputs[:rows])
-                best = p.max(dim=1)
-                if self._one_class:
+                best = likelihood.probabilities(outputs[:rows]).max(dim=1)
+                if one_of_many:
                     columns.append(Column(f"class{when}", tuple(map(str, best.indices.tolist()))))
                 columns.append(Column(f"probability{when}", tuple(f"{one:.3f}" for one in best.values.tolist())))
-            note = f"HeC3 is the variance of the logits.\n{more}".strip()
+            note = f"HeC3 is the variance of the logits.\n{note}".strip()
         else:
             pair = {"prediction": self.mean, "after": self.mean + self.change}
             columns = [places(rows), *(Column(name, numbers(one[:rows, 0].tolist())) for name, one in pair.items())]
+        variances = {"HeC3": self.hec3, "HeC3 after": self.new_hec3}
         columns += [Column(name, numbers(values.sum(1)[:rows].tolist())) for name, values in variances.items()]
         return Table(f"{count(m, 'prediction')} after a change of the training set", tuple(columns), note)
-
-    @property
-    def _one_class(self) -> bool:
-        """Whether one class of several is predicted."""
-        likelihood = self.likelihood
-        several = self.change.shape[1] > 1
-        return likelihood is not None and likelihood.has_classes and likelihood.couples_outputs and several
 
 
 def read_change(
@@ -234,7 +217,8 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     seen = _times_blocks(changed_roots.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
     inner = _times_blocks(changed_roots.mT, _times_blocks(changed_roots.mT, own).T).T  # U^T Q U
     inner = torch.eye(len(inner), dtype=aligned.dtype, device=aligned.device) + signs.reshape(-1, 1) * inner
-    _check_support(inner)
+    if s and 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * float(torch.linalg.svdvals(inner).min()):
+        raise _singular("up to rounding")  # the examples that leave are the only support
     downdate = _solve(inner, signs.reshape(-1, 1) * seen)
     score = extra * residuals[index] + (1 + extra) * shift[index]
     step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if nonlinear is None else nonlinear.step
@@ -320,9 +304,10 @@ def _solve_nonlinear(
     change, new, gap = evaluate(g)
     error = torch.inf
     for _ in range(NEWTON_STEPS):
-        jacobian = eye + torch.block_diag(*_hessian_change(counts, roots_at(change), old_roots)) @ own
-        direction = _solve(jacobian, gap)
-        error = _relative_size(direction, g)
+        new_roots = roots_at(change)
+        hessian_change = counts.reshape(-1, 1, 1) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT  # C L' - L
+        direction = _solve(eye + torch.block_diag(*hessian_change) @ own, gap)
+        error = float(direction.abs().max()) / max(float(g.abs().max()), torch.finfo(g.dtype).tiny)
         if error <= CONVERGED:
             break
         size, trial = 1.0, evaluate(g - direction)
@@ -339,18 +324,6 @@ def _solve_nonlinear(
             "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
         )
     return _Nonlinear(g, roots_at(change), new)
-
-
-def _relative_size(step: Tensor, g: Tensor) -> float:
-    """The size of a Newton step over that of g: residuals may all be tiny, and alignments with them large."""
-    size = float(step.abs().max())
-    return size / max(float(g.abs().max()), torch.finfo(g.dtype).tiny) if size else 0.0
-
-
-def _check_support(inner: Tensor) -> None:
-    """Raise where I + D U^T Q U (s q, s q) is singular up to rounding: the examples that leave are the only support."""
-    if len(inner) and 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * float(torch.linalg.svdvals(inner).min()):
-        raise _singular("up to rounding")
 
 
 def _singular(how_far: str) -> SingularCurvatureError:
@@ -422,11 +395,6 @@ def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, 
             right[rows, 0] = column
             found.append(_solve(one, right))
     return torch.cat(found, 1)
-
-
-def _hessian_change(counts: Tensor, new_roots: Tensor, old_roots: Tensor) -> Tensor:
-    """C L' - L, (s, k, k)."""
-    return counts.reshape(-1, 1, 1) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT
 
 
 def _times_blocks(blocks: Tensor, values: Tensor) -> Tensor:

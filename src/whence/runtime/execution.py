@@ -174,26 +174,23 @@ class Chunks:
             try:
                 found = work(where)
             except torch.cuda.OutOfMemoryError as error:
-                self._halve(where.stop - where.start, error)
+                taken = where.stop - where.start
+                if taken == 1:
+                    raise TooLargeError(
+                        f"expected the {self.what} of one example to fit on the device, got out of memory. Select "
+                        "fewer parameters, use fewer columns (hessian_columns=...), or a device with more memory."
+                    ) from error
+                self.most = taken // 2
+                self.notes.append(
+                    f"the device ran out of memory with the {self.what} of {taken} examples at once; {self.most} were "
+                    "taken from then on"
+                )
+                if torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()
                 continue
             yield where, found
             del found  # the next piece needs the room
             low = where.stop
-
-    def _halve(self, size: int, error: Exception) -> None:
-        """Half as much from now on, if there is a half."""
-        if size == 1:
-            raise TooLargeError(
-                f"expected the {self.what} of one example to fit on the device, got out of memory. Select fewer "
-                "parameters, use fewer columns (hessian_columns=...), or use a device with more memory."
-            ) from error
-        self.most = size // 2
-        self.notes.append(
-            f"the device ran out of memory with the {self.what} of {size} examples at once; {self.most} were taken "
-            "from then on"
-        )
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
 
 
 State = Mapping[str, Tensor]
@@ -240,15 +237,11 @@ class Passes:
         given: Sequence[Tensor],
         resumable: bool = True,
     ) -> Iterator[T]:
-        """Yield items of the training data, one after the other; the caller adds its sums over them to the state.
+        """Yield items of the training data in order; the caller adds its sums over them to the state.
 
-        Args:
-            items: batches, or anything in the order of the examples.
-            rows: which examples an item is made of.
-            label: what the pass is for.
-            state: what is added to; zeros now, and the sums over all processes' data in the end.
-            given: what the sums depend on beside model, data and options: where that has changed, they start from zero.
-            resumable: whether the state may be saved after any item, and not only in the end.
+        `rows` says which examples an item is made of. The state, zeros now, has the sums over all processes' data in
+        the end. Sums that were saved start from zero where `given`, what they depend on beside model, data and options,
+        has changed; they are saved after any item, or only in the end where the pass is not `resumable`.
         """
         if self.closed:
             raise partial_data_error()
