@@ -18,8 +18,8 @@ from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Uncertainty, join
-from whence.runtime.execution import Execution, asks_back, check_memory, checked_execution
-from whence.runtime.processes import Distributed, open_process_group
+from whence.runtime.execution import Execution, asks_back, checked_execution
+from whence.runtime.processes import open_process_group
 from whence.tracer import Tracer
 from whence.trees.network import fitted_trees, leaf_sum, training_batches
 
@@ -199,7 +199,7 @@ def load(
         >>> bool((again.predict(x).hec3 == tracer.predict(x).hec3).all())
         True
     """
-    check_memory(max_memory)
+    Execution(max_memory=max_memory)  # checks it
     if likelihood is not None and not isinstance(likelihood, Likelihood):
         raise InputError(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
@@ -212,7 +212,7 @@ def load(
     return restore(Path(path), given, Tracer)
 
 
-def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> Uncertainty:
+def gather(found: Uncertainty | None) -> Uncertainty:
     """The predictions of all processes, one after the other in the order of ranks; every process gets them all.
 
     Every process calls it, with what `Tracer.predict` said about its share of the inputs. Covariances come along where
@@ -220,7 +220,6 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
 
     Args:
         found: predictions of this process; `None` where it had no inputs.
-        distributed: as for `whence.fit`.
 
     Examples:
         >>> import torch, whence
@@ -230,7 +229,7 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
         >>> len(gather(tracer.predict(x[:3])))  # one process
         3
     """
-    processes = open_process_group(distributed)
+    processes = open_process_group("auto")
     with processes.reporting_errors():
         if processes.alone and found is not None:
             return found

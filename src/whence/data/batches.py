@@ -121,13 +121,7 @@ class Batches:
             yield batch
             start += batch.size
         if count < len(self.fingerprints):
-            if self.saved:
-                raise _other_data(f"{count} batches instead of {len(self.fingerprints)}")
-            raise LoaderError(
-                f"expected {len(self.fingerprints)} or more batches as in the first pass, got {count}. "
-                "The loader must give the same examples in every pass; one that can be read once only must be made a "
-                "list first."
-            )
+            raise self._changed(f"{count} batches instead of {len(self.fingerprints)}")
         if start == self.passes.offset and self.passes.process_group.alone:
             raise no_examples()
         self.complete = True
@@ -152,7 +146,7 @@ class Batches:
             if weights is not None:
                 check_weights(weights, size, where)
             if known or self.complete:
-                raise self._changed(number, bool(known))
+                raise self._changed(f"other data in batch {number}" if known else f"more than {number} batches")
             self.fingerprints.append(found)
         if self.target_transform is not None and size:
             targets = self.target_transform(targets)
@@ -193,29 +187,18 @@ class Batches:
         others = [one for one in to_device(gathered, self.device) if can_concatenate(inputs, one)]
         return concatenate([inputs, *others])
 
-    def _changed(self, number: int, known: bool) -> LoaderError:
-        """The error for a batch that is not what an earlier pass has read, or that it had not."""
-        if self.saved:
-            return _other_data(f"other data in batch {number}")
+    def _changed(self, got: str) -> LoaderError:
+        """The error for data that are not those of an earlier pass."""
+        wanted = "the training data of the saved fit, in the same order and batches" if self.saved else ""
         return LoaderError(
-            f"expected the same examples in every pass, got other data in batch {number} than in the first pass. "
-            "Use shuffle=False and switch random augmentation off (a DataLoader with shuffle=True alone is put in "
-            "order automatically); a loader that can be read once only must be made a list first."
-            if known
-            else f"expected {number} batches as in the first pass, got more. The loader must give the same examples in "
-            "every pass."
+            f"expected {wanted or 'the same examples in every pass'}, got {got}. Use the same batch_size and "
+            "shuffle=False, and switch random augmentation off (a DataLoader with shuffle=True alone is put in order "
+            "automatically); a loader that can be read once only must be made a list first."
         )
 
 
 NO_DATA: list[Any] = []
 """Stands for training data that were not given with a saved fit: what does not need them works."""
-
-
-def _other_data(got: str) -> LoaderError:
-    return LoaderError(
-        f"expected the training data of the saved fit, in the same order and batches, got {got}. Pass a loader with "
-        "the same examples and the same batch_size, not shuffled."
-    )
 
 
 def no_examples() -> InputError:

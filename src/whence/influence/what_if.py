@@ -208,10 +208,11 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     changed_roots = eye if roots is None else roots[index]  # U
     signs = extra.expand(s, changed_roots.shape[2])  # D
     nonlinear = _solve_nonlinear(fitted, index, counts[index], own, relabelled[index], targets)
+    g, new_roots, new_residuals = nonlinear or (None, changed_roots, relabelled[index])
     if nonlinear is not None and roots is not None:
         signs = torch.cat([counts[index].unsqueeze(1).expand_as(signs), -torch.ones_like(signs)], 1)
-        changed_roots = torch.cat([nonlinear.hessian_roots, changed_roots], 2)
-        roots = roots.index_copy(0, index, nonlinear.hessian_roots)
+        changed_roots = torch.cat([new_roots, changed_roots], 2)
+        roots = roots.index_copy(0, index, new_roots)
     blocks = (changed_roots * signs.unsqueeze(1)) @ changed_roots.mT  # C L
     matrix = torch.eye(s * k, dtype=aligned.dtype, device=aligned.device) + _times_blocks(blocks, own)
     seen = _times_blocks(changed_roots.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
@@ -221,17 +222,17 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
         raise _singular("up to rounding")  # the examples that leave are the only support
     downdate = _solve(inner, signs.reshape(-1, 1) * seen)
     score = extra * residuals[index] + (1 + extra) * shift[index]
-    step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if nonlinear is None else nonlinear.step
+    step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if g is None else g
     output_change = torch.einsum("anj,a->nj", aligned.reshape(s * k, n, k), step)
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
     after = relabelled - fitted.loo.hessian_times(slice(0, n), output_change)
     left_out, deciding = matrix.new_zeros(s * k, 0), index[:0]
     if nonlinear is not None:
-        after = after.index_copy(0, index, nonlinear.residuals)
-        deciding = _deciding(nonlinear.hessian_roots, leverage_blocks[index], own, counts[index])
-        weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(nonlinear.residuals)
-        left_out = _left_out(deciding, weights, nonlinear.hessian_roots, matrix, own)
+        after = after.index_copy(0, index, new_residuals)
+        deciding = _deciding(new_roots, leverage_blocks[index], own, counts[index])
+        weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(new_residuals)
+        left_out = _left_out(deciding, weights, new_roots, matrix, own)
     divided = (counts > 0).index_fill(0, index[deciding], False)
     _check_leverages(fitted, roots, leverage_blocks, divided, inner)
     loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[deciding], 0.0)
@@ -259,22 +260,14 @@ def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tenso
     return torch.cat(found), encoded
 
 
-@dataclass(frozen=True)
-class _Nonlinear:
-    """The changed examples at the new optimum."""
-
-    step: Tensor  # (s k,) g
-    hessian_roots: Tensor  # (s, k, q) roots of the Hessians at the new outputs, sample weights included
-    residuals: Tensor  # (s, k) at the new outputs, the same
-
-
 def _solve_nonlinear(
     fitted: Fitted, index: Tensor, counts: Tensor, own: Tensor, relabelled: Tensor, targets: Tensor | None
-) -> _Nonlinear | None:
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Newton's method on g; `None` for squared error and recentered fits, whose losses are quadratic.
 
     Examples `index` (s,) are to count as often as `counts` (s,) says; `own` (s k, s k) is Q, `relabelled` (s, k) are
     residuals with the new labels at the old outputs, and targets are `None` where not all outputs are looked at.
+    Returns g (s k,), and roots of the Hessians (s, k, q) and residuals (s, k) at the new outputs, weights included.
     """
     problem = fitted.problem
     likelihood, outputs = problem.likelihood, problem.outputs[index]
@@ -323,7 +316,7 @@ def _solve_nonlinear(
             "Newton's method in what_if: the loss of examples with large logits is flat on both sides of the "
             "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
         )
-    return _Nonlinear(g, roots_at(change), new)
+    return g, roots_at(change), new
 
 
 def _singular(how_far: str) -> SingularCurvatureError:

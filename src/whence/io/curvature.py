@@ -28,6 +28,7 @@ from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.sketches import HessianSketch
+from whence.runtime.execution import Precision
 
 R = TypeVar("R")
 
@@ -41,6 +42,15 @@ COMMON: dict[str, Any] = {
 PRIMAL = {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"}
 WEIGHTS = {"inside": "working estimators basis", "outside": "working estimators one one one", "rounded": "flag"}
 RECORDS: dict[type, Mapping[str, Any]] = {
+    Linearization: {
+        "outputs": "algebra n k",
+        "residuals": "algebra n k",
+        "hessian_roots": "?algebra n k q",
+        "sample_weights": "?algebra n",
+        "gram": "?algebra n k k",
+        "chunk_size": "?whole 1",
+        "precision": f"text {' '.join(get_args(Precision))}",
+    },
     Groups: {"total": "whole 2", "counted": "whole 2", "index": "index n"},
     Positions: {"shape": "wholes 1", "width": "whole 1", "weights": "?algebra n positions"},
     HessianSketch: {"columns": "whole 1", "width": "whole 1", "dense": "flag", "counted": "whole 0"},
@@ -317,12 +327,3 @@ KINDS: dict[str, tuple[type[FittedCurvature], Writer | None, Reader]] = {
     "spectral": (FittedSpectral, _write_spectral, _read_spectral),
 }
 """Every fitted curvature of whence, and what is written and read beside the fields of its table."""
-
-
-def write_curvature(draft: Draft, kind: str, bread: FittedCurvature, sandwich: Sandwich) -> None:
-    """Write a fitted curvature and its sandwich as the part "bread"."""
-    part = write(draft, "bread", bread)
-    part.put(limit=bread.problem.budget.limit)
-    write_rest = KINDS[kind][1]
-    if write_rest is not None:
-        write_rest(part, bread, sandwich)

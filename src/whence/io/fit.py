@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from whence.display import listing
 from whence.errors import InputError, StaleModelError
 from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
-from whence.io.curvature import KINDS, read, write, write_curvature
+from whence.io.curvature import KINDS, RECORDS, read, write
 from whence.io.files import Draft, Saved, damaged, number, opened, plain, printable, write_file
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization, sketched_derivatives
@@ -32,7 +32,7 @@ from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.jacobian.sketches import HessianSketch, Labels
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Precision, Progress
+from whence.runtime.execution import Progress
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import as_bytes, check_model, fingerprint, preserved
 
@@ -85,7 +85,10 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     _write_problem(draft.part("problem"), problem)
     for name, value in {"groups": loo.groups, "step": step, "adjusted": fitted.adjusted}.items():
         write(draft, name, value)
-    write_curvature(draft, structure, fitted.bread, fitted.sandwich)
+    part, write_rest = write(draft, "bread", fitted.bread), KINDS[structure][1]
+    part.put(limit=fitted.bread.problem.budget.limit)
+    if write_rest is not None:
+        write_rest(part, fitted.bread, fitted.sandwich)
     write_file(path, {**draft.fields, "orders": draft.orders}, draft.tensors)
 
 
@@ -212,19 +215,9 @@ def _write_problem(draft: Draft, problem: Linearization) -> None:
     )
     write(draft, "units", problem.units)
     write(draft, "sketch", sketch)
-    draft.put(
-        n=problem.n,
-        k=problem.k,
-        parameters=list(problem.selection.parameters),
-        chunk_size=problem.chunk_size,
-        precision=problem.precision,
-        limit=problem.budget.limit,
-        outputs=problem.outputs,
-        residuals=None if sketch else problem.residuals,
-        hessian_roots=None if sketch else problem.hessian_roots,
-        sample_weights=problem.sample_weights,
-        gram=problem.gram,
-    )
+    draft.put(n=problem.n, k=problem.k, parameters=list(problem.selection.parameters), limit=problem.budget.limit)
+    derived = () if sketch is None else ("residuals", "hessian_roots")
+    draft.put(**{name: getattr(problem, name) for name in RECORDS[Linearization] if name not in derived})
     if sketch is not None and sketch.labels is not None:
         draft.part("labels").put(seed=sketch.seed, **sketch.labels._asdict())
 
@@ -235,42 +228,26 @@ def _read_problem(saved: Saved, given: Given) -> Linearization:
     network, progress = Network(given.model), Progress(given.progress)
     likelihood = _read_likelihood(saved.part("likelihood"), given.likelihood)
     batches = _read_data(saved.part("data"), given.loader, progress, likelihood)
-    outputs = saved.tensor("outputs", "algebra", "n", "k")
-    sketch, gram = None, None
-    if not saved.has("sketch"):
-        residuals = saved.tensor("residuals", "algebra", "n", "k")
-        roots = saved.tensor("hessian_roots", "algebra", "n", "k", "q") if saved.has("hessian_roots") else None
-    else:
-        residuals, roots = sketched_derivatives(outputs)
-        gram = saved.tensor("gram", "algebra", "n", "k", "k")
-        sketch = _read_sketch(saved, network, likelihood, outputs)
-        sketch.saved, batches.views = gram, sketch.views
-    units = None
+    known: dict[str, Any] = {"network": network, "batches": batches, "likelihood": likelihood, "progress": progress}
+    known["outputs"] = outputs = saved.tensor("outputs", "algebra", "n", "k")
+    sketch = None
+    if saved.has("sketch"):
+        known["sketch"] = sketch = _read_sketch(saved, network, likelihood, outputs)
+        known["residuals"], known["hessian_roots"] = sketched_derivatives(outputs)
     if saved.has("units"):
         part = saved.part("units")
         shape, width = tuple(part.wholes("shape", 1)), part.whole("width", 1)
         part.sizes["positions"] = (k // width,)
-        units = read(part, Positions, shape=shape)
+        known["units"] = units = read(part, Positions, shape=shape)
         if not shape or units.positions * width != k:
             raise part.wrong("shape", f"positions of {k} outputs")
-    return Linearization(
-        network=network,
-        selection=_read_selection(saved, given.model),
-        batches=batches,
-        likelihood=likelihood,
-        outputs=outputs,
-        residuals=residuals,
-        hessian_roots=roots,
-        sample_weights=saved.tensor("sample_weights", "algebra", "n") if saved.has("sample_weights") else None,
-        dtype=outputs.dtype,
-        budget=_read_budget(saved, given, network.device),
-        progress=progress,
-        chunk_size=saved.whole("chunk_size", 1) if saved.has("chunk_size") else None,
-        units=units,
-        sketch=sketch,
-        gram=gram,
-        precision=cast(Precision, saved.text("precision", *get_args(Precision))),
-    )
+    selection, budget = _read_selection(saved, given.model), _read_budget(saved, given, network.device)
+    found = read(saved, Linearization, selection=selection, budget=budget, dtype=outputs.dtype, **known)
+    if (sketch is None) != (found.gram is None):
+        raise saved.wrong("gram", "there for a fit of some columns alone")
+    if sketch is not None:
+        sketch.saved, batches.views = found.gram, sketch.views
+    return found
 
 
 def _read_sketch(saved: Saved, network: Network, likelihood: Likelihood, outputs: Tensor) -> HessianSketch:

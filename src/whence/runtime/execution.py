@@ -101,7 +101,9 @@ class Execution:
         chunk_size: Any = self.chunk_size
         if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
             raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
-        check_memory(self.max_memory)
+        memory: Any = self.max_memory
+        if memory is not None and not (isinstance(memory, Real) and 1 <= float(memory) < math.inf):
+            raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {memory!r}.")
         if self.dtype not in (torch.float32, torch.float64):
             raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {self.dtype!r}.")
         if self.precision not in get_args(Precision):
@@ -144,12 +146,6 @@ def by_one_process(execution: Execution | None) -> Execution:
     """
     execution = checked_execution(execution)
     return replace(execution, distributed=False) if execution.distributed == "auto" else execution
-
-
-def check_memory(max_memory: Any) -> None:
-    """Raise unless a limit of memory is a number of bytes."""
-    if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
-        raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {max_memory!r}.")
 
 
 class Chunks:
@@ -212,14 +208,10 @@ class CheckpointWriter(Protocol):
 
 @dataclass
 class Passes:
-    """The passes of a fit over the training data: which processes share them, and where their sums are saved.
-
-    Attributes:
-        checkpoint: saves the state of each pass, in the first process; `None` elsewhere, and where nothing is saved.
-    """
+    """The passes of a fit over the training data: which processes share them, and where their sums are saved."""
 
     process_group: ProcessGroup = ALONE  # the processes that share the data
-    checkpoint: CheckpointWriter | None = None
+    checkpoint: CheckpointWriter | None = None  # saves the state of each pass, in the first process alone
     checkpointed: bool = False  # whether any process saves states
     offset: int = 0  # place of this process's first example among all
     local_examples: int | None = None  # how many examples this process has; `None` for all

@@ -234,9 +234,8 @@ rounded_products = _TF32().rounded
 def one_thread(wanted: bool = True) -> Iterator[None]:
     """Let torch compute by a single thread, where the main thread of Python calls it and `wanted` is true.
 
-    Torch stores the number of threads for each thread that calls it, so that no other is slowed down, except one whose
-    very first computation falls into this time: it inherits the number. Threads of a service, where others may start
-    at any time, are therefore left alone.
+    Torch stores the number for each thread that calls it, but a thread whose first computation falls into this time
+    inherits it: threads of a service, where others may start at any time, are therefore left alone.
     """
     before = torch.get_num_threads()
     if not wanted or before == 1 or threading.current_thread() is not threading.main_thread():
@@ -304,11 +303,10 @@ locked = _ModelLocks().locked
 def preserved(model: nn.Module) -> Iterator[None]:
     """Restore on exit what a forward pass may change, after errors and interrupts too.
 
-    That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
-    and counters among them), and the random states of torch, numpy and Python. Inside, the caller's inference mode and
-    autocast are off, so that results do not depend on them, no graph is built by default, and embeddings do not change
-    their weights: `check_model` has verified that no row is longer than `max_norm`. Other threads that use the model,
-    or one that shares a submodule, wait.
+    That is: gradients, `requires_grad`, values of buffers, attributes of every submodule (mode, hooks, caches), and the
+    random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, no graph
+    is built by default, and embeddings do not shorten their rows: `check_model` has verified that none is longer than
+    `max_norm`. Other threads that use the model, or one that shares a submodule, wait.
     """
     with ExitStack() as stack:
         stack.enter_context(locked(model))
