@@ -221,10 +221,9 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
 
 
 def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, selection: Selection) -> Budget:
-    """Learn which process has which examples, and open the checkpoint.
+    """Learn which process has which examples, and open the checkpoint; all must fit the same network in the same way.
 
-    Returns:
-        The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
+    Returns the memory to plan with: the same in every process, and the same as when the checkpoint was begun.
     """
     passes, execution = batches.passes, options.execution
     processes = passes.process_group
@@ -233,30 +232,8 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     if not passes.shared and execution.checkpoint is None:
         return Budget(batches.device, limit)
     described = options.to_json(selection)
-    _check_alike(processes, {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model))
-    examples = example_fingerprints(batches)
-    if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
-        limit = limit // processes.local_size
-    limit = min(processes.all_gather_object("the memory", limit))
-    if execution.checkpoint is not None:
-        passes.checkpointed = True
-        if processes.rank == 0:
-            passes.checkpoint, limit = open_checkpoint(
-                Path(execution.checkpoint),
-                float(execution.checkpoint_seconds),
-                described,
-                model,
-                examples,
-                limit,
-                batches.progress,
-            )
-        limit = processes.all_gather_object("the checkpoint", limit)[0]
-    return Budget(batches.device, limit)
-
-
-def _check_alike(processes: ProcessGroup, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
-    """Raise unless all processes fit the same network with the same options."""
-    first, *others = processes.all_gather_object("the options", (options, weights))
+    same = {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model)
+    first, *others = processes.all_gather_object("the options", same)
     for rank, other in enumerate(others, start=1):
         for what, mine, theirs in zip(("option", "weights of"), first, other, strict=True):
             name = next((one for one in mine.keys() | theirs.keys() if mine.get(one) != theirs.get(one)), None)
@@ -265,6 +242,18 @@ def _check_alike(processes: ProcessGroup, options: Mapping[str, Any], weights: M
                     f"expected the same {what} {name} in all processes, got another in rank {rank} than in rank 0. "
                     "Give all of them the same options, and the same trained weights."
                 )
+    examples = example_fingerprints(batches)
+    if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
+        limit = limit // processes.local_size
+    limit = min(processes.all_gather_object("the memory", limit))
+    if execution.checkpoint is not None:
+        passes.checkpointed = True
+        if processes.rank == 0:
+            folder, every = Path(execution.checkpoint), float(execution.checkpoint_seconds)
+            opened = open_checkpoint(folder, every, described, model, examples, limit, batches.progress)
+            passes.checkpoint, limit = opened
+        limit = processes.all_gather_object("the checkpoint", limit)[0]
+    return Budget(batches.device, limit)
 
 
 def _fit_within_memory(
@@ -311,7 +300,16 @@ def _fit_within_memory(
 
 def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
     """The curvature, and all that follows from it."""
-    _check_positions(problem, options.loo)
+    if options.loo != "example" and problem.sketch is not None:
+        raise InputError(
+            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
+            f'{options.loo!r}. Fit with hessian_columns="all" to leave out single {options.loo}s.'
+        )
+    if options.loo == "position" and problem.units is None:
+        raise InputError(
+            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
+            f'of {problem.k} outputs an example. Use loo="example".'
+        )
     ridge: float | None = None  # to be chosen by leave-one-out
     source = ""
     if options.ridge == "auto":
@@ -381,20 +379,6 @@ def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> Non
         more = '; ridge="loo" then tries about ten ridges, each of which takes about as long' if by_loo else ""
         words = f"{cost.name} takes about {clock(seconds)} and {most} {readable(cost.memory)}{more}"
         problem.progress.say(f"whence: {words}")
-
-
-def _check_positions(problem: Linearization, loo: str) -> None:
-    """Raise when positions are to be left out and there are none."""
-    if loo != "example" and problem.sketch is not None:
-        raise InputError(
-            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
-            f'{loo!r}. Fit with hessian_columns="all" to leave out single {loo}s.'
-        )
-    if loo == "position" and problem.units is None:
-        raise InputError(
-            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
-            f'of {problem.k} outputs an example. Use loo="example".'
-        )
 
 
 def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import platform
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -68,7 +67,6 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     draft.put(
         whence=__version__,
         torch=torch.__version__,
-        python=platform.python_version(),
         structure=structure,
         algebra=str(problem.dtype),
         working=str(working_precision(problem)),
