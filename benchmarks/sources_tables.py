@@ -16,43 +16,6 @@ import torch
 from .record import say
 from .tables import table
 
-NAMES = {"noise": "noise only", "design": "misspecified, no noise", "both": "both", "rough": "both, rough"}
-
-
-def two(value: float) -> str:
-    """Two digits after the point, and no minus before a zero."""
-    return f"{value:.2f}".replace("-0.00", "0.00")
-
-
-def split_table(content: dict[str, Any], means: bool) -> str:
-    """One row a setting: those with plain means of neighbours, or those without."""
-    heads = ["model", "n", "inputs", *(["neighbours"] if means else []), "scenario", "true share", "found (sd)"]
-    heads += ["10 % to 90 %", "noise, true -> found (sd)", "design, true -> found (sd)", "HeC3", "single points"]
-    rows = []
-    for row in content["settings"]:
-        if (row["neighbours"] != "all, kriging") != means:
-            continue
-        kind = row["problem"].partition("(")[0]
-        name = {"Linear": "linear", "Classes": "logistic", "SmallNetwork": "network"}[kind]
-        share, true, mean_, sd = row["share"], row["true"], row["mean"], row["sd"]
-        parts = [f"{two(true[part])} -> {two(mean_[part])} ({two(sd[part])})" for part in ("noise", "design")]
-        rows.append(
-            [
-                name + (f", ridge {row['ridge']:g}" if row["ridge"] == 20 else ""),
-                str(row["n"]),
-                str(row.get("inputs", {"Classes": 2}.get(kind, 1))),
-                *([str(row["neighbours"])] if means else []),
-                NAMES[row["name"]],
-                two(share["true"]),
-                f"{two(share['mean'])} ({two(share['sd'])})",
-                f"{two(share['low'])} to {two(share['high'])}",
-                *parts,
-                two(mean_["hec3"]),
-                two(row["share_error_at_single_points"]),
-            ]
-        )
-    return table(" | ".join(heads), rows)
-
 
 def what_if_table(content: dict[str, Any]) -> str:
     """One row a case and kind of change, seeds listed."""
@@ -140,7 +103,6 @@ def mean(values: Iterable[float]) -> float:
 
 
 TABLES: dict[str, list[Callable[[dict[str, Any]], str]]] = {
-    "split": [lambda found: split_table(found, means=False), lambda found: split_table(found, means=True)],
     "what_if": [what_if_table],
     "suggest": [buy_table, check_table],
 }

@@ -22,7 +22,6 @@ from whence.errors import (
 )
 from whence.estimation import Estimate, estimate
 from whence.influence import Attribution, Explanation, Suggestion, WhatIf
-from whence.influence.split import Split
 from whence.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, one_hot
 from whence.results import Diagnostics, Uncertainty
 from whence.runtime.execution import Execution
@@ -54,7 +53,6 @@ __all__ = [
     "ShapeError",
     "SingularCurvatureError",
     "Sketch",
-    "Split",
     "StaleModelError",
     "Structure",
     "Suggestion",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -18,15 +18,12 @@ from whence.io import Given, restore
 from whence.jacobian.network import Choice, unwrap
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Uncertainty, join
-from whence.runtime.execution import Execution, asks_back, check_memory, checked_execution
-from whence.runtime.processes import Distributed, ProcessGroup, open_process_group
+from whence.runtime.execution import Execution, asks_back, checked_execution
+from whence.runtime.processes import open_process_group
 from whence.tracer import Tracer
 from whence.trees.network import fitted_trees, leaf_sum, training_batches
 
 Loss = Literal["mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy"]
-
-
-LOSSES = ("mse", "sum_of_squares", "cross_entropy", "binary_cross_entropy")
 
 
 def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, loss: Loss = "mse") -> float:
@@ -55,21 +52,17 @@ def ridge_from_weight_decay(weight_decay: float, n: float, *, outputs: int = 1, 
     """
     if weight_decay < 0 or n < 1 or outputs < 1:
         raise InputError(f"expected weight_decay >= 0, n >= 1 and outputs >= 1, got {weight_decay}, {n} and {outputs}.")
-    if loss == "mse":
-        return n * outputs * weight_decay / 2
-    if loss == "sum_of_squares":
-        return n * weight_decay / 2
-    if loss == "binary_cross_entropy":
-        return n * outputs * weight_decay
-    if loss == "cross_entropy":
-        if outputs != 1:
-            raise InputError(
-                f'expected loss="cross_entropy" without outputs, got outputs={outputs}. CrossEntropyLoss is a mean '
-                "over n examples whatever the number of classes: leave outputs out. BCEWithLogitsLoss is a mean over n "
-                'k logits: loss="binary_cross_entropy" with outputs=k.'
-            )
-        return n * weight_decay
-    raise InputError(f"expected loss to be one of {str(LOSSES)[1:-1]}, got {loss!r}.{did_you_mean(loss, LOSSES)}")
+    if loss == "cross_entropy" and outputs != 1:
+        raise InputError(
+            f'expected loss="cross_entropy" without outputs, got outputs={outputs}. CrossEntropyLoss is a mean over n '
+            "examples whatever the number of classes: leave outputs out. BCEWithLogitsLoss is a mean over n k logits: "
+            'loss="binary_cross_entropy" with outputs=k.'
+        )
+    factors = {"mse": outputs / 2, "sum_of_squares": 0.5, "cross_entropy": 1, "binary_cross_entropy": outputs}
+    if loss not in factors:
+        known = get_args(Loss)
+        raise InputError(f"expected loss to be one of {str(known)[1:-1]}, got {loss!r}.{did_you_mean(loss, known)}")
+    return n * weight_decay * factors[loss]
 
 
 STRUCTURES: dict[str, type[Structure]] = {
@@ -206,7 +199,7 @@ def load(
         >>> bool((again.predict(x).hec3 == tracer.predict(x).hec3).all())
         True
     """
-    check_memory(max_memory)
+    Execution(max_memory=max_memory)  # checks it
     if likelihood is not None and not isinstance(likelihood, Likelihood):
         raise InputError(
             f"expected the likelihood as an object, such as Mine(), got {likelihood!r}. Leave it out if it is one of "
@@ -219,7 +212,7 @@ def load(
     return restore(Path(path), given, Tracer)
 
 
-def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> Uncertainty:
+def gather(found: Uncertainty | None) -> Uncertainty:
     """The predictions of all processes, one after the other in the order of ranks; every process gets them all.
 
     Every process calls it, with what `Tracer.predict` said about its share of the inputs. Covariances come along where
@@ -227,7 +220,6 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
 
     Args:
         found: predictions of this process; `None` where it had no inputs.
-        distributed: as for `whence.fit`.
 
     Examples:
         >>> import torch, whence
@@ -237,19 +229,13 @@ def gather(found: Uncertainty | None, *, distributed: Distributed = "auto") -> U
         >>> len(gather(tracer.predict(x[:3])))  # one process
         3
     """
-    process_group = open_process_group(distributed)
-    with process_group.reporting_errors():
-        if process_group.alone:
-            if found is None:
-                raise InputError("expected predictions of at least one process, got none.")
+    processes = open_process_group("auto")
+    with processes.reporting_errors():
+        if processes.alone and found is not None:
             return found
-        return _gather(found, process_group)
-
-
-def _gather(found: Uncertainty | None, processes: ProcessGroup) -> Uncertainty:
-    mine = None if found is None else combine([replace(found, later=None)], lambda values: values[0].cpu())
-    parts = [one for one in processes.all_gather_object("the predictions", mine) if one is not None]
-    if not parts:
-        raise InputError("expected predictions of at least one process, got none.")
-    device = torch.device("cpu") if found is None else found.mean.device
-    return combine([join(parts)], lambda values: values[0].to(device))
+        mine = None if found is None else combine([replace(found, later=None)], lambda values: values[0].cpu())
+        parts = [one for one in processes.all_gather_object("the predictions", mine) if one is not None]
+        if not parts:
+            raise InputError("expected predictions of at least one process, got none.")
+        device = torch.device("cpu") if found is None else found.mean.device
+        return combine([join(parts)], lambda values: values[0].to(device))

@@ -96,22 +96,20 @@ class Estimate:
     def __str__(self) -> str:
         """A few lines."""
         about = "at most " if self.bounded else "about "
-        verdict = "fits" if self.fits else "does NOT fit"
+        sizes = {"example": self.examples, "output": self.outputs, "parameter": self.parameters}
+        fits = f"{'fits' if self.fits else 'does NOT fit'} in {readable(self.limit)}"
         lines = [
-            f"{self.structure}: {count(self.examples, 'example')}, {count(self.outputs, 'output')}, "
-            f"{count(self.parameters, 'parameter')}",
-            f"  memory   {about}{readable(self.memory)}, {verdict} in {readable(self.limit)}",
+            f"{self.structure}: {', '.join(count(number, what) for what, number in sizes.items())}",
+            f"  memory   {about}{readable(self.memory)}, {fits}",
             *(f"    {stage:<24} {readable(size):>10}" for stage, size in self.stages.items()),
             *([f"  disk     {about}{readable(self.disk)}"] if self.disk else []),
             f"  time     about {duration(self.seconds)}; {duration(self.prediction)} for a thousand predictions",
             *(f"    {step:<24} {duration(spent):>10}" for step, spent in self.steps.items()),
             "  instead",
         ]
-        lines += [
-            f"    {one.structure:<24} {readable(one.memory):>10}{' ' if one.memory <= self.limit else '!'} "
-            f"{duration(one.seconds):>10}"
-            for one in self.alternatives
-        ]
+        for one in self.alternatives:
+            mark = " " if one.memory <= self.limit else "!"
+            lines.append(f"    {one.structure:<24} {readable(one.memory):>10}{mark} {duration(one.seconds):>10}")
         if any(one.memory > self.limit for one in self.alternatives):
             lines.append("    ! does not fit")
         if not self.fits:
@@ -122,11 +120,8 @@ class Estimate:
 
     def __repr__(self) -> str:
         """One line."""
-        about = "at most" if self.bounded else "about"
-        return (
-            f"Estimate({self.structure}: {about} {readable(self.memory)} of {readable(self.limit)}, about "
-            f"{duration(self.seconds)})"
-        )
+        memory = f"{'at most' if self.bounded else 'about'} {readable(self.memory)} of {readable(self.limit)}"
+        return f"Estimate({self.structure}: {memory}, about {duration(self.seconds)})"
 
 
 def duration(seconds: float) -> str:

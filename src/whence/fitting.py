@@ -162,7 +162,11 @@ def run_fit(
     options: FitOptions, model: nn.Module, loader: Iterable[Any], processes: ProcessGroup, progress: bool
 ) -> Tracer:
     """Fit a trained network on its training data, or on this process's shard of them."""
-    options = replace(options, groups=_gather_groups(options.groups, processes))
+    if options.groups is not None:  # each process has the labels of its own examples
+        groups = options.groups.tolist() if hasattr(options.groups, "tolist") else options.groups
+        listed = list(groups) if isinstance(groups, Iterable) else [groups]
+        gathered = processes.all_gather_object("the groups", listed)
+        options = replace(options, groups=[label for labels in gathered for label in labels])
     if not processes.alone:
         options.require_sums("one process, or Execution(distributed=False),")
     model = unwrap(model)
@@ -193,21 +197,11 @@ def run_fit(
             seed=options.seed,
         )
         tracer = _fit_within_memory(options, problem, fingerprints, smaller)
-        _finish_passes(batches)
+        if batches.passes.shared:  # from now on this process is on its own, and the data of the others are elsewhere
+            gathered = processes.all_gather_object("the fingerprints of the data", batches.fingerprints)
+            batches.fingerprints[:] = [one for each in gathered for one in each]
+        batches.passes.close()
         return _with_trust(tracer, bar)
-
-
-def _gather_groups(groups: Any, processes: ProcessGroup) -> list[Any] | None:
-    """Labels of all training examples, where each process has those of its own.
-
-    Whether they are as many as examples is checked where these are known.
-    """
-    if groups is None:
-        return None
-    if hasattr(groups, "tolist"):
-        groups = groups.tolist()
-    listed = list(groups) if isinstance(groups, Iterable) else [groups]
-    return [label for labels in processes.all_gather_object("the groups", listed) for label in labels]
 
 
 def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions) -> Selection:
@@ -227,10 +221,9 @@ def _inspect_first_batch(network: Network, batches: Batches, options: FitOptions
 
 
 def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, selection: Selection) -> Budget:
-    """Learn which process has which examples, and open the checkpoint.
+    """Learn which process has which examples, and open the checkpoint; all must fit the same network in the same way.
 
-    Returns:
-        The memory to plan with: the same in every process, and the same as when the checkpoint was begun.
+    Returns the memory to plan with: the same in every process, and the same as when the checkpoint was begun.
     """
     passes, execution = batches.passes, options.execution
     processes = passes.process_group
@@ -239,30 +232,8 @@ def _prepare_passes(batches: Batches, model: nn.Module, options: FitOptions, sel
     if not passes.shared and execution.checkpoint is None:
         return Budget(batches.device, limit)
     described = options.to_json(selection)
-    _check_alike(processes, {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model))
-    examples = example_fingerprints(batches)
-    if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
-        limit = limit // processes.local_size
-    limit = min(processes.all_gather_object("the memory", limit))
-    if execution.checkpoint is not None:
-        passes.checkpointed = True
-        if processes.rank == 0:
-            passes.checkpoint, limit = open_checkpoint(
-                Path(execution.checkpoint),
-                float(execution.checkpoint_seconds),
-                described,
-                model,
-                examples,
-                limit,
-                batches.progress,
-            )
-        limit = processes.all_gather_object("the checkpoint", limit)[0]
-    return Budget(batches.device, limit)
-
-
-def _check_alike(processes: ProcessGroup, options: Mapping[str, Any], weights: Mapping[str, int]) -> None:
-    """Raise unless all processes fit the same network with the same options."""
-    first, *others = processes.all_gather_object("the options", (options, weights))
+    same = {**described, "checkpoint": execution.checkpoint is not None}, fingerprint(model)
+    first, *others = processes.all_gather_object("the options", same)
     for rank, other in enumerate(others, start=1):
         for what, mine, theirs in zip(("option", "weights of"), first, other, strict=True):
             name = next((one for one in mine.keys() | theirs.keys() if mine.get(one) != theirs.get(one)), None)
@@ -271,14 +242,18 @@ def _check_alike(processes: ProcessGroup, options: Mapping[str, Any], weights: M
                     f"expected the same {what} {name} in all processes, got another in rank {rank} than in rank 0. "
                     "Give all of them the same options, and the same trained weights."
                 )
-
-
-def _finish_passes(batches: Batches) -> None:
-    """The fit is done: from now on this process is on its own, and the data of the others are elsewhere."""
-    if batches.passes.shared:
-        gathered = batches.passes.process_group.all_gather_object("the fingerprints of the data", batches.fingerprints)
-        batches.fingerprints[:] = [one for each in gathered for one in each]
-    batches.passes.close()
+    examples = example_fingerprints(batches)
+    if execution.max_memory is None and batches.device.type == "cpu":  # what is free is for all on this machine
+        limit = limit // processes.local_size
+    limit = min(processes.all_gather_object("the memory", limit))
+    if execution.checkpoint is not None:
+        passes.checkpointed = True
+        if processes.rank == 0:
+            folder, every = Path(execution.checkpoint), float(execution.checkpoint_seconds)
+            opened = open_checkpoint(folder, every, described, model, examples, limit, batches.progress)
+            passes.checkpoint, limit = opened
+        limit = processes.all_gather_object("the checkpoint", limit)[0]
+    return Budget(batches.device, limit)
 
 
 def _fit_within_memory(
@@ -325,10 +300,25 @@ def _fit_within_memory(
 
 def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str, int]) -> Tracer:
     """The curvature, and all that follows from it."""
-    _check_positions(problem, options.loo)
-    ridge, source = _resolve_ridge(options.ridge, problem)
+    if options.loo != "example" and problem.sketch is not None:
+        raise InputError(
+            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
+            f'{options.loo!r}. Fit with hessian_columns="all" to leave out single {options.loo}s.'
+        )
+    if options.loo == "position" and problem.units is None:
+        raise InputError(
+            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
+            f'of {problem.k} outputs an example. Use loo="example".'
+        )
+    ridge: float | None = None  # to be chosen by leave-one-out
+    source = ""
+    if options.ridge == "auto":
+        ridge, source = default_ridge(problem)
+    elif options.ridge != "loo":
+        ridge, source = options.ridge, "given"
+    by_loo = ridge is None and problem.hessian_roots is not None
     structure, why = options.structure.resolve(problem, ridge)
-    _announce(problem, structure, by_loo=ridge is None and problem.hessian_roots is not None)
+    _announce(problem, structure, by_loo)
     loo = LeaveOneOut(
         problem.residuals,
         problem.hessian_roots,
@@ -340,7 +330,7 @@ def _fit(options: FitOptions, problem: Linearization, fingerprints: Mapping[str,
     )
     problem = replace(problem, folds=loo.folds, precision=options.execution.precision if structure.tf32 else "float32")
     with rounded_products(True if problem.precision != "float32" else None):
-        if ridge is None and problem.hessian_roots is not None:
+        if by_loo:
             bread = fit_at_best(structure, problem, loo.meat_roots)
         else:
             bread = structure.fit(problem, ridge, loo.meat_roots)
@@ -391,27 +381,6 @@ def _announce(problem: Linearization, structure: Structure, by_loo: bool) -> Non
         problem.progress.say(f"whence: {words}")
 
 
-def _resolve_ridge(ridge: float | Literal["auto", "loo"], problem: Linearization) -> tuple[float | None, str]:
-    """The ridge, `None` to choose it by leave-one-out, and where the number came from."""
-    if ridge == "auto":
-        return default_ridge(problem)
-    return (None, "") if ridge == "loo" else (ridge, "given")
-
-
-def _check_positions(problem: Linearization, loo: str) -> None:
-    """Raise when positions are to be left out and there are none."""
-    if loo != "example" and problem.sketch is not None:
-        raise InputError(
-            f'expected loo="example" where only {problem.sketch.columns} mixtures of the outputs are looked at, got '
-            f'{loo!r}. Fit with hessian_columns="all" to leave out single {loo}s.'
-        )
-    if loo == "position" and problem.units is None:
-        raise InputError(
-            'expected a network that answers at several positions, (n, positions, k), for loo="position", got one row '
-            f'of {problem.k} outputs an example. Use loo="example".'
-        )
-
-
 def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
     """Add to the diagnostics how far to trust the fit, from the fit alone; say so where it is not fine."""
     trust = trust_of_fit(tracer)
@@ -420,18 +389,17 @@ def _with_trust(tracer: Tracer, bar: Progress) -> Tracer:
         bar.say(f"whence: {trust.level} ({flagged}). {trust.not_fine[0].words}")
     finding = Finding("trust", trust.level, MEANING[trust.level] + (f" ({flagged})" if flagged else ""))
     names = {"outside the core": "HeC3 inside the core", "diagonal meat": "HeC3 in the eigenbasis"}
-    beyond = [
-        Finding(names[check.name], check.numbers["share"], "share of it, on a sample of training inputs")
-        if check.numbers
-        else Finding(names[check.name], "not checked", check.words)
-        for check in trust
-        if check.name in names
-    ]
-    beyond += [
-        Finding("HeC3 by rounding", check.numbers["by rounding"], "share of it, in directions without curvature")
-        for check in trust
-        if check.name == "eigenbasis" and check.level != "fine"
-    ]
+    beyond = []
+    for check in trust:
+        if check.name in names and not check.numbers:
+            beyond.append(Finding(names[check.name], "not checked", check.words))
+        elif check.name in names:
+            words = "share of it, on a sample of training inputs"
+            beyond.append(Finding(names[check.name], check.numbers["share"], words))
+        elif check.name == "eigenbasis" and check.level != "fine":
+            words = "share of it, in directions without curvature"
+            beyond.append(Finding("HeC3 by rounding", check.numbers["by rounding"], words))
+    beyond.sort(key=lambda one: one.name == "HeC3 by rounding")
     return replace(tracer, diagnostics=Diagnostics((*tracer.diagnostics.findings, *beyond, finding)))
 
 
@@ -451,51 +419,27 @@ def _diagnose(
     undetermined = loo.policy == "exact" and adjusted.guarded > 0
     names = list(problem.selection.parameters)
     more = ", ..." * (len(names) > 6)
+    off = "; more than there are: the approximation or lambda is off" * (freedom > numbers)
+    lost_words = "; without them their predictions are not determined, so that HeC3 is rounding: raise ridge"
+    step_words = "size of the step to the optimum of the linearized model, over the size of the weights"
+    change_words = "how far that step would move the training residuals, over their size (root mean squares)"
+    guarded = f"{loo.unit_name} at the guard, of {loo.deletions(problem)}{lost_words * undetermined}"
+    largest = float(adjusted.leverage.max())
     findings = [
         Finding("parameters", problem.selection.size, f"selected weights: {', '.join(names[:6])}{more}"),
         Finding("ridge", bread.ridge, f"lambda on the sum scale: {source}"),
-        Finding(
-            "degrees of freedom",
-            freedom,
-            f"of {numbers} numbers"
-            + ("; more than there are: the approximation or lambda is off" * (freedom > numbers)),
-        ),
-        Finding(
-            "Newton step",
-            step.relative,
-            "size of the step to the optimum of the linearized model, over the size of the weights"
-            + ("; taken" if loo.recenter else ""),
-        ),
-        Finding(
-            "Newton change",
-            moved,
-            "how far that step would move the training residuals, over their size (root mean squares)",
-        ),
+        Finding("degrees of freedom", freedom, f"of {numbers} numbers{off}"),
+        Finding("Newton step", step.relative, step_words + "; taken" * loo.recenter),
+        Finding("Newton change", moved, change_words),
         Finding("leverage policy", loo.policy, ""),
-        Finding(
-            "largest leverage", float(adjusted.leverage.max()), "one means: the example decides its own prediction"
-        ),
-        Finding(
-            "guarded leverages",
-            adjusted.guarded,
-            f"{loo.unit_name} at the guard, of {loo.deletions(problem)}"
-            + (
-                "; without them their predictions are not determined, so that HeC3 is rounding: raise ridge"
-                * undetermined
-            ),
-        ),
+        Finding("largest leverage", largest, "one means: the example decides its own prediction"),
+        Finding("guarded leverages", adjusted.guarded, guarded),
     ]
-    notes = [*_weights_left_out(problem), *problem.batches.notes, *bread.notes]
-    return findings + [Finding("note", note, "") for note in notes]
-
-
-def _weights_left_out(problem: Linearization) -> list[str]:
-    """That verdicts should not rest on a part of the weights, where others were trained too."""
     fitted = problem.selection.size
     trained = sum(one.numel() for one in problem.network.model.parameters() if one.requires_grad)
-    if fitted >= trained:
-        return []
-    return [
+    part = (
         f"Verdicts compare predictions by the fitted weights alone, {fitted:,} of {trained:,} that can be trained. "
         "Up to a tenth of the verdicts differed from those of all weights: for verdicts fit all of them."
-    ]
+    )
+    notes = [*([part] if fitted < trained else []), *problem.batches.notes, *bread.notes]
+    return findings + [Finding("note", note, "") for note in notes]

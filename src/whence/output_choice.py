@@ -18,8 +18,7 @@ from whence.jacobian.views import OutputMixtures, OutputView, SelectedOutputs
 from whence.likelihoods import Likelihood
 from whence.results import MAX_OUTPUTS, ChosenOutputs, Uncertainty
 
-MAX_SKETCH_BYTES = 64 * 2**20
-"""Random signs of one chunk are kept under this size."""
+MAX_SKETCH_BYTES = 64 * 2**20  # of the random signs of one chunk
 
 ViewVariances = Callable[[OutputView, bool], dict[str, Tensor]]
 """From a view of some inputs to covariances (m, c, c) by name; or, where the flag is false, to variances (m, c)."""
@@ -95,10 +94,9 @@ class OutputChoice:
         shaped = {name: value.reshape(*shape, *value.shape[2:]) for name, value in found.items()}
         chosen = None
         if self.kind != "all":
-            chances = None
-            if likelihood.has_classes:
-                chances = likelihood.probabilities(flat).gather(1, index).reshape(*shape, c)
-            chosen = ChosenOutputs(index.reshape(*shape, c), chances, False)
+            chances = likelihood.probabilities(flat).gather(1, index) if likelihood.has_classes else None
+            shaped_chances = None if chances is None else chances.reshape(*shape, c)
+            chosen = ChosenOutputs(index.reshape(*shape, c), shaped_chances, False)
         mean = flat.gather(1, index).reshape(*shape, c)
         return Uncertainty(mean, shaped if full else {}, {} if full else shaped, likelihood=likelihood, chosen=chosen)
 

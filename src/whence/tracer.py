@@ -31,7 +31,6 @@ from whence.influence.fitted import (
     join_batches,
     using_model,
 )
-from whence.influence.split import Split, estimate_sources, split
 from whence.influence.suggest import Suggestion, label_first
 from whence.influence.training import label_suspicion, squared_influence, suspicion_over_copies, training_frame
 from whence.influence.what_if import apply, prepare, read_change
@@ -286,34 +285,6 @@ class Tracer(Fitted):
         with using_model(self):
             return Calibration.of(self)
 
-    def split(self, x: Any, neighbours: int | None = None, anchors: int = 1000) -> Split:
-        """HeC3 in a part that new labels would change (noise) and one that new inputs would change (design).
-
-        Experimental, see `Split`. Leave-one-out residuals of neighbours in tangent space share what the model cannot
-        represent, but not the noise. Costs as much as `attribute` on `anchors` predictions, and on `x`.
-
-        Args:
-            x: as for `predict`.
-            neighbours: predict each residual by the mean of so many nearest neighbours; by default by all anchors,
-                weighted by a Gaussian process, its length and noise fitted to the residuals, which is more accurate.
-            anchors: how many training examples, evenly spaced, serve as neighbours.
-
-        Examples:
-            >>> import torch, whence
-            >>> x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(1)
-            >>> net = torch.nn.Linear(1, 1, dtype=torch.float64)
-            >>> found = whence.fit(net, [(x, x**2)], ridge=0.1, recenter=True).split(x[:3])
-            >>> bool((found.design_share > 0.9).all())
-            True
-        """
-        if neighbours is not None:
-            check_count(neighbours, "neighbours")
-        check_count(anchors, "anchors")
-        check_ungrouped(self)
-        with using_model(self):
-            sources = estimate_sources(self, neighbours, anchors)
-        return join_batches(for_each_batch(self, x, lambda inputs, where: split(self, inputs, sources)))
-
     def what_if(
         self,
         x: Any,
@@ -345,15 +316,7 @@ class Tracer(Fitted):
         counts, shift, targets = read_change(self, remove, repeat, relabel or {})
         with using_model(self):
             change = prepare(self, counts, shift, targets)
-        problem = self.problem
-
-        def apply_to(inputs: Inputs, where: str) -> WhatIf:
-            found = apply(self, inputs, change)
-            if problem.sketch is not None or problem.dense:
-                return found
-            return replace(found, mean=self._shaped_outputs(inputs, where), likelihood=problem.likelihood)
-
-        return join_batches(for_each_batch(self, x, apply_to))
+        return join_batches(for_each_batch(self, x, lambda inputs, where: apply(self, inputs, change)))
 
     def suggest(
         self,

@@ -570,7 +570,7 @@ def _again(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Che
     mixtures = isinstance(problem.options.get("hessian_columns"), int)
     ways = [_loaded] * 6 + [_fitted_again] * 3 + [_shuffled] * 3 + [_changed] * 2
     if "groups" not in problem.options:
-        ways += [_explained] + [_split] * (not mixtures)
+        ways += [_explained] * (1 if mixtures else 2)
     if rng.random() < 0.8:
         yield from rng.choice(ways)(problem, tracer, rng)
 
@@ -626,8 +626,3 @@ def _of_itself(name: str, found: whence.Uncertainty, variance: Tensor) -> Check:
 
 def _explained(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
     yield "verdicts", len(tracer.explain(problem.test).verdicts), len(tracer.predict(problem.test)), 0.0
-
-
-def _split(problem: Problem, tracer: whence.Tracer, rng: Random) -> Iterator[Check]:
-    parts, whole = tracer.split(problem.test), tracer.attribute(problem.test)
-    yield "HeC3 in parts", parts.hec3.sum(1), whole.hec3.total, 1e-6

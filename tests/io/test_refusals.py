@@ -156,18 +156,17 @@ def test_other_data(fit: Fit, path: Path) -> None:
         [(x[:2], y[:2]), (x[2:], y[2:]), *fit.batches[1:]],  # other batches
     )
     for data in others:
-        with pytest.raises(whence.LoaderError, match=r"of the saved fit, in the same order and batches, got other"):
+        with pytest.raises(whence.LoaderError, match=r"of the saved fit, in the same order .* got (other|more)"):
             whence.load(path, fit.model, data)
 
 
 def test_other_data_after_the_first_batch(fit: Fit, path: Path) -> None:
     x, y = fit.batches[-1]
-    with pytest.raises(whence.LoaderError, match=r"got other data in batch 2\. Pass a loader with the same examples"):
+    with pytest.raises(whence.LoaderError, match=r"got other data in batch 2\. Use the same batch_size"):
         whence.load(path, fit.model, [*fit.batches[:-1], (x, y + 1)])
-    fewer = whence.load(path, fit.model, fit.batches[:-1])
     with pytest.raises(whence.LoaderError, match=r"got 2 batches instead of 3"):
-        fewer.attribute(fit.test)
-    with pytest.raises(whence.LoaderError, match=r"got other data in batch 3"):
+        whence.load(path, fit.model, fit.batches[:-1])
+    with pytest.raises(whence.LoaderError, match=r"got more than 3 batches"):
         whence.load(path, fit.model, [*fit.batches, (x, y)])
 
 

@@ -125,24 +125,6 @@ def test_dense_algebra_in_a_basis(structure: Any, loo: str) -> None:
         dense.close(found.variance(name).flatten(1), np.einsum("mcc->mc", wanted[name]), 1e-7)
 
 
-@every_unit
-def test_the_parts_of_hec3_are_centred_by_what_was_left_out(loo: str) -> None:
-    test = drawn(2, T, 2, seed=4)
-    tracer = fit(loo, whence.Exact(), recenter=True)
-    moved = refits(loo, test, None)
-    found = tracer.split(test)
-    dense.close(found.hec3, (moved**2).sum(0), 1e-7)
-    rows, tested = (dense.tangents_of(Tagger(), one) for one in (drawn(N, T, 2), test))
-    flat = rows.reshape(N * T * K, -1)
-    damped = flat.T @ flat + RIDGE * np.eye(flat.shape[1])
-    aligned = np.einsum("mkp,nip->mkni", np.linalg.solve(damped, tested.swapaxes(1, 2)).swapaxes(1, 2), rows)
-    design = np.einsum("mkni,nij,mknj->mk", aligned, np.asarray(found.sources.design), aligned)
-    dense.close(found.design, design - moved.sum(0) ** 2 / len(moved), 1e-7)
-    together = np.kron(np.eye(T * K // WIDTHS[loo]), np.ones((WIDTHS[loo], WIDTHS[loo])))
-    for part in (found.sources.noise, found.sources.design):
-        assert not np.asarray(part)[:, together == 0].any(), "what is not left out together has nothing in common"
-
-
 def test_guards_are_counted_as_what_is_left_out() -> None:
     """At next to no ridge every output decides itself; all that are left out are guarded, whatever they are."""
     for loo, width in WIDTHS.items():

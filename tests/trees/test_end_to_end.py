@@ -33,7 +33,6 @@ def test_every_question_takes_rows(tracer):
     assert tracer.attribute(x, top=3).hec3.index.shape == (8, 3)
     assert len(tracer.suggest(2, pool=x, test=x).index) == 2
     assert tracer.training_frame(x).shape[0] == 200
-    assert len(tracer.split(x, anchors=50)) == 8
     trust = tracer.trust(x, sample=2)
     assert trust["distance"].level == "fine"
     assert trust.level == "careful"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -78,9 +77,7 @@ class Batches:
     target_transform: Callable[[Tensor], Tensor] | None = None  # applied to the targets of every batch
     passes: Passes = field(default_factory=Passes)
     saved: bool = False  # whether these are data of a saved fit, whose fingerprints were read from its file
-    views: Callable[[Batch, str], Iterable[Batch]] | None = (
-        None  # parts of a batch, with views of the outputs as inputs
-    )
+    views: Callable[[Batch, str], Iterable[Batch]] | None = None  # parts of a batch, with views of outputs as inputs
     _first: Any = None
 
     def __post_init__(self) -> None:
@@ -123,25 +120,11 @@ class Batches:
             count = number + 1
             yield batch
             start += batch.size
-        self._check_count(count, start - self.passes.offset)
-
-    def sample(self, count: int) -> Iterator[tuple[int, Batch]]:
-        """A few batches and their numbers, of data that were all read before, evenly spaced where the loader can."""
-        numbers, raws = _spaced_batches(self.loader, count)
-        start, known = self.passes.offset, 0
-        for number, raw in zip(numbers, raws, strict=False):
-            start += sum(self._size(before) for before in range(known, number))
-            batch = self._prepare(number, raw, start)
-            start, known = start + batch.size, number + 1
-            if batch.size:
-                yield from ((number, view) for view in self._viewed(batch, number))
-
-    def _size(self, number: int) -> int:
-        """The number of examples of a batch that was not read, of a list or a DataLoader."""
-        if isinstance(self.loader, (list, tuple, TensorBatches)):
-            return batch_size(split(self.loader[number], f"batch {number}")[0], f"batch {number}")
-        size: int = self.loader.batch_size  # type: ignore[attr-defined]  # a DataLoader, whose last batch alone is smaller
-        return size
+        if count < len(self.fingerprints):
+            raise self._changed(f"{count} batches instead of {len(self.fingerprints)}")
+        if start == self.passes.offset and self.passes.process_group.alone:
+            raise no_examples()
+        self.complete = True
 
     def _prepare(self, number: int, raw: Any, start: int) -> Batch:
         """Move what the loader gave to the device, and check it, also against earlier passes."""
@@ -156,35 +139,36 @@ class Batches:
                 "Make the loader give one target (a number, or a row of k numbers) for each example."
             )
         found = tuple(map(checksum, [*tensors_of((inputs, weights)), targets]))
-        if self.fingerprints[number : number + 1] != [found]:  # what has not changed was checked before
+        known = self.fingerprints[number : number + 1]
+        if known != [found]:  # what has not changed was checked before
             check_finite(inputs, "inputs", where)
             check_finite(targets, "targets", where)
             if weights is not None:
                 check_weights(weights, size, where)
-        self._check_fingerprint(number, found)
+            if known or self.complete:
+                raise self._changed(f"other data in batch {number}" if known else f"more than {number} batches")
+            self.fingerprints.append(found)
         if self.target_transform is not None and size:
             targets = self.target_transform(targets)
         return Batch(inputs, targets, start, size, weights)
 
     def first(self) -> Batch:
         """The first batch of all: that of the first process which has one."""
-        if self.passes.process_group.alone:
+        group = self.passes.process_group
+        if group.alone:
             return next(self.read(None))
         if self._first is None:  # its targets are transformed below
-            self._first = self._find_first()
+            local = next(self.plain(None), None)
+            have_any = group.all_gather_object("the first batch", local is not None)
+            if not any(have_any):
+                raise no_examples()
+            sent = None
+            if local is not None and group.rank == have_any.index(True):
+                sent = to_device((local.inputs, local.targets, local.weights), torch.device("cpu"))
+            self._first = group.all_gather_object("the first batch", sent)[have_any.index(True)]
         raw = to_device(self._first, self.device)
         targets = raw[1] if self.target_transform is None else self.target_transform(raw[1])
         return next(iter(self._viewed(Batch(raw[0], targets, 0, len(targets), raw[2]), 0)))
-
-    def _find_first(self) -> Any:
-        process_group = self.passes.process_group
-        local = next(self.plain(None), None)
-        have_any = process_group.all_gather_object("the first batch", local is not None)
-        if not any(have_any):
-            raise no_examples()
-        owner = have_any.index(True)
-        sent = None if local is None else to_device((local.inputs, local.targets, local.weights), torch.device("cpu"))
-        return process_group.all_gather_object("the first batch", sent if process_group.rank == owner else None)[owner]
 
     def distinct_inputs(self) -> Inputs:
         """The inputs of the first batch, with some of later ones where it has no two examples that differ."""
@@ -197,51 +181,24 @@ class Batches:
             compatible = can_concatenate(inputs, local[-1])
             if number == SEARCHED or not compatible or examples_differ(concatenate([inputs, local[-1]])):
                 break
-        process_group = self.passes.process_group
-        sent = local if process_group.alone else to_device(local, torch.device("cpu"))
-        gathered = [one for each in process_group.all_gather_object("the first examples", sent) for one in each]
+        group = self.passes.process_group
+        sent = local if group.alone else to_device(local, torch.device("cpu"))
+        gathered = [one for each in group.all_gather_object("the first examples", sent) for one in each]
         others = [one for one in to_device(gathered, self.device) if can_concatenate(inputs, one)]
         return concatenate([inputs, *others])
 
-    def _check_fingerprint(self, number: int, found: tuple[int, ...]) -> None:
-        known = self.fingerprints[number : number + 1]
-        if not known and not self.complete:
-            self.fingerprints.append(found)
-        elif known != [found]:
-            if self.saved:
-                raise _other_data(f"other data in batch {number}")
-            raise LoaderError(
-                f"expected the same examples in every pass, got other data in batch {number} than in the first pass. "
-                "Use shuffle=False and switch random augmentation off (a DataLoader with shuffle=True alone is put in "
-                "order automatically); a loader that can be read once only must be made a list first."
-                if known
-                else f"expected {number} batches as in the first pass, got more. The loader must give the same "
-                "examples in every pass."
-            )
-
-    def _check_count(self, count: int, examples: int) -> None:
-        if count < len(self.fingerprints):
-            if self.saved:
-                raise _other_data(f"{count} batches instead of {len(self.fingerprints)}")
-            raise LoaderError(
-                f"expected {len(self.fingerprints)} or more batches as in the first pass, got {count}. "
-                "The loader must give the same examples in every pass; one that can be read once only must be made a "
-                "list first."
-            )
-        if examples == 0 and self.passes.process_group.alone:
-            raise no_examples()
-        self.complete = True
+    def _changed(self, got: str) -> LoaderError:
+        """The error for data that are not those of an earlier pass."""
+        wanted = "the training data of the saved fit, in the same order and batches" if self.saved else ""
+        return LoaderError(
+            f"expected {wanted or 'the same examples in every pass'}, got {got}. Use the same batch_size and "
+            "shuffle=False, and switch random augmentation off (a DataLoader with shuffle=True alone is put in order "
+            "automatically); a loader that can be read once only must be made a list first."
+        )
 
 
 NO_DATA: list[Any] = []
 """Stands for training data that were not given with a saved fit: what does not need them works."""
-
-
-def _other_data(got: str) -> LoaderError:
-    return LoaderError(
-        f"expected the training data of the saved fit, in the same order and batches, got {got}. Pass a loader with "
-        "the same examples and the same batch_size, not shuffled."
-    )
 
 
 def no_examples() -> InputError:
@@ -509,7 +466,13 @@ def in_order(loader: Iterable[Any], notes: list[str]) -> Iterable[Any]:
     shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size
     sequential = type(sampler) is SequentialSampler
     if loader.batch_size is None or not (shuffled or sequential):
-        return _copy(loader, **_order_options(loader)) if loader.persistent_workers else loader
+        if not loader.persistent_workers:
+            return loader
+        iterable = isinstance(loader.dataset, IterableDataset)
+        if loader.batch_size is None and loader.batch_sampler is not None and not iterable:
+            return _copy(loader, batch_sampler=loader.batch_sampler)
+        order = {} if iterable else {"sampler": sampler}
+        return _copy(loader, batch_size=loader.batch_size, drop_last=loader.drop_last, **order)
     if shuffled:
         notes.append("the loader shuffles; it was read in the order of its data set, which indices refer to")
     elif loader.drop_last and size % loader.batch_size:
@@ -541,58 +504,14 @@ class TensorBatches:
         examples = len(self.dataset)
         return examples // self.size if self.drop_last else -(-examples // self.size)
 
-    def __getitem__(self, number: int) -> list[Tensor]:
-        """One batch, a copy: a model may write into its inputs."""
-        rows = slice(number * self.size, (number + 1) * self.size)
-        return [tensor[rows].clone() for tensor in self.dataset.tensors]
-
     def __iter__(self) -> Iterator[list[Tensor]]:
-        """All batches in order."""
-        return map(self.__getitem__, range(len(self)))
-
-
-def _spaced_batches(loader: Iterable[Any], count: int) -> tuple[list[int], Iterable[Any]]:
-    """Numbers of some batches, the first one among them, and these batches; none of the others is read.
-
-    Evenly spaced in lists, and in a DataLoader that reads its data set in order. Of other loaders they are the first
-    ones, since the last cannot be reached without reading all.
-
-    Examples:
-        >>> _spaced_batches(["a", "b", "c", "d", "e"], 3)
-        ([0, 2, 4], ['a', 'c', 'e'])
-    """
-    plain = type(loader) is DataLoader and type(loader.sampler) is SequentialSampler and bool(loader.batch_size)
-    if not (plain or isinstance(loader, (list, tuple, TensorBatches))):
-        return list(range(count)), islice(loader, count)
-    total = length(loader) or 0
-    numbers = sorted({round(at * (total - 1) / max(count - 1, 1)) for at in range(count)}) if total else []
-    if isinstance(loader, (list, tuple, TensorBatches)):
-        return numbers, [loader[number] for number in numbers]
-    assert isinstance(loader, DataLoader)
-    size, examples = loader.batch_size or 1, length(loader.dataset) or 0
-    chosen = [list(range(number * size, min((number + 1) * size, examples))) for number in numbers]
-    return numbers, _copy(loader, batch_sampler=chosen)
-
-
-def _order_options(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The options of a DataLoader that set the order and the size of its batches."""
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        return {"batch_sampler": loader.batch_sampler}
-    return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+        """All batches in order, each a copy: a model may write into its inputs."""
+        for low in range(0, len(self) * self.size, self.size):
+            yield [tensor[low : low + self.size].clone() for tensor in self.dataset.tensors]
 
 
 def _copy(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
     """Another DataLoader of the same data, with workers of its own for each pass."""
-    return DataLoader(
-        loader.dataset,
-        **order,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-    )
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    same = {name: getattr(loader, name) for name in (*names, "prefetch_factor")}
+    return DataLoader(loader.dataset, **order, **same)

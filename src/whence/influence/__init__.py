@@ -1,4 +1,4 @@
-"""Influence of training examples: attribution, explanation, what-if, suggestions, and HeC3 split into its sources."""
+"""Influence of training examples: attribution, explanation, what-if and suggestions."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,24 +33,16 @@ from whence.errors import InputError, SingularCurvatureError
 from whence.estimators import hat_blocks
 from whence.influence.fitted import Fitted, join_batches, training_examples, whole_alignments
 from whence.jacobian.leaves import LeafSum
-from whence.likelihoods import Likelihood
 
-NEWTON_STEPS, CONVERGED = 200, 1e-12
-"""Most Newton steps, and the size of the last one over that of g."""
-
+NEWTON_STEPS, CONVERGED = 200, 1e-12  # most Newton steps, and the size of the last one over that of g
+ACCEPTED = 1e-6  # the same size where rounding ends Newton's method early, in float64
+# The smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
+# both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever.
 SMALLEST_STEP, DECREASE = 1e-12, 1e-4
-"""Smallest part of a Newton step, and the share of a step by which what is left must shrink: a loss that is flat on
-both sides of the solution, as with large logits, would otherwise be crossed back and forth for ever."""
-
-SAME_LABEL = 64
-"""Rounding errors of a residual within which a new label is the old one."""
-
-ACCEPTED = 1e-6
-"""The size of the last Newton step over that of g where rounding ends Newton's method early, in float64."""
-
+SAME_LABEL = 64  # rounding errors of a residual within which a new label is the old one
+# The rounding error of a new leverage, over its distance from one, from which on that distance is not used; and the
+# largest rounding error with which there is an answer at all.
 HIDDEN, LARGEST_ROUNDING = 1e-9, 1e-3
-"""Rounding error of a new leverage, over its distance from one, from which on that distance is not used; and the
-largest rounding error with which there is an answer at all."""
 
 
 @dataclass(frozen=True)
@@ -61,29 +53,23 @@ class WhatIf(Shown):
         change: (m, k) f'(x) - f(x).
         ho, hec3: (m, k) variances before.
         new_ho, new_hec3: (m, k) variances after, with the noise covariance of before.
-        mean: (m, k) outputs before, where all of them were looked at.
-        likelihood: of the network, which knows what its outputs mean.
 
     Examples:
         >>> one = torch.ones(1, 1)
-        >>> found = WhatIf(change=-0.5 * one, ho=one, hec3=2 * one, new_ho=one, new_hec3=one, mean=3 * one)
+        >>> found = WhatIf(change=-0.5 * one, ho=one, hec3=2 * one, new_ho=one, new_hec3=one)
         >>> found
         WhatIf(1 prediction moves by 0.5, its HeC3 from 2 to 1)
         >>> print(found)
         1 prediction after a change of the training set
-        no.  prediction  after  HeC3  HeC3 after
-          0           3    2.5     2           1
+        no.  moves by  HeC3  HeC3 after
+          0      -0.5     2           1
     """
-
-    shared: ClassVar = ("likelihood",)
 
     change: Tensor
     ho: Tensor
     hec3: Tensor
     new_ho: Tensor
     new_hec3: Tensor
-    mean: Tensor | None = None
-    likelihood: Likelihood | None = None
 
     def __len__(self) -> int:
         """Number of predictions."""
@@ -93,42 +79,17 @@ class WhatIf(Shown):
         """Sizes and means."""
         before, after = (float(values.sum(1).mean()) for values in (self.hec3, self.new_hec3))
         moved = number(float(self.change.norm(dim=1).mean()))
-        if len(self) == 1:
-            return f"WhatIf(1 prediction moves by {moved}, its HeC3 from {number(before)} to {number(after)})"
-        return (
-            f"WhatIf({count(len(self), 'prediction')} move by {moved} on average, their mean HeC3 from "
-            f"{number(before)} to {number(after)})"
-        )
+        several = f"{count(len(self), 'prediction')} move by {moved} on average, their mean"
+        which = f"1 prediction moves by {moved}, its" if len(self) == 1 else several
+        return f"WhatIf({which} HeC3 from {number(before)} to {number(after)})"
 
     def _table(self) -> Table:
         m, k = self.change.shape
-        rows, more = rows_shown(m, "change, new_ho, new_hec3")
-        variances = {"HeC3": self.hec3, "HeC3 after": self.new_hec3}
-        note = more
-        if self.mean is None or (k > 1 and not self._one_class):
-            moved = self.change[:, 0] if k == 1 else self.change.norm(dim=1)
-            columns = [places(rows), Column("moves by", numbers(moved[:rows].tolist()))]
-        elif self.likelihood is not None and self.likelihood.has_classes:
-            columns = [places(rows)]
-            for when, outputs in (("", self.mean), (" after", self.mean + self.change)):
-                p = self.likelihood.probabilities(outputs[:rows])
-                best = p.max(dim=1)
-                if self._one_class:
-                    columns.append(Column(f"class{when}", tuple(map(str, best.indices.tolist()))))
-                columns.append(Column(f"probability{when}", tuple(f"{one:.3f}" for one in best.values.tolist())))
-            note = f"HeC3 is the variance of the logits.\n{more}".strip()
-        else:
-            pair = {"prediction": self.mean, "after": self.mean + self.change}
-            columns = [places(rows), *(Column(name, numbers(one[:rows, 0].tolist())) for name, one in pair.items())]
-        columns += [Column(name, numbers(values.sum(1)[:rows].tolist())) for name, values in variances.items()]
+        rows, note = rows_shown(m, "change, new_ho, new_hec3")
+        moved = self.change[:, 0] if k == 1 else self.change.norm(dim=1)
+        shown = {"moves by": moved, "HeC3": self.hec3.sum(1), "HeC3 after": self.new_hec3.sum(1)}
+        columns = [places(rows), *(Column(name, numbers(one[:rows].tolist())) for name, one in shown.items())]
         return Table(f"{count(m, 'prediction')} after a change of the training set", tuple(columns), note)
-
-    @property
-    def _one_class(self) -> bool:
-        """Whether one class of several is predicted."""
-        likelihood = self.likelihood
-        several = self.change.shape[1] > 1
-        return likelihood is not None and likelihood.has_classes and likelihood.couples_outputs and several
 
 
 def read_change(
@@ -225,29 +186,31 @@ def prepare(fitted: Fitted, counts: Tensor, shift: Tensor, relabel: Mapping[int,
     changed_roots = eye if roots is None else roots[index]  # U
     signs = extra.expand(s, changed_roots.shape[2])  # D
     nonlinear = _solve_nonlinear(fitted, index, counts[index], own, relabelled[index], targets)
+    g, new_roots, new_residuals = nonlinear or (None, changed_roots, relabelled[index])
     if nonlinear is not None and roots is not None:
         signs = torch.cat([counts[index].unsqueeze(1).expand_as(signs), -torch.ones_like(signs)], 1)
-        changed_roots = torch.cat([nonlinear.hessian_roots, changed_roots], 2)
-        roots = roots.index_copy(0, index, nonlinear.hessian_roots)
+        changed_roots = torch.cat([new_roots, changed_roots], 2)
+        roots = roots.index_copy(0, index, new_roots)
     blocks = (changed_roots * signs.unsqueeze(1)) @ changed_roots.mT  # C L
     matrix = torch.eye(s * k, dtype=aligned.dtype, device=aligned.device) + _times_blocks(blocks, own)
     seen = _times_blocks(changed_roots.mT, aligned.reshape(s * k, n * k))  # U^T J_S F^-1 J^T
     inner = _times_blocks(changed_roots.mT, _times_blocks(changed_roots.mT, own).T).T  # U^T Q U
     inner = torch.eye(len(inner), dtype=aligned.dtype, device=aligned.device) + signs.reshape(-1, 1) * inner
-    _check_support(inner)
+    if s and 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * float(torch.linalg.svdvals(inner).min()):
+        raise _singular("up to rounding")  # the examples that leave are the only support
     downdate = _solve(inner, signs.reshape(-1, 1) * seen)
     score = extra * residuals[index] + (1 + extra) * shift[index]
-    step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if nonlinear is None else nonlinear.step
+    step = _solve(matrix, score.reshape(-1, 1)).squeeze(1) if g is None else g
     output_change = torch.einsum("anj,a->nj", aligned.reshape(s * k, n, k), step)
     rows = seen.reshape(-1, n, k)
     leverage_blocks = fitted.bread.leverage_blocks - torch.einsum("anj,anl->njl", rows, downdate.reshape(rows.shape))
     after = relabelled - fitted.loo.hessian_times(slice(0, n), output_change)
     left_out, deciding = matrix.new_zeros(s * k, 0), index[:0]
     if nonlinear is not None:
-        after = after.index_copy(0, index, nonlinear.residuals)
-        deciding = _deciding(nonlinear.hessian_roots, leverage_blocks[index], own, counts[index])
-        weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(nonlinear.residuals)
-        left_out = _left_out(deciding, weights, nonlinear.hessian_roots, matrix, own)
+        after = after.index_copy(0, index, new_residuals)
+        deciding = _deciding(new_roots, leverage_blocks[index], own, counts[index])
+        weights = counts[index].sqrt().reshape(s, 1, 1) * fitted.loo.as_root(new_residuals)
+        left_out = _left_out(deciding, weights, new_roots, matrix, own)
     divided = (counts > 0).index_fill(0, index[deciding], False)
     _check_leverages(fitted, roots, leverage_blocks, divided, inner)
     loo_residuals = fitted.loo.adjust(after, leverage_blocks, roots).hec3.index_fill(0, index[deciding], 0.0)
@@ -275,22 +238,14 @@ def _changed_examples(fitted: Fitted, index: Tensor, relabel: Mapping[int, Tenso
     return torch.cat(found), encoded
 
 
-@dataclass(frozen=True)
-class _Nonlinear:
-    """The changed examples at the new optimum."""
-
-    step: Tensor  # (s k,) g
-    hessian_roots: Tensor  # (s, k, q) roots of the Hessians at the new outputs, sample weights included
-    residuals: Tensor  # (s, k) at the new outputs, the same
-
-
 def _solve_nonlinear(
     fitted: Fitted, index: Tensor, counts: Tensor, own: Tensor, relabelled: Tensor, targets: Tensor | None
-) -> _Nonlinear | None:
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """Newton's method on g; `None` for squared error and recentered fits, whose losses are quadratic.
 
     Examples `index` (s,) are to count as often as `counts` (s,) says; `own` (s k, s k) is Q, `relabelled` (s, k) are
     residuals with the new labels at the old outputs, and targets are `None` where not all outputs are looked at.
+    Returns g (s k,), and roots of the Hessians (s, k, q) and residuals (s, k) at the new outputs, weights included.
     """
     problem = fitted.problem
     likelihood, outputs = problem.likelihood, problem.outputs[index]
@@ -320,9 +275,10 @@ def _solve_nonlinear(
     change, new, gap = evaluate(g)
     error = torch.inf
     for _ in range(NEWTON_STEPS):
-        jacobian = eye + torch.block_diag(*_hessian_change(counts, roots_at(change), old_roots)) @ own
-        direction = _solve(jacobian, gap)
-        error = _relative_size(direction, g)
+        new_roots = roots_at(change)
+        hessian_change = counts.reshape(-1, 1, 1) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT  # C L' - L
+        direction = _solve(eye + torch.block_diag(*hessian_change) @ own, gap)
+        error = float(direction.abs().max()) / max(float(g.abs().max()), torch.finfo(g.dtype).tiny)
         if error <= CONVERGED:
             break
         size, trial = 1.0, evaluate(g - direction)
@@ -338,19 +294,7 @@ def _solve_nonlinear(
             "Newton's method in what_if: the loss of examples with large logits is flat on both sides of the "
             "solution. Raise `ridge`, change fewer examples at once, or fit with recenter=True."
         )
-    return _Nonlinear(g, roots_at(change), new)
-
-
-def _relative_size(step: Tensor, g: Tensor) -> float:
-    """The size of a Newton step over that of g: residuals may all be tiny, and alignments with them large."""
-    size = float(step.abs().max())
-    return size / max(float(g.abs().max()), torch.finfo(g.dtype).tiny) if size else 0.0
-
-
-def _check_support(inner: Tensor) -> None:
-    """Raise where I + D U^T Q U (s q, s q) is singular up to rounding: the examples that leave are the only support."""
-    if len(inner) and 8 * torch.finfo(inner.dtype).eps > LARGEST_ROUNDING * float(torch.linalg.svdvals(inner).min()):
-        raise _singular("up to rounding")
+    return g, roots_at(change), new
 
 
 def _singular(how_far: str) -> SingularCurvatureError:
@@ -422,11 +366,6 @@ def _left_out(deciding: Tensor, weights: Tensor, roots: Tensor, matrix: Tensor, 
             right[rows, 0] = column
             found.append(_solve(one, right))
     return torch.cat(found, 1)
-
-
-def _hessian_change(counts: Tensor, new_roots: Tensor, old_roots: Tensor) -> Tensor:
-    """C L' - L, (s, k, k)."""
-    return counts.reshape(-1, 1, 1) * (new_roots @ new_roots.mT) - old_roots @ old_roots.mT
 
 
 def _times_blocks(blocks: Tensor, values: Tensor) -> Tensor:

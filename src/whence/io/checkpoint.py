@@ -30,29 +30,36 @@ class Checkpoint:
 
     def __init__(self, folder: Path, every: float, key: str, examples: int, progress: Progress) -> None:
         self.folder, self.every, self.key, self.examples, self.progress = folder, every, key, examples, progress
-        self._number = 0
+        self._number, self._last = 0, 0.0
         self._description: dict[str, Any] = {}
         self._state: State = {}
-        self._last = 0.0
 
     def begin(self, label: str, state: State, given: Sequence[Tensor]) -> int | None:
         """Open the next pass and fill its state: how many examples are in it, `None` for all of them."""
         self._number += 1
-        self._state = state
-        self._description = {
-            "kind": "pass",
-            "key": self.key,
-            "label": label,
-            "given": sorted({checksum(one) for one in given}),
-        }
-        self._last = time.monotonic()
+        self._state, self._last = state, time.monotonic()
+        known = sorted({checksum(one) for one in given})
+        self._description = {"kind": "pass", "key": self.key, "label": label, "given": known}
         if not self._path.exists():
             return 0
         with opened(self._path) as saved:
-            done = self._done(saved)
-            if done is None:
+            done = saved.fields.get("done")
+            if saved.fields.get("kind") != "pass" or saved.fields.get("key") != self.key:
+                raise InputError(
+                    f"expected passes of one fit in the checkpoint, got one of another fit in {saved.path}. "
+                    "Choose another folder, or remove this one."
+                )
+            if type(done) is not int or not -1 <= done <= self.examples:
+                raise damaged(saved.path, "it does not say how many examples are in it")
+            if any(saved.fields.get(name) != value for name, value in self._description.items()):
                 return 0  # made from other numbers, on another machine for example: this pass starts from zero
-            self._fill(saved)
+            if saved.entries.keys() != state.keys():
+                raise damaged(saved.path, "it holds other sums than this pass makes")
+            for name, entry in saved.entries.items():
+                if (entry.dtype, entry.shape) != (state[name].dtype, state[name].shape):
+                    raise damaged(saved.path, f"{name} is of another shape")
+            for name, tensor in state.items():
+                tensor.copy_(saved.read(name))
         self.progress.say(
             f"whence: from the checkpoint: {label}, up to {'its end' if done == -1 else f'example {done}'}"
         )
@@ -75,30 +82,6 @@ class Checkpoint:
     def _write(self, done: int) -> None:
         write_file(self._path, {**self._description, "done": done}, self._state)
         self._last = time.monotonic()
-
-    def _fill(self, saved: Saved) -> None:
-        """Copy the sums into the state, after all of them are found to be there."""
-        if saved.entries.keys() != self._state.keys():
-            raise damaged(saved.path, "it holds other sums than this pass makes")
-        for name, tensor in self._state.items():
-            entry = saved.entries[name]
-            if (entry.dtype, tuple(entry.shape)) != (tensor.dtype, tuple(tensor.shape)):
-                raise damaged(saved.path, f"{name} is of another shape")
-        for name, tensor in self._state.items():
-            tensor.copy_(saved.read(name))
-
-    def _done(self, saved: Saved) -> int | None:
-        """How many examples are in a file, -1 for all; `None` if it was made from other numbers."""
-        fields = saved.fields
-        done = fields.get("done")
-        if fields.get("kind") != "pass" or fields.get("key") != self.key:
-            raise InputError(
-                f"expected passes of one fit in the checkpoint, got one of another fit in {saved.path}. "
-                "Choose another folder, or remove this one."
-            )
-        if type(done) is not int or not -1 <= done <= self.examples:
-            raise damaged(saved.path, "it does not say how many examples are in it")
-        return done if {name: fields.get(name) for name in self._description} == self._description else None
 
 
 def open_checkpoint(
@@ -165,18 +148,15 @@ def _check_same_fit(saved: Saved, draft: Draft, model: nn.Module, fingerprints: 
     saved = replace(saved, dtypes={"index": (torch.int64,)})
     check_same(saved.part("model"), model, same_torch=True)
     seen = saved.tensor("fingerprints", "index", "examples")
-    if len(seen) != len(fingerprints):
-        raise _other_data(f"{len(fingerprints)} training examples instead of {len(seen)}")
     if not torch.equal(seen, fingerprints):
-        raise _other_data(f"another one in place {int((seen != fingerprints).int().argmax())}")
+        got = f"{len(fingerprints)} training examples instead of {len(seen)}"
+        if len(seen) == len(fingerprints):
+            got = f"another one in place {int((seen != fingerprints).int().argmax())}"
+        raise LoaderError(
+            f"expected the training data of the checkpoint, in the same order, got {got}. Pass the data of that time, "
+            "not shuffled, or use another folder."
+        )
     return saved.whole("limit", 0, 2**62)
-
-
-def _other_data(got: str) -> LoaderError:
-    return LoaderError(
-        f"expected the training data of the checkpoint, in the same order, got {got}. Pass the data of that time, not "
-        "shuffled, or use another folder."
-    )
 
 
 def json_of(option: Any, depth: int = 3) -> Any:

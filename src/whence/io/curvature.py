@@ -28,6 +28,7 @@ from whence.jacobian.jacobian import Jacobian
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization
 from whence.jacobian.sketches import HessianSketch
+from whence.runtime.execution import Precision
 
 R = TypeVar("R")
 
@@ -41,6 +42,15 @@ COMMON: dict[str, Any] = {
 PRIMAL = {**COMMON, "whiten": Whitening, "step": "algebra features", "change": "algebra n k"}
 WEIGHTS = {"inside": "working estimators basis", "outside": "working estimators one one one", "rounded": "flag"}
 RECORDS: dict[type, Mapping[str, Any]] = {
+    Linearization: {
+        "outputs": "algebra n k",
+        "residuals": "algebra n k",
+        "hessian_roots": "?algebra n k q",
+        "sample_weights": "?algebra n",
+        "gram": "?algebra n k k",
+        "chunk_size": "?whole 1",
+        "precision": f"text {' '.join(get_args(Precision))}",
+    },
     Groups: {"total": "whole 2", "counted": "whole 2", "index": "index n"},
     Positions: {"shape": "wholes 1", "width": "whole 1", "weights": "?algebra n positions"},
     HessianSketch: {"columns": "whole 1", "width": "whole 1", "dense": "flag", "counted": "whole 0"},
@@ -136,11 +146,6 @@ def _read_block(saved: Saved, problem: Linearization) -> Block:
     return block
 
 
-def _write_basis(draft: Draft, basis: Basis) -> None:
-    """Write both sides, where they are not the identity."""
-    draft.put(inputs=basis.inputs, outputs=basis.outputs)
-
-
 BASES: dict[str, dict[str, tuple[str, ...]]] = {
     "kronecker": {"inputs": ("e", "i", "any"), "outputs": ("e", "o", "any")},
     "rows": {"outputs": ("one", "i", "any")},
@@ -162,22 +167,7 @@ def _read_basis(saved: Saved, block: Block) -> Basis:
     return basis
 
 
-def _write_features(draft: Draft, features: Features) -> None:
-    """Write which features these are: the gradients themselves, or chosen coordinates of them."""
-    if type(features) not in (Jacobian, Projected):
-        raise InputError(f"expected features of whence itself to save, got {type(features).__name__}. Fit again.")
-    draft.put(projected=isinstance(features, Projected))
-    if isinstance(features, Projected):
-        _write_stream(draft, features.stream)
-        draft.put(orthonormal=features.orthonormal, moments=features.sizes)
-        for at, (basis, index) in enumerate(zip(features.bases, features.indices, strict=True)):
-            part = draft.part(f"block_{at}")
-            _write_basis(part, basis)
-            part.put(index=index)
-
-
 def _read_features(saved: Saved, problem: Linearization, notes: list[str]) -> Features:
-    saved = saved.part("features")
     if not saved.flag("projected"):
         return _jacobian(problem, notes)
     stream = _read_stream(saved, problem)
@@ -198,11 +188,20 @@ def _jacobian(problem: Linearization, notes: list[str]) -> Jacobian:
 
 
 def _write_primal(draft: Draft, bread: FittedPrimal, sandwich: PrimalSandwich) -> None:
-    """Write features, and meats in whitened coordinates."""
-    if isinstance(bread.features, LeafFeatures):
-        draft.put(basis=bread.features.basis, sums=bread.features.sums)
+    """Write features (the gradients themselves, chosen coordinates of them, or leaves), and whitened meats."""
+    features = bread.features
+    if isinstance(features, LeafFeatures):
+        draft.put(basis=features.basis, sums=features.sums)
+    elif type(features) not in (Jacobian, Projected):
+        raise InputError(f"expected features of whence itself to save, got {type(features).__name__}. Fit again.")
     else:
-        _write_features(draft.part("features"), bread.features)
+        part = draft.part("features")
+        part.put(projected=isinstance(features, Projected))
+        if isinstance(features, Projected):
+            _write_stream(part, features.stream)
+            part.put(orthonormal=features.orthonormal, moments=features.sizes)
+            for at, (basis, index) in enumerate(zip(features.bases, features.indices, strict=True)):
+                part.part(f"block_{at}").put(inputs=basis.inputs, outputs=basis.outputs, index=index)
     meats = {f"meat_{one}": matrix for one, matrix in sandwich.matrices.items()}
     draft.put(meats=list(sandwich.matrices), total=sandwich.total, **meats)
 
@@ -214,25 +213,23 @@ def _read_primal(
     curvature: type[FittedPrimal] = FittedPrimal,
     sandwich: type[PrimalSandwich] = PrimalSandwich,
 ) -> tuple[FittedCurvature, Sandwich]:
-    features_of = _read_leaves if curvature is FittedLeaves else _read_features
-    features = features_of(saved, problem, saved.texts("notes"))
+    model, notes = problem.network.model, saved.texts("notes")
+    features: Features
+    if curvature is not FittedLeaves:
+        features = _read_features(saved.part("features"), problem, notes)
+    elif not isinstance(model, LeafSum):
+        raise saved.wrong("basis", "a fit of trees")
+    else:  # directions of the leaves
+        saved.sizes["leaves"] = (len(model.scale),)
+        basis = saved.tensor("basis", "algebra", "leaves", "directions")
+        features = LeafFeatures(model, basis, saved.tensor("sums", "algebra", "leaves", "sums"), notes)
     saved.sizes["features"] = (features.size,)
     rows = TrainingRows(problem, features)
-    bread = read(saved, curvature, problem=problem, notes=features.notes, features=features, rows=rows)
+    bread = read(saved, curvature, problem=problem, notes=notes, features=features, rows=rows)
     if saved.texts("meats") != list(meats.roots):
         raise saved.wrong("meats", " and ".join(meats.roots))
     matrices = {name: saved.tensor(f"meat_{name}", "algebra", "features", "features") for name in meats.roots}
     return bread, sandwich(bread, matrices, saved.tensor("total", "algebra", "features"))
-
-
-def _read_leaves(saved: Saved, problem: Linearization, notes: list[str]) -> Features:
-    """Directions of the leaves of trees."""
-    model = problem.network.model
-    if not isinstance(model, LeafSum):
-        raise saved.wrong("basis", "a fit of trees")
-    saved.sizes["leaves"] = (len(model.scale),)
-    basis = saved.tensor("basis", "algebra", "leaves", "directions")
-    return LeafFeatures(model, basis, saved.tensor("sums", "algebra", "leaves", "sums"), notes)
 
 
 def _read_dual(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
@@ -261,14 +258,14 @@ def _write_spectral(draft: Draft, bread: FittedSpectral, sandwich: SpectralSandw
     draft.put(estimators=sandwich.names)
     for at, (basis, rotation) in enumerate(zip(bread.bases, bread.rotations, strict=True)):
         part = draft.part(f"block_{bread.stream.blocks.index(basis.block)}")
-        _write_basis(part, basis)
+        part.put(inputs=basis.inputs, outputs=basis.outputs)
         write(part, "curvature", bread.spectrum.curvature[at])
         write(part, "noise", bread.spectrum.noise[at])
         write(part, "weights", sandwich.weights[at])
         part.put(score=bread.spectrum.score[at], step=bread.step[at], rotated=rotation is not None)
         if rotation is not None:
             part.put(rotation_inputs=rotation.inputs, rotation_outputs=rotation.outputs)
-            _write_basis(part.part("meat_basis"), rotation.basis)
+            part.part("meat_basis").put(inputs=rotation.basis.inputs, outputs=rotation.basis.outputs)
 
 
 def _read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[FittedCurvature, Sandwich]:
@@ -285,22 +282,23 @@ def _read_spectral(saved: Saved, problem: Linearization, meats: Meats) -> tuple[
         rotation = _read_rotation(part, basis) if part.flag("rotated") else None
         bases.append(basis)
         rotations.append(rotation)
-        weights.append(_read_weights(part.part("weights"), basis, rotation))
+        weighting = part.part("weights")
+        if rotation is None:
+            weights.append(read(weighting, Weights, basis=basis))
+        else:
+            which = weighting.wholes("which", 0, len(names) - 1)
+            if len(set(which)) != len(which):
+                raise weighting.wrong("which", "estimators")
+            weighting.sizes["chosen"] = (len(which),)
+            weights.append(read(weighting, TwoBasisWeights, basis=basis, rotation=rotation, which=which))
         moments.append([read(part.part(name), DiagonalMoments) for name in ("curvature", "noise")])
         vectors.append([part.tensor(name, "double", "matrix") for name in ("score", "step")])
     curvature, noise = map(list, zip(*moments, strict=True))
     score, step = map(list, zip(*vectors, strict=True))
     if problem.device.type == "cuda" and any(one.basis.outside and not one.rounded for one in weights):
         stream.problem = problem = replace(problem, precision="float32")  # made for exact products, and bear no others
-    known: dict[str, Any] = {
-        "problem": problem,
-        "stream": stream,
-        "bases": bases,
-        "rotations": rotations,
-        "spectrum": Spectrum(curvature, noise, score),
-        "step": step,
-    }
-    bread = read(saved, FittedSpectral, **known)
+    known: dict[str, Any] = {"problem": problem, "stream": stream, "bases": bases, "rotations": rotations, "step": step}
+    bread = read(saved, FittedSpectral, spectrum=Spectrum(curvature, noise, score), **known)
     return bread, SpectralSandwich(bread, tuple(names), weights)
 
 
@@ -319,36 +317,13 @@ def _read_rotation(saved: Saved, basis: Basis) -> MeatRotation:
     return MeatRotation(meat_basis, inputs, outputs)
 
 
-def _read_weights(saved: Saved, basis: Basis, rotation: MeatRotation | None) -> Weights:
-    if rotation is None:
-        return read(saved, Weights, basis=basis)
-    which = saved.wholes("which", 0, saved.sizes["estimators"][0] - 1)
-    if len(set(which)) != len(which):
-        raise saved.wrong("which", "estimators")
-    saved.sizes["chosen"] = (len(which),)
-    return read(saved, TwoBasisWeights, basis=basis, rotation=rotation, which=which)
-
-
 Writer = Callable[[Draft, Any, Any], None]
 Reader = Callable[[Saved, Linearization, Meats], tuple[FittedCurvature, Sandwich]]
 KINDS: dict[str, tuple[type[FittedCurvature], Writer | None, Reader]] = {
     "primal": (FittedPrimal, _write_primal, _read_primal),
-    "leaves": (
-        FittedLeaves,
-        _write_primal,
-        partial(_read_primal, curvature=FittedLeaves, sandwich=LeafSandwich),
-    ),
+    "leaves": (FittedLeaves, _write_primal, partial(_read_primal, curvature=FittedLeaves, sandwich=LeafSandwich)),
     "dual": (FittedDual, None, _read_dual),
     "matrix_free": (FittedIterative, None, _read_iterative),
     "spectral": (FittedSpectral, _write_spectral, _read_spectral),
 }
 """Every fitted curvature of whence, and what is written and read beside the fields of its table."""
-
-
-def write_curvature(draft: Draft, kind: str, bread: FittedCurvature, sandwich: Sandwich) -> None:
-    """Write a fitted curvature and its sandwich as the part "bread"."""
-    part = write(draft, "bread", bread)
-    part.put(limit=bread.problem.budget.limit)
-    write_rest = KINDS[kind][1]
-    if write_rest is not None:
-        write_rest(part, bread, sandwich)

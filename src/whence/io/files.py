@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -27,11 +26,8 @@ from whence.errors import CorruptArtifactError, FormatError, InputError, Missing
 FORMAT = 6
 """The format that is written and read."""
 
-MAX_HEADER_BYTES = 16 * 2**20
-"""Size of the largest header that is read."""
-
-MAX_HEADER_ITEMS = 2**20
-"""Entries of lists and tables in the largest header that is read: each takes a hundred bytes once it is parsed."""
+MAX_HEADER_BYTES, MAX_HEADER_ITEMS = 16 * 2**20, 2**20
+"""Bytes, and entries of lists and tables, in the largest header: an entry takes a hundred bytes once it is parsed."""
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "I32": torch.int32}
 """Dtypes that are saved, by their names in safetensors."""
@@ -42,7 +38,8 @@ START = re.compile(rb'\{"__metadata__":\{"whence":"\{\\"format\\":([0-9]{1,9}),\
 ZEROS = b"0" * 64
 """Stands for the checksum while it is computed."""
 
-READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+LARGEST = 2**48
+"""An upper bound on all sizes."""
 
 
 @contextmanager
@@ -82,37 +79,31 @@ def _flush(path: Path) -> None:
 
 def write_file(path: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Save a manifest and tensors."""
-    text = json.dumps(
-        {"format": FORMAT, "sha256": ZEROS.decode(), "manifest": manifest}, allow_nan=False, separators=(",", ":")
-    )
+    described = {"format": FORMAT, "sha256": ZEROS.decode(), "manifest": manifest}
+    text = json.dumps(described, allow_nan=False, separators=(",", ":"))
+    apart: dict[str, Tensor] = {}  # safetensors takes contiguous tensors that do not share memory
+    storages = set()
+    for name, tensor in tensors.items():
+        whole = tensor.detach().contiguous()
+        place = (whole.device, whole.untyped_storage().data_ptr())
+        apart[name] = whole.clone() if place in storages else whole
+        storages.add(place)
     with replacing(path) as part:
         try:
-            save_file(_apart(tensors), part, {"whence": text})
+            save_file(apart, part, {"whence": text})
         except SafetensorError as error:
             raise OSError(f"{str(path)!r} could not be written: {error}") from error
         with part.open("r+b") as file:
             header = file.read(int.from_bytes(file.read(8), "little"))
-            if len(header) > MAX_HEADER_BYTES or items(header) > MAX_HEADER_ITEMS:
+            if len(header) > MAX_HEADER_BYTES or _items(header) > MAX_HEADER_ITEMS:
                 raise InputError(
                     f"expected a fit whose description takes at most {MAX_HEADER_BYTES} bytes and {MAX_HEADER_ITEMS} "
-                    f"entries, got {len(header)} and {items(header)}. Select fewer parameters."
+                    f"entries, got {len(header)} and {_items(header)}. Select fewer parameters."
                 )
             start = header.index(ZEROS)
             checksum = _sha256(file, header, start)
             file.seek(8 + start)
             file.write(checksum)
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors that do not share memory, as safetensors requires."""
-    found: dict[str, Tensor] = {}
-    storages = set()
-    for name, tensor in tensors.items():
-        whole = tensor.detach().contiguous()
-        place = (whole.device, whole.untyped_storage().data_ptr())
-        found[name] = whole.clone() if place in storages else whole
-        storages.add(place)
-    return found
 
 
 def _sha256(file: BinaryIO, header: bytes, start: int) -> bytes:
@@ -124,7 +115,7 @@ def _sha256(file: BinaryIO, header: bytes, start: int) -> bytes:
     return digest.hexdigest().encode()
 
 
-def items(header: bytes) -> int:
+def _items(header: bytes) -> int:
     """An upper bound on the number of entries in a header."""
     return sum(header.count(sign) for sign in (b",", b"[", b"{"))
 
@@ -132,57 +123,46 @@ def items(header: bytes) -> int:
 @contextmanager
 def opened(path: Path) -> Iterator[Saved]:
     """Open a file, which must be a plain file (no link, no folder, no pipe), of this format, and undamaged."""
-    _check_file(path)
+    shown = repr(str(path))
+    _check_file(path, shown)
     try:
         with safe_open(path, "pt") as file:
-            yield _whole(file, repr(str(path)))
+            metadata = file.metadata()
+            described = _parse(metadata["whence"], shown)
+            manifest = described.get("manifest")
+            if set(metadata) != {"whence"} or len(described) != 3 or not isinstance(manifest, dict):
+                raise damaged(shown, "its metadata are not those of this format")
+            orders, entries = manifest.get("orders", {}), {}
+            if not isinstance(orders, dict):
+                raise damaged(shown, "it does not say in which order axes are stored")
+            for name in file.keys():  # noqa: SIM118  a file is no dict
+                entry = file.get_slice(name)
+                if entry.get_dtype() not in DTYPES:
+                    raise damaged(shown, f"{name[:80]!r} is of dtype {entry.get_dtype()}")
+                entries[name] = torch.empty(entry.get_shape(), dtype=DTYPES[entry.get_dtype()], device="meta")
+            yield Saved(shown, file, entries, orders, manifest, torch.device("cpu"))
     except SafetensorError as error:
-        raise damaged(repr(str(path)), f"safetensors says: {printable(str(error), 200)}") from None
+        raise damaged(shown, f"safetensors says: {printable(str(error), 200)}") from None
 
 
-def _whole(file: Any, path: str) -> Saved:
-    """All of a file whose checksum is right; tensors are read one by one."""
-    metadata = file.metadata()
-    described = _parse(metadata["whence"], path)
-    manifest = described.get("manifest")
-    if set(metadata) != {"whence"} or len(described) != 3 or not isinstance(manifest, dict):
-        raise damaged(path, "its metadata are not those of this format")
-    if not isinstance(manifest.get("orders", {}), dict):
-        raise damaged(path, "it does not say in which order axes are stored")
-    entries = {}
-    for name in file.keys():  # noqa: SIM118  a file is no dict
-        entry = file.get_slice(name)
-        if entry.get_dtype() not in DTYPES:
-            raise damaged(path, f"{name[:80]!r} is of dtype {entry.get_dtype()}")
-        entries[name] = torch.empty(entry.get_shape(), dtype=DTYPES[entry.get_dtype()], device="meta")
-    return Saved(path, file, entries, manifest.get("orders", {}), manifest, torch.device("cpu"))
-
-
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, shown: str) -> None:
     """Check format and checksum, without keeping any of the file."""
-    try:
-        handle = os.open(path, READ_ONLY)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise InputError(
-                f"expected a file, got the symbolic link {str(path)!r}. Pass what it points to, if you trust it: "
-                "Path(...).resolve()."
-            ) from None
-        if isinstance(error, FileNotFoundError):
-            raise MissingFileError(
-                f"expected a file saved by whence, got {str(path.absolute())!r}, where there is none. Pass the path "
-                "that tracer.save wrote to."
-            ) from None
-        raise
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
-        raise InputError(f"expected a file saved by whence, got {str(path)!r}, which is no plain file.")
-    shown = repr(str(path))
-    with os.fdopen(handle, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(status.st_size - 8, MAX_HEADER_BYTES):
-            raise damaged(shown, f"it says that its header has {length} bytes, and it has {status.st_size} in all")
+    if path.is_symlink():
+        raise InputError(
+            f"expected a file, got the symbolic link {shown}. Pass what it points to, if you trust it: "
+            "Path(...).resolve()."
+        )
+    if not path.exists():
+        raise MissingFileError(
+            f"expected a file saved by whence, got {str(path.absolute())!r}, where there is none. Pass the path "
+            "that tracer.save wrote to."
+        )
+    if not path.is_file():
+        raise InputError(f"expected a file saved by whence, got {shown}, which is no plain file.")
+    with path.open("rb") as file:
+        length, size = int.from_bytes(file.read(8), "little"), path.stat().st_size
+        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            raise damaged(shown, f"it says that its header has {length} bytes, and it has {size} in all")
         header = file.read(length)
         found = START.match(header)
         if found is None:
@@ -194,7 +174,7 @@ def _check_file(path: Path) -> None:
             )
         if _sha256(file, header, found.start(2)) != found[2]:
             raise damaged(shown, "its checksum is wrong")
-    if items(header) > MAX_HEADER_ITEMS:
+    if _items(header) > MAX_HEADER_ITEMS:
         raise damaged(shown, "its header has more entries than any fit")
 
 
@@ -207,11 +187,8 @@ def _parse(text: str, path: str) -> dict[str, Any]:
             raise ValueError("a name occurs twice")
         return found
 
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no JSON")
-
     try:
-        found = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        found = json.loads(text, object_pairs_hook=unique, parse_constant=int)  # no int is called NaN: a ValueError
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"its manifest cannot be read ({type(error).__name__})") from None
     if not isinstance(found, dict):
@@ -225,10 +202,6 @@ def damaged(path: str, what: str) -> CorruptArtifactError:
         f"expected a whole file as whence saved it, got a damaged one in {path}: {what}. "
         "Copy or download it again, or fit and save again."
     )
-
-
-LARGEST = 2**48
-"""An upper bound on all sizes."""
 
 
 @dataclass
@@ -250,22 +223,19 @@ class Draft:
     def put(self, **values: Any) -> None:
         """Write tensors, and fields that JSON knows; `None` is left out."""
         for name, value in values.items():
-            if isinstance(value, Tensor):
-                self._put_tensor(self.name + name, value.detach())
-            elif value is not None:
-                self.fields[name] = plain(value)
-
-    def _put_tensor(self, name: str, tensor: Tensor) -> None:
-        if tensor.dtype not in DTYPES.values():
-            raise InputError(
-                f"expected tensors of float64, float32, int64 or int32 to save, got {tensor.dtype} in {name}."
-            )
-        strides = tensor.stride()
-        order = sorted(range(tensor.ndim), key=lambda axis: -strides[axis])
-        if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
-            self.orders[name] = order
-            tensor = tensor.permute(order)
-        self.tensors[name] = tensor
+            if not isinstance(value, Tensor):
+                self.fields.update({} if value is None else {name: plain(value)})
+                continue
+            full, tensor, strides = self.name + name, value.detach(), value.stride()
+            if tensor.dtype not in DTYPES.values():
+                raise InputError(
+                    f"expected tensors of float64, float32, int64 or int32 to save, got {tensor.dtype} in {full}."
+                )
+            order = sorted(range(tensor.ndim), key=strides.__getitem__, reverse=True)
+            if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
+                self.orders[full] = order
+                tensor = tensor.permute(order)
+            self.tensors[full] = tensor
 
 
 def printable(text: str, most: int | None = None) -> str:
@@ -319,7 +289,7 @@ class Saved:
 
     def part(self, name: str) -> Saved:
         """A part of its own, which knows the sizes of this one."""
-        fields = self._checked(name, lambda one: isinstance(one, dict), "a part")
+        fields = self._checked(name, "a part", lambda one: isinstance(one, dict))
         return replace(self, fields=fields, sizes=dict(self.sizes), name=f"{self.name}{name}.")
 
     def read(self, full: str) -> Tensor:
@@ -339,7 +309,9 @@ class Saved:
         shown = ", ".join("any" if size is None else str(size) for size in wanted)
         if entry is None or len(entry.shape) != len(wanted) or entry.dtype not in self.dtypes[dtype]:
             raise self.wrong(name, f"a tensor of {self.dtypes[dtype][0]} and shape ({shown})")
-        order = self._order(full, len(wanted))
+        order = self.orders.get(full, list(range(len(wanted))))
+        if not isinstance(order, list) or sorted(map(repr, order)) != [repr(axis) for axis in range(len(wanted))]:
+            raise damaged(self.path, f"the axes of {full} are in no order")
         back = [order.index(axis) for axis in range(len(wanted))]
         shape = [entry.shape[axis] for axis in back]
         if any(size not in (None, found) for size, found in zip(wanted, shape, strict=True)):
@@ -360,71 +332,48 @@ class Saved:
 
     def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
         """A number within bounds."""
-        found = number(self._field(name))
+        found = number(self.fields.get(name))
         if found is None or not low <= found <= high:
             raise self.wrong(name, f"a number from {low:g} to {high:g}")
         return found
 
     def whole(self, name: str, low: int = 0, high: int = LARGEST) -> int:
         """A whole number within bounds."""
-        found: int = self._checked(name, lambda one: _is_whole(one, low, high), f"a whole number from {low} to {high}")
-        return found
+        wanted = f"a whole number from {low} to {high}"
+        return int(self._checked(name, wanted, lambda one: type(one) is int and low <= one <= high))
 
     def wholes(self, name: str, low: int = 0, high: int = LARGEST) -> list[int]:
         """A list of whole numbers within bounds."""
-        wanted = f"a list of whole numbers from {low} to {high}"
-        return list(self._checked(name, lambda ones: _is_list(ones, lambda one: _is_whole(one, low, high)), wanted))
+        wanted = f"whole numbers from {low} to {high}"
+        return self._list(name, wanted, lambda one: type(one) is int and low <= one <= high)
 
     def flag(self, name: str) -> bool:
         """A bool."""
-        found: bool = self._checked(name, lambda one: type(one) is bool, "yes or no")
-        return found
+        return bool(self._checked(name, "yes or no", lambda one: type(one) is bool))
 
     def text(self, name: str, *choices: str) -> str:
         """A text, one of the choices if there are any."""
         wanted = " or ".join(map(repr, choices)) or "a text"
-        return printable(
-            self._checked(name, lambda one: isinstance(one, str) and (not choices or one in choices), wanted)
-        )
+        return printable(self._checked(name, wanted, lambda one: type(one) is str and one in (choices or (one,))))
 
     def texts(self, name: str) -> list[str]:
         """A list of texts."""
-        found = self._checked(name, lambda ones: _is_list(ones, lambda one: isinstance(one, str)), "a list of texts")
-        return [printable(one) for one in found]
+        return [printable(one) for one in self._list(name, "texts", lambda one: type(one) is str)]
 
     def table(self, name: str, columns: int) -> list[list[Any]]:
         """A list of rows with this number of cells, which are not checked."""
-        wanted = f"a table of {columns} columns"
-        found = self._checked(
-            name, lambda rows: _is_list(rows, lambda row: isinstance(row, list) and len(row) == columns), wanted
-        )
-        return list(found)
+        return self._list(name, f"rows of {columns} cells", lambda row: type(row) is list and len(row) == columns)
 
     def wrong(self, name: str, wanted: str) -> CorruptArtifactError:
         """The error for something that is missing or not what it must be."""
         return damaged(self.path, f"{self.name}{name} is missing, or not {wanted}")
 
-    def _checked(self, name: str, sound: Callable[[Any], bool], wanted: str) -> Any:
-        found = self._field(name)
+    def _checked(self, name: str, wanted: str, sound: Callable[[Any], bool]) -> Any:
+        found = self.fields.get(name)
         if not sound(found):
             raise self.wrong(name, wanted)
         return found
 
-    def _field(self, name: str) -> Any:
-        if name not in self.fields:
-            raise self.wrong(name, "there")
-        return self.fields[name]
-
-    def _order(self, full: str, axes: int) -> list[int]:
-        order = self.orders.get(full, list(range(axes)))
-        if not isinstance(order, list) or sorted(map(repr, order)) != [repr(axis) for axis in range(axes)]:
-            raise damaged(self.path, f"the axes of {full} are in no order")
-        return order
-
-
-def _is_whole(value: Any, low: int, high: int) -> bool:
-    return type(value) is int and low <= value <= high
-
-
-def _is_list(values: Any, sound: Callable[[Any], bool]) -> bool:
-    return isinstance(values, list) and all(map(sound, values))
+    def _list(self, name: str, wanted: str, sound: Callable[[Any], bool]) -> list[Any]:
+        found = self._checked(name, f"a list of {wanted}", lambda ones: type(ones) is list and all(map(sound, ones)))
+        return list(found)

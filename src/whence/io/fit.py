@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import platform
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from whence.display import listing
 from whence.errors import InputError, StaleModelError
 from whence.estimators import AdjustedResiduals, LeaveOneOut
 from whence.influence.fitted import Fitted, using_model
-from whence.io.curvature import KINDS, read, write, write_curvature
+from whence.io.curvature import KINDS, RECORDS, read, write
 from whence.io.files import Draft, Saved, damaged, number, opened, plain, printable, write_file
 from whence.jacobian.leaves import LeafSum
 from whence.jacobian.linearization import Linearization, sketched_derivatives
@@ -32,14 +31,14 @@ from whence.jacobian.network import IGNORED, Network, Selection, next_labels
 from whence.jacobian.sketches import HessianSketch, Labels
 from whence.likelihoods import LIKELIHOODS, Likelihood
 from whence.results import Diagnostics, Finding
-from whence.runtime.execution import Precision, Progress
+from whence.runtime.execution import Progress
 from whence.runtime.memory import Budget
 from whence.runtime.model_state import as_bytes, check_model, fingerprint, preserved
 
 T = TypeVar("T")
 
 COMPARED = 5
-"""Training batches on which the outputs must be those of the fit, evenly spaced where the loader allows it."""
+"""Training batches, the first ones, on which the outputs must be those of the fit."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     draft.put(
         whence=__version__,
         torch=torch.__version__,
-        python=platform.python_version(),
         structure=structure,
         algebra=str(problem.dtype),
         working=str(working_precision(problem)),
@@ -85,7 +83,10 @@ def save(fitted: Fitted, step: NewtonStep, diagnostics: Diagnostics, path: Path)
     _write_problem(draft.part("problem"), problem)
     for name, value in {"groups": loo.groups, "step": step, "adjusted": fitted.adjusted}.items():
         write(draft, name, value)
-    write_curvature(draft, structure, fitted.bread, fitted.sandwich)
+    part, write_rest = write(draft, "bread", fitted.bread), KINDS[structure][1]
+    part.put(limit=fitted.bread.problem.budget.limit)
+    if write_rest is not None:
+        write_rest(part, fitted.bread, fitted.sandwich)
     write_file(path, {**draft.fields, "orders": draft.orders}, draft.tensors)
 
 
@@ -99,26 +100,19 @@ def restore(path: Path, given: Given, build: Callable[..., T]) -> T:
             rescale(saved.part("model"), given.model)
         with preserved(given.model):
             check_same(saved.part("model"), given.model, saved.text("torch") == torch.__version__)
-            size = sum(entry.nbytes for entry in saved.entries.values())
-            instead = "Load it where there is more memory."
+            size, instead = sum(entry.nbytes for entry in saved.entries.values()), "Load it where there is more memory."
             Budget(device, given.limit).require(size, f"the fit in {saved.path}", instead)
-            found = _build(replace(saved, dtypes=_dtypes(saved)), given, build)
+            floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
+            dtypes: dict[str, tuple[torch.dtype, ...]] = {"float": (*floats.values(),)}
+            dtypes |= {name: (floats[saved.text(name, *floats)],) for name in ("algebra", "working")}
+            dtypes.update(
+                double=(torch.float64,), float=(*floats.values(),), index=(torch.int64,), label=(torch.int32,)
+            )
+            found = _build(replace(saved, dtypes=dtypes), given, build)
         unknown = sorted(set(saved.entries) - saved.used)
         if unknown:
             raise damaged(saved.path, f"it holds tensors that do not belong to it, {unknown[0][:80]!r} first")
         return found
-
-
-def _dtypes(saved: Saved) -> dict[str, tuple[torch.dtype, ...]]:
-    """The dtypes that tensors may have, by the names that `Saved.tensor` takes."""
-    floats = {str(dtype): dtype for dtype in (torch.float64, torch.float32)}
-    return {
-        **{name: (floats[saved.text(name, *floats)],) for name in ("algebra", "working")},
-        "double": (torch.float64,),
-        "float": tuple(floats.values()),
-        "index": (torch.int64,),
-        "label": (torch.int32,),
-    }
 
 
 def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
@@ -127,7 +121,11 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     n, k = problem.n, problem.k
     each = problem.width if problem.sketch is None else 1
     saved.sizes.update(n=(n,), k=(k,), each=(each,), parameters=(problem.selection.size,))
-    groups = _read_groups(saved.part("groups"), n) if saved.has("groups") else None
+    groups = None
+    if saved.has("groups"):
+        grouped = saved.part("groups")
+        total = grouped.whole("total", 2, n)
+        groups = Groups(grouped.index("index", "n", below=total), total, grouped.whole("counted", 2, total))
     policy: Any = saved.text("policy", "exact", "one_plus_q", "clip")
     recenter, by_output = saved.flag("recenter"), saved.flag("by_output")
     units = problem.units if saved.flag("by_position") else None
@@ -165,19 +163,13 @@ def _build(saved: Saved, given: Given, build: Callable[..., T]) -> T:
     )
 
 
-def _read_groups(saved: Saved, n: int) -> Groups:
-    total = saved.whole("total", 2, n)
-    index, counted = saved.index("index", "n", below=total), saved.whole("counted", 2, total)
-    return Groups(index, total, counted)
-
-
 def _compare(problem: Linearization, bread: Any) -> None:
     """Check on a few batches that these are the training data, and that the outputs are those of the fit.
 
     Mixtures of outputs are checked on every batch that is read: see `HessianSketch`.
     """
     first = None
-    for place, batch in problem.batches.sample(COMPARED):
+    for place, batch in zip(range(COMPARED), problem.batches.read(None), strict=False):
         first = batch if first is None else first
         if problem.sketch is not None:
             continue
@@ -208,11 +200,10 @@ def _diagnostics(saved: Saved) -> Diagnostics:
 
 def _write_problem(draft: Draft, problem: Linearization) -> None:
     """Write a problem; of the training data only fingerprints, by which they are recognised."""
-    likelihood, batches = problem.likelihood, problem.batches
-    own = _own_class(likelihood)
-    options = {} if own else {one: getattr(likelihood, one) for one in _option_names(type(likelihood))}
+    likelihood, batches, sketch = problem.likelihood, problem.batches, problem.sketch
+    own, options = _class_and_options(likelihood)
     draft.part("likelihood").put(name=likelihood.name, own=own, **options)
-    sketch, prints = problem.sketch, batches.fingerprints
+    prints = batches.fingerprints
     draft.part("data").put(
         positional=batches.positional,
         notes=batches.notes,
@@ -222,19 +213,9 @@ def _write_problem(draft: Draft, problem: Linearization) -> None:
     )
     write(draft, "units", problem.units)
     write(draft, "sketch", sketch)
-    draft.put(
-        n=problem.n,
-        k=problem.k,
-        parameters=list(problem.selection.parameters),
-        chunk_size=problem.chunk_size,
-        precision=problem.precision,
-        limit=problem.budget.limit,
-        outputs=problem.outputs,
-        residuals=None if sketch else problem.residuals,
-        hessian_roots=None if sketch else problem.hessian_roots,
-        sample_weights=problem.sample_weights,
-        gram=problem.gram,
-    )
+    draft.put(n=problem.n, k=problem.k, parameters=list(problem.selection.parameters), limit=problem.budget.limit)
+    derived = () if sketch is None else ("residuals", "hessian_roots")
+    draft.put(**{name: getattr(problem, name) for name in RECORDS[Linearization] if name not in derived})
     if sketch is not None and sketch.labels is not None:
         draft.part("labels").put(seed=sketch.seed, **sketch.labels._asdict())
 
@@ -245,34 +226,26 @@ def _read_problem(saved: Saved, given: Given) -> Linearization:
     network, progress = Network(given.model), Progress(given.progress)
     likelihood = _read_likelihood(saved.part("likelihood"), given.likelihood)
     batches = _read_data(saved.part("data"), given.loader, progress, likelihood)
-    outputs = saved.tensor("outputs", "algebra", "n", "k")
-    sketch, gram = None, None
-    if not saved.has("sketch"):
-        residuals = saved.tensor("residuals", "algebra", "n", "k")
-        roots = saved.tensor("hessian_roots", "algebra", "n", "k", "q") if saved.has("hessian_roots") else None
-    else:
-        residuals, roots = sketched_derivatives(outputs)
-        gram = saved.tensor("gram", "algebra", "n", "k", "k")
-        sketch = _read_sketch(saved, network, likelihood, outputs)
-        sketch.saved, batches.views = gram, sketch.views
-    return Linearization(
-        network=network,
-        selection=_read_selection(saved, given.model),
-        batches=batches,
-        likelihood=likelihood,
-        outputs=outputs,
-        residuals=residuals,
-        hessian_roots=roots,
-        sample_weights=saved.tensor("sample_weights", "algebra", "n") if saved.has("sample_weights") else None,
-        dtype=outputs.dtype,
-        budget=_read_budget(saved, given, network.device),
-        progress=progress,
-        chunk_size=saved.whole("chunk_size", 1) if saved.has("chunk_size") else None,
-        units=_read_units(saved.part("units"), k) if saved.has("units") else None,
-        sketch=sketch,
-        gram=gram,
-        precision=cast(Precision, saved.text("precision", *get_args(Precision))),
-    )
+    known: dict[str, Any] = {"network": network, "batches": batches, "likelihood": likelihood, "progress": progress}
+    known["outputs"] = outputs = saved.tensor("outputs", "algebra", "n", "k")
+    sketch = None
+    if saved.has("sketch"):
+        known["sketch"] = sketch = _read_sketch(saved, network, likelihood, outputs)
+        known["residuals"], known["hessian_roots"] = sketched_derivatives(outputs)
+    if saved.has("units"):
+        part = saved.part("units")
+        shape, width = tuple(part.wholes("shape", 1)), part.whole("width", 1)
+        part.sizes["positions"] = (k // width,)
+        known["units"] = units = read(part, Positions, shape=shape)
+        if not shape or units.positions * width != k:
+            raise part.wrong("shape", f"positions of {k} outputs")
+    selection, budget = _read_selection(saved, given.model), _read_budget(saved, given, network.device)
+    found = read(saved, Linearization, selection=selection, budget=budget, dtype=outputs.dtype, **known)
+    if (sketch is None) != (found.gram is None):
+        raise saved.wrong("gram", "there for a fit of some columns alone")
+    if sketch is not None:
+        sketch.saved, batches.views = found.gram, sketch.views
+    return found
 
 
 def _read_sketch(saved: Saved, network: Network, likelihood: Likelihood, outputs: Tensor) -> HessianSketch:
@@ -290,27 +263,15 @@ def _read_sketch(saved: Saved, network: Network, likelihood: Likelihood, outputs
     return found
 
 
-def _read_units(saved: Saved, k: int) -> Positions:
-    shape, width = tuple(saved.wholes("shape", 1)), saved.whole("width", 1)
-    saved.sizes["positions"] = (k // width,)
-    found = read(saved, Positions, shape=shape)
-    if not shape or found.positions * width != k:
-        raise saved.wrong("shape", f"positions of {k} outputs")
-    return found
-
-
 def _read_budget(saved: Saved, given: Given, device: torch.device) -> Budget:
     """The memory limit of the fit, or what is free now, if less: chunks of equal size have equal rounding errors."""
     planned = saved.whole("limit", 0, 2**62)
-    if given.limit is not None:
-        return Budget(device, given.limit)
-    return Budget(device, min(planned, Budget(device).limit))
+    return Budget(device, min(planned, Budget(device).limit) if given.limit is None else given.limit)
 
 
 def _read_selection(saved: Saved, model: nn.Module) -> Selection:
     """The parameters that were selected, which must be there and trainable."""
-    names = saved.texts("parameters")
-    known = dict(model.named_parameters())
+    names, known = saved.texts("parameters"), dict(model.named_parameters())
     if not names or len(set(names)) != len(names) or any(name not in known for name in names):
         raise saved.wrong("parameters", "names of parameters of the model")
     frozen = [name for name in names if not known[name].requires_grad]
@@ -326,7 +287,7 @@ def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
     """The likelihood of the fit: one of whence, or the given one, where a user wrote it."""
     own = saved.text("own")
     if own:
-        if given is None or _own_class(given) != own:
+        if given is None or _class_and_options(given)[0] != own:
             got = "none" if given is None else f"a {type(given).__name__}"
             raise InputError(
                 f"expected the likelihood that was fitted with, {own!r}, got {got}. It is not part of whence, so that "
@@ -334,8 +295,9 @@ def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
             )
         return given
     kind = LIKELIHOODS[saved.text("name", *LIKELIHOODS)]
+    options = {name: saved.fields[name] for name in inspect.signature(kind).parameters if name in saved.fields}
     try:
-        found = kind(**{name: saved.fields[name] for name in _option_names(kind) if name in saved.fields})
+        found = kind(**options)
     except (InputError, TypeError) as error:
         raise saved.wrong("options", f"those of the {kind.name} likelihood ({error})") from error
     if given is not None and given != found:
@@ -343,15 +305,12 @@ def _read_likelihood(saved: Saved, given: Likelihood | None) -> Likelihood:
     return found
 
 
-def _own_class(likelihood: Likelihood) -> str:
-    """The full name of a user's own class; empty for those of whence."""
+def _class_and_options(likelihood: Likelihood) -> tuple[str, dict[str, Any]]:
+    """The full name of a user's own class, whose options are not known; empty, and the options, for those of whence."""
     kind = type(likelihood)
-    return "" if kind in LIKELIHOODS.values() else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _option_names(kind: type[Likelihood]) -> list[str]:
-    """The options of a likelihood of whence."""
-    return list(inspect.signature(kind).parameters)
+    if kind not in LIKELIHOODS.values():
+        return f"{kind.__module__}.{kind.__qualname__}", {}
+    return "", {name: getattr(likelihood, name) for name in inspect.signature(kind).parameters}
 
 
 def _read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, likelihood: Likelihood) -> Batches:
@@ -359,15 +318,12 @@ def _read_data(saved: Saved, loader: Iterable[Any] | None, progress: Progress, l
     retarget = None
     if saved.flag("next_labels"):  # the model predicts the next token
         retarget = partial(next_labels, ignore_index=getattr(likelihood, "ignore_index", IGNORED))
-    lengths, fingerprints = (
-        saved.tensor("sizes", "index", "batches").tolist(),
-        saved.tensor("fingerprints", "index", "any"),
-    )
+    lengths = saved.tensor("sizes", "index", "batches").tolist()
+    fingerprints = saved.tensor("fingerprints", "index", "any")
     if any(length < 1 for length in lengths) or sum(lengths) != len(fingerprints):
         raise saved.wrong("sizes", f"{len(fingerprints)} in all")
     prints = [tuple(part.tolist()) for part in fingerprints.split(lengths)]
-    data = NO_DATA if loader is None else loader
-    positional = saved.whole("positional", 1)
+    data, positional = NO_DATA if loader is None else loader, saved.whole("positional", 1)
     found = Batches(data, saved.device, progress, [], prints, True, positional, retarget, saved=True)
     found.notes = saved.texts("notes")  # what the fit noted about the loader
     return found
@@ -380,32 +336,50 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 def write_model(draft: Draft, model: nn.Module) -> None:
     """Write modules, and name, dtype, shape and checksum of every parameter and buffer."""
-    draft.put(
-        modules=[[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)],
-        tensors=[
-            [name, owner, str(tensor.dtype), list(tensor.shape), _sha256(tensor)]
-            for name, owner, tensor in tensors_of(model)
-        ],
-    )
+    draft.put(modules=_modules_of(model), tensors=_tensors_of(model))
     if isinstance(model, LeafSum):
         draft.put(scale=model.scale)
 
 
+def _modules_of(model: nn.Module) -> list[list[str]]:
+    """Name, class and options of every module; options as it prints them, which another torch may print otherwise."""
+    return [
+        [name, type(module).__name__, ADDRESS.sub("0x", module.extra_repr())]
+        for name, module in model.named_modules(remove_duplicate=False)
+    ]
+
+
+def _tensors_of(model: nn.Module) -> list[list[Any]]:
+    """Name, first name of the same tensor, dtype, shape and checksum of all parameters and buffers."""
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [
+        [name, first.setdefault(id(one), name), str(one.dtype), list(one.shape), sha256(as_bytes(one)).hexdigest()]
+        for name, one in named
+    ]
+
+
 def check_same(saved: Saved, model: nn.Module, same_torch: bool) -> None:
     """Raise unless this is the model that was fitted."""
-    _check_modules(saved, model, same_torch)
-    found, rows = tensors_of(model), saved.table("tensors", 5)
-    here, there = [name for name, _, _ in found], [row[0] for row in rows]
+    modules, rows = _modules_of(model), saved.table("modules", 3)
+    for one, wanted in zip(modules, rows, strict=False):
+        if one[:2] != wanted[:2] or (same_torch and one != wanted):
+            got, was = (f"{_safe(row[0]) or 'the model'}: {_safe(row[1])}({_safe(row[2])})" for row in (one, wanted))
+            raise _other_model(f"{got} where {was} was")
+    if len(modules) != len(rows):
+        raise _other_model(f"{len(modules)} modules instead of {len(rows)}")
+    found, rows = _tensors_of(model), saved.table("tensors", 5)
+    here, there = [row[0] for row in found], [row[0] for row in rows]
     if here != there:
         odd = [name for name in [*here, *there] if (name in here) != (name in there)] or here
         raise _other_model(f"another set of parameters and buffers ({listing([_safe(name) for name in odd])})")
     changed = []
-    for (name, owner, tensor), (_, other, dtype, shape, wanted) in zip(found, rows, strict=True):
+    for (name, owner, *form, digest), (_, other, *saved_form, wanted) in zip(found, rows, strict=True):
         if owner != other:
             raise _other_model(f"{name}, which shared its weights with {_safe(other)} and now shares them with {owner}")
-        if list(tensor.shape) != shape:
-            raise _other_model(f"{name} of shape {tuple(tensor.shape)} instead of {_safe(shape)}")
-        if str(tensor.dtype) != dtype or _sha256(tensor) != wanted:
+        if form[1] != saved_form[1]:
+            raise _other_model(f"{name} of shape {tuple(form[1])} instead of {_safe(saved_form[1])}")
+        if form != saved_form or digest != wanted:
             changed.append(name)
     if changed:
         raise StaleModelError(
@@ -424,37 +398,6 @@ def rescale(saved: Saved, model: LeafSum) -> None:
     if not bool((torch.isfinite(scale) & (scale > 0)).all()):
         raise saved.wrong("scale", "numbers above zero")
     model.rescale(scale)
-
-
-def tensors_of(model: nn.Module) -> list[tuple[str, str, Tensor]]:
-    """(name, first name of the same tensor, tensor) of all parameters and buffers."""
-    first: dict[int, str] = {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return [(name, first.setdefault(id(tensor), name), tensor) for name, tensor in named]
-
-
-def _sha256(tensor: Tensor) -> str:
-    return hashlib.sha256(memoryview(as_bytes(tensor))).hexdigest()
-
-
-def _check_modules(saved: Saved, model: nn.Module, same_torch: bool) -> None:
-    rows = saved.table("modules", 3)
-    found = [[name, *_class_and_options(module)] for name, module in model.named_modules(remove_duplicate=False)]
-    for here, there in zip(found, rows, strict=False):
-        if here[:2] != there[:2] or (same_torch and here != there):
-            raise _other_model(f"{_module_text(here)} where {_module_text(there)} was")
-    if len(found) != len(rows):
-        raise _other_model(f"{len(found)} modules instead of {len(rows)}")
-
-
-def _class_and_options(module: nn.Module) -> tuple[str, str]:
-    """The class of a module, and its options as it prints them, which another torch may print otherwise."""
-    return type(module).__name__, ADDRESS.sub("0x", module.extra_repr())
-
-
-def _module_text(row: list[Any]) -> str:
-    name, kind, options = row
-    return f"{_safe(name) or 'the model'}: {_safe(kind)}({_safe(options)})"
 
 
 def _safe(thing: Any) -> str:

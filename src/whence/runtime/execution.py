@@ -101,7 +101,9 @@ class Execution:
         chunk_size: Any = self.chunk_size
         if chunk_size is not None and not (isinstance(chunk_size, Integral) and int(chunk_size) >= 1):
             raise InputError(f"expected chunk_size to be a whole number of examples, at least 1, got {chunk_size!r}.")
-        check_memory(self.max_memory)
+        memory: Any = self.max_memory
+        if memory is not None and not (isinstance(memory, Real) and 1 <= float(memory) < math.inf):
+            raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {memory!r}.")
         if self.dtype not in (torch.float32, torch.float64):
             raise InputError(f"expected dtype torch.float64 or torch.float32 for the algebra, got {self.dtype!r}.")
         if self.precision not in get_args(Precision):
@@ -146,12 +148,6 @@ def by_one_process(execution: Execution | None) -> Execution:
     return replace(execution, distributed=False) if execution.distributed == "auto" else execution
 
 
-def check_memory(max_memory: Any) -> None:
-    """Raise unless a limit of memory is a number of bytes."""
-    if max_memory is not None and not (isinstance(max_memory, Real) and 1 <= float(max_memory) < math.inf):
-        raise InputError(f"expected max_memory to be a number of bytes, at least 1, got {max_memory!r}.")
-
-
 class Chunks:
     """Cuts batches into chunks; when one is too large for the device, it and all later ones are cut in half."""
 
@@ -174,26 +170,23 @@ class Chunks:
             try:
                 found = work(where)
             except torch.cuda.OutOfMemoryError as error:
-                self._halve(where.stop - where.start, error)
+                taken = where.stop - where.start
+                if taken == 1:
+                    raise TooLargeError(
+                        f"expected the {self.what} of one example to fit on the device, got out of memory. Select "
+                        "fewer parameters, use fewer columns (hessian_columns=...), or a device with more memory."
+                    ) from error
+                self.most = taken // 2
+                self.notes.append(
+                    f"the device ran out of memory with the {self.what} of {taken} examples at once; {self.most} were "
+                    "taken from then on"
+                )
+                if torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()
                 continue
             yield where, found
             del found  # the next piece needs the room
             low = where.stop
-
-    def _halve(self, size: int, error: Exception) -> None:
-        """Half as much from now on, if there is a half."""
-        if size == 1:
-            raise TooLargeError(
-                f"expected the {self.what} of one example to fit on the device, got out of memory. Select fewer "
-                "parameters, use fewer columns (hessian_columns=...), or use a device with more memory."
-            ) from error
-        self.most = size // 2
-        self.notes.append(
-            f"the device ran out of memory with the {self.what} of {size} examples at once; {self.most} were taken "
-            "from then on"
-        )
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
 
 
 State = Mapping[str, Tensor]
@@ -215,14 +208,10 @@ class CheckpointWriter(Protocol):
 
 @dataclass
 class Passes:
-    """The passes of a fit over the training data: which processes share them, and where their sums are saved.
-
-    Attributes:
-        checkpoint: saves the state of each pass, in the first process; `None` elsewhere, and where nothing is saved.
-    """
+    """The passes of a fit over the training data: which processes share them, and where their sums are saved."""
 
     process_group: ProcessGroup = ALONE  # the processes that share the data
-    checkpoint: CheckpointWriter | None = None
+    checkpoint: CheckpointWriter | None = None  # saves the state of each pass, in the first process alone
     checkpointed: bool = False  # whether any process saves states
     offset: int = 0  # place of this process's first example among all
     local_examples: int | None = None  # how many examples this process has; `None` for all
@@ -240,15 +229,11 @@ class Passes:
         given: Sequence[Tensor],
         resumable: bool = True,
     ) -> Iterator[T]:
-        """Yield items of the training data, one after the other; the caller adds its sums over them to the state.
+        """Yield items of the training data in order; the caller adds its sums over them to the state.
 
-        Args:
-            items: batches, or anything in the order of the examples.
-            rows: which examples an item is made of.
-            label: what the pass is for.
-            state: what is added to; zeros now, and the sums over all processes' data in the end.
-            given: what the sums depend on beside model, data and options: where that has changed, they start from zero.
-            resumable: whether the state may be saved after any item, and not only in the end.
+        `rows` says which examples an item is made of. The state, zeros now, has the sums over all processes' data in
+        the end. Sums that were saved start from zero where `given`, what they depend on beside model, data and options,
+        has changed; they are saved after any item, or only in the end where the pass is not `resumable`.
         """
         if self.closed:
             raise partial_data_error()

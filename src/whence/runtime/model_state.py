@@ -26,11 +26,8 @@ from whence.errors import InputError, NotDeterministicError
 
 # --- Fingerprints -----------------------------------------------------------------------------------------------------
 
-PIECE = {"cpu": 2**16, "cuda": 2**22}
-"""Words that are summed at once: few enough for the cache of a processor, and for the memory of a GPU."""
-
-GOLDEN = -0x61C8864680B583EB
-"""Multiples of it have no pattern."""
+PIECE = {"cpu": 2**16, "cuda": 2**22}  # words that are summed at once, for the cache of a processor or a GPU's memory
+GOLDEN = -0x61C8864680B583EB  # multiples of it have no pattern
 
 
 def checksum(tensor: Tensor) -> int:
@@ -237,9 +234,8 @@ rounded_products = _TF32().rounded
 def one_thread(wanted: bool = True) -> Iterator[None]:
     """Let torch compute by a single thread, where the main thread of Python calls it and `wanted` is true.
 
-    Torch stores the number of threads for each thread that calls it, so that no other is slowed down, except one whose
-    very first computation falls into this time: it inherits the number. Threads of a service, where others may start
-    at any time, are therefore left alone.
+    Torch stores the number for each thread that calls it, but a thread whose first computation falls into this time
+    inherits it: threads of a service, where others may start at any time, are therefore left alone.
     """
     before = torch.get_num_threads()
     if not wanted or before == 1 or threading.current_thread() is not threading.main_thread():
@@ -307,11 +303,10 @@ locked = _ModelLocks().locked
 def preserved(model: nn.Module) -> Iterator[None]:
     """Restore on exit what a forward pass may change, after errors and interrupts too.
 
-    That is: gradients, `requires_grad`, the values of buffers, attributes of every submodule (its mode, hooks, caches
-    and counters among them), and the random states of torch, numpy and Python. Inside, the caller's inference mode and
-    autocast are off, so that results do not depend on them, no graph is built by default, and embeddings do not change
-    their weights: `check_model` has verified that no row is longer than `max_norm`. Other threads that use the model,
-    or one that shares a submodule, wait.
+    That is: gradients, `requires_grad`, values of buffers, attributes of every submodule (mode, hooks, caches), and the
+    random states of torch, numpy and Python. Inside, the caller's inference mode and autocast are off, no graph
+    is built by default, and embeddings do not shorten their rows: `check_model` has verified that none is longer than
+    `max_norm`. Other threads that use the model, or one that shares a submodule, wait.
     """
     with ExitStack() as stack:
         stack.enter_context(locked(model))
@@ -346,36 +341,24 @@ class _Attributes:
     """The attributes of a module, and what its dicts and lists hold (parameters, buffers, hooks, caches)."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.values = dict(vars(module))
-        self.inside: list[tuple[Any, Any]] = [
-            (value, value.copy()) for value in self.values.values() if isinstance(value, (dict, list))
-        ]
+        held = [value for value in vars(module).values() if isinstance(value, (dict, list))]
+        self.contents: list[tuple[Any, Any]] = [(value, value.copy()) for value in (vars(module), *held)]
 
     def restore(self) -> None:
-        here = vars(self.module)
-        if not _same(here, self.values):
-            here.clear()
-            here.update(self.values)
-        for value, before in self.inside:
-            if not _same(value, before):
+        for value, before in self.contents:
+            if _ids(value) != _ids(before):
                 value.clear()
                 value.extend(before) if isinstance(value, list) else value.update(before)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two dicts or two lists hold the same objects."""
-    if len(one) != len(other):
-        return False
-    if isinstance(one, list):
-        return all(a is b for a, b in zip(one, other, strict=True))
-    return all(key in other and other[key] is value for key, value in one.items())
+def _ids(held: Any) -> Any:
+    """Which objects a dict or a list holds."""
+    return list(map(id, held)) if isinstance(held, list) else {key: id(value) for key, value in held.items()}
 
 
 # --- What a model must be ---------------------------------------------------------------------------------------------
 
-ROUNDED = 1e-5
-"""Rows of an embedding may be longer than its `max_norm` by this share at least, as after it has shortened them."""
+ROUNDED = 1e-5  # rows of an embedding may be longer than its `max_norm` by this share, as after it has shortened them
 
 
 def check_model(model: nn.Module) -> None:
@@ -394,7 +377,18 @@ def check_model(model: nn.Module) -> None:
                 "Move the model to one device with model.to(...)."
             )
         for name, parameter in model.named_parameters():
-            _check_parameter(name, parameter)
+            if is_lazy(parameter):
+                raise InputError(
+                    f"expected initialised weights, got the lazy parameter {name} without a shape. "
+                    "Call the model once on a batch, and train it."
+                )
+            if parameter.is_inference():
+                raise InputError(
+                    f"expected weights that can be differentiated, got {name} made under torch.inference_mode(). "
+                    "Build or load the model outside of it."
+                )
+            if not bool(torch.isfinite(parameter).all()):
+                raise InputError(f"expected finite weights, got NaN or infinity in {name}. The training has diverged.")
         for name, layer in _limited(model):
             _check_rows(name, layer)
 
@@ -421,25 +415,10 @@ def _check_rows(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
         )
 
 
-def _check_parameter(name: str, parameter: Tensor) -> None:
-    if is_lazy(parameter):
-        raise InputError(
-            f"expected initialised weights, got the lazy parameter {name} without a shape. "
-            "Call the model once on a batch, and train it."
-        )
-    if parameter.is_inference():
-        raise InputError(
-            f"expected weights that can be differentiated, got {name} made under torch.inference_mode(). "
-            "Build or load the model outside of it."
-        )
-    if not bool(torch.isfinite(parameter).all()):
-        raise InputError(f"expected finite weights, got NaN or infinity in {name}. The training has diverged.")
-
-
 def check_evaluation_mode(model: nn.Module) -> None:
     """Refuse a model with active dropout, or with batch normalisation by the statistics of a batch."""
     modules = [(name or type(module).__name__, module) for name, module in model.named_modules()]
-    training = [name for name, module in modules if _depends_on_mode(module)]
+    training = [name for name, module in modules if module.training and _depends_on_mode(module)]
     if training:
         raise NotDeterministicError(
             "expected a model in evaluation mode, got training mode with dropout or batch normalisation in: "
@@ -454,9 +433,7 @@ def check_evaluation_mode(model: nn.Module) -> None:
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    """Whether a module in training mode does something else than in evaluation mode."""
-    if not module.training:
-        return False
+    """Whether a module does something else in training mode than in evaluation mode."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     if isinstance(module, _NormBase):
