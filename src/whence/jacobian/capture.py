@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from whence.data.batches import Batch, Inputs, batch_size, take, to_device
 from whence.errors import InputError, ShapeError, UncapturedParameterError, first_line
-from whence.jacobian.gradients import Block, Dense, Layout, Tangent
+from whence.jacobian.gradients import Block, Dense, Layout, Tangent, concatenate
 from whence.jacobian.record import (
     Call,
     OneByOne,
@@ -105,8 +105,8 @@ class CapturedOneByOne:
     def tangents(self, cotangents: Tensor, *, last: bool = False, batched: bool | None = None) -> list[Tangent]:
         """As of `Captured`."""
         _check_cotangents(cotangents, self.outputs)
-        each: Any = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
-        return [type(tangents[0]).concatenate(tangents) for tangents in zip(*each, strict=True)]
+        each = [one.tangents(cotangents[:, at : at + 1], last=last) for at, one in enumerate(self.examples)]
+        return [concatenate(tangents) for tangents in zip(*each, strict=True)]
 
 
 def _check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:

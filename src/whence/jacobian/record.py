@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -30,7 +31,6 @@ from whence.jacobian.gradients import (
     Kind,
     Kronecker,
     Layout,
-    Padded,
     Rows,
     Tangent,
     Whole,
@@ -446,7 +446,8 @@ def _kronecker(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Kro
         if len(pairs) > 1:
             g = Concatenated(tuple(g for _, g in pairs), "cotangents")
         if source.view is not None and source.view.rows is not None:
-            g = Padded(g, source.view.rows[0], o)
+            start, stop = source.view.rows
+            g = Whole(pad(g.tensor(), (start, o - stop)))
         factors.append((a, g))
     if not factors:
         n, c, _ = empty.shape

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import ShapeError, UncapturedParameterError
-from whence.jacobian.gradients import Layout, Tangent, possible_layouts
+from whence.jacobian.gradients import Kronecker, Layout, Tangent, possible_layouts
 from whence.jacobian.record import Call, differentiable
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Record, flat_arguments
@@ -54,7 +54,7 @@ class AutogradReference:
         floor = scale * max(min(100 * torch.finfo(self.precision).eps, 1e-2), self.tolerance**2)  # of cancelling terms
         wrong: dict[str, str] = {}
         for tangent in tangents:
-            total, norm_of_terms = tangent.sum_over_examples()
+            total, norm_of_terms = _sum_over_examples(tangent)
             for name, got in tangent.block.from_matrix(total).items():
                 truth = self.gradients[name]
                 expected = torch.zeros_like(got) if truth is None else truth.double()
@@ -62,6 +62,16 @@ class AutogradReference:
                 if not gap <= self.tolerance * (norm + norm_of_terms) + floor:
                     wrong[name] = f"norm {norm:.6g}, got norm {float(got.norm()):.6g}, difference {gap:.3g}"
         return wrong
+
+
+def _sum_over_examples(tangent: Tangent) -> tuple[Tensor, float]:
+    """The sum for one cotangent, as a matrix of the block, and the norm of its terms, which may cancel in it."""
+    if not isinstance(tangent, Kronecker):
+        each = tangent.materialize().double()[:, 0]
+        return each.sum(0), float(each.norm())
+    a, g = tangent.inputs().double(), tangent.grads().double()
+    norm = (a.square().sum(-1).unsqueeze(1) * g.square().sum(-1)).sum().sqrt()
+    return torch.einsum("nceto,neti->eoi", g, a), float(norm)
 
 
 def tolerance(precision: torch.dtype, device: torch.device) -> float:

@@ -157,7 +157,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Unfolded:
+class Unfolded(Factor):
     """The windows of images (..., channels, *sizes) as a factor (..., e, t, i), unfolded on demand.
 
     Args:
@@ -209,7 +209,7 @@ class Unfolded:
         """sum_n sum_t g_t a_t^T: of images in half precision by a convolution, without building the windows."""
         n, e, _, o = g.shape
         if self.images.dtype != torch.float16 or self.windows.dims != 2 or self.layout != Layout() or self.ones:
-            return torch.einsum("neto,neti->eoi", g, self.tensor().to(g.dtype))
+            return super().total(g)
         images, windows = self.windows.padded(self.images), self.windows
         shape = (e * o, images.shape[1] // e, *windows.kernel)
         grads = g.transpose(2, 3).reshape(n, e * o, *windows.count(self.images.shape[2:]))
@@ -220,8 +220,8 @@ class Unfolded:
 
     def every(self, step: int) -> Factor:
         """Of one in so many examples, before their windows are built."""
-        if step == 1 or self.layout != Layout():
-            return self if step == 1 else Whole(self.tensor()[::step])
+        if self.layout != Layout():
+            return super().every(step)
         images = self.images[::step]
         return replace(self, images=images, examples=len(images))
 
