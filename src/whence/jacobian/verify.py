@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from whence.data.batches import Inputs, batch_size, take
 from whence.errors import ShapeError, UncapturedParameterError
 from whence.jacobian.gradients import Kronecker, Layout, Tangent, possible_layouts
-from whence.jacobian.record import Call, differentiable
+from whence.jacobian.record import Call, differentiable, output_gradients
 from whence.jacobian.rules import READERS
 from whence.jacobian.rules.base import Record, flat_arguments
 from whence.linalg import gradients_not_finite
@@ -174,12 +174,12 @@ def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout
     A layout holds if gradients pulled back from some examples alone are zero for all others.
     """
     n, cotangent = len(outputs), _random_cotangent(outputs)
-    plain = _output_gradients(outputs, records, cotangent)
+    plain = output_gradients(outputs, records, cotangent)
     have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
     found: list[list[Layout] | None] = [None] * len(records)
     left = {at: possible_layouts_of(records[at], n) for at in have}
     for examples in separating_sets(n).to(outputs.device) if have else ():
-        grads = _output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
+        grads = output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
         for at, gradient in zip(have, grads, strict=True):
             if gradient is not None:
                 left[at] = [one for one in left[at] if not bool(one.canonical(gradient, n)[~examples].any())]
@@ -199,14 +199,6 @@ def separating_sets(n: int) -> Tensor:
     return torch.stack([side for digit in digits for side in (digit, ~digit)])
 
 
-def _output_gradients(outputs: Tensor, records: Sequence[Record], cotangent: Tensor) -> list[Tensor | None]:
-    """Gradients in the outputs of the recorded calls for one cotangent; the graph is kept."""
-    edges = [record.edge for record in records]
-    if not edges:
-        return []
-    return list(torch.autograd.grad(outputs, edges, cotangent, retain_graph=True, allow_unused=True))
-
-
 def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
     """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered.
 
@@ -221,10 +213,10 @@ def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Seque
         digits += 1
     cotangent = _random_cotangent(outputs)
     number = torch.arange(n, device=outputs.device)
-    plain = _output_gradients(outputs, records, cotangent)
+    plain = output_gradients(outputs, records, cotangent)
     for digit in range(digits):
         power = torch.pow(2.0, (number // base**digit % base - base // 2).double()).to(outputs.dtype)
-        scaled = _output_gradients(outputs, records, power.unsqueeze(1) * cotangent)
+        scaled = output_gradients(outputs, records, power.unsqueeze(1) * cotangent)
         for before, after, layout in zip(plain, scaled, layouts, strict=True):
             if before is not None and after is not None and not _multiplied(before, after, layout, power):
                 return False
