@@ -306,7 +306,7 @@ class Capture:
         return True
 
     def _guess_layouts(self, batch: _RecordedBatch) -> list[Record]:
-        """Give uses without a gradient a likely layout, and return those for which there is none.
+        """Give uses without a gradient a likely layout, for the factors of their inputs; return those that have none.
 
         It is that of other uses of the kind, or one that fits fewer examples as well: sequences may be as long as there
         are examples.
@@ -329,7 +329,7 @@ class Capture:
 
     def _can_hold(self, blocks: Sequence[Block], records: Sequence[Record]) -> bool:
         """Whether the blocks of an earlier capture hold what is used now."""
-        of = {name: block for block in blocks for name in block.parameters}
+        of = _block_of_each(blocks)
         held = all(form.fits(name, of[name]) for record in records for name, form in gradient_forms(record))
         return held and all(of[name].alone for name in self.fallback)
 
@@ -368,7 +368,7 @@ class Capture:
 
     def _check_form(self, record: Record) -> None:
         """Refuse a use whose gradient does not have the form of its parameter's block."""
-        of = {name: block for block in self.blocks for name in block.parameters}
+        of = _block_of_each(self.blocks)
         for name, form in gradient_forms(record):
             if not form.fits(name, of[name]):
                 raise UncapturedParameterError(
@@ -385,7 +385,7 @@ class Capture:
         new = sorted(name for name in names if name in self._recorded)
         for name in new:
             reason = why or uncovered_calls(self._call, self._parameters[name], inputs)
-            if self._settled and not next(block for block in self.blocks if name in block.parameters).alone:
+            if self._settled and not _block_of_each(self.blocks)[name].alone:
                 raise UncapturedParameterError(
                     f"expected {name} to be used as on the first batch, got another use on a later one: {reason}. Let "
                     f"the first batch have examples of every kind, or leave {name} out of the selection."
@@ -425,6 +425,10 @@ class Capture:
         if not wrong:
             self._unverified_fallback -= {n for n, g in reference.gradients.items() if g is not None and bool(g.any())}
         return wrong
+
+
+def _block_of_each(blocks: Sequence[Block]) -> dict[str, Block]:
+    return {name: block for block in blocks for name in block.parameters}
 
 
 def _not_autograds(wrong: Mapping[str, str]) -> UncapturedParameterError:

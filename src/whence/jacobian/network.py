@@ -24,11 +24,12 @@ from whence.errors import (
     NotDeterministicError,
     ShapeError,
     UncapturedParameterError,
-    UnsupportedLayerError,
     WhenceError,
     did_you_mean,
     first_line,
 )
+from whence.jacobian.rules.base import bind
+from whence.jacobian.rules.embeddings import BAG, TABLE, refuse_rescaling
 from whence.jacobian.views import OutputView
 from whence.runtime.model_state import plain_kernels, without_cudnn
 
@@ -240,15 +241,9 @@ class _NoRescaling(TorchFunctionMode):
     """Refuses calls of `F.embedding` with `max_norm`, which would change the weight."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
         if func in (F.embedding, F.embedding_bag):
-            limit = given.get("max_norm", args[3] if len(args) > 3 else None)
-            if limit is not None:
-                raise UnsupportedLayerError(
-                    f"expected an embedding without max_norm, got F.embedding with max_norm={limit}, which changes the "
-                    "weight in every forward pass. Shorten its rows once, and leave max_norm out before the fit."
-                )
-        return func(*args, **given)
+            refuse_rescaling(bind(TABLE if func is F.embedding else BAG, args, kwargs or {}), ["max_norm"])
+        return func(*args, **(kwargs or {}))
 
 
 def parameter_slots(model: nn.Module) -> dict[str, list[str]]:

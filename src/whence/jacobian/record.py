@@ -121,10 +121,10 @@ def _by_index(node: Any, n: int) -> bool:
         return True
     sizes = getattr(node, "_saved_self_sym_sizes", None)  # of the tensor that is read; one written to keeps its shape
     indexed = [(axis, index) for axis, index in enumerate(found) if index is not None]
-    first = found[0] if indexed and indexed[0][0] == 0 else None
-    if first is not None and len(first) == n and first.dtype != torch.bool:
-        if bool((first.movedim(0, -1) == torch.arange(n, device=first.device)).all()):
-            return False
+    axis, first = indexed[0] if indexed else (1, None)
+    numbers = axis == 0 and len(first) == n and first.dtype != torch.bool
+    if numbers and bool((first.movedim(0, -1) == torch.arange(n, device=first.device)).all()):
+        return False
     return any((_size(node, axis) if sizes is None else sizes[axis]) % n == 0 for axis, _ in indexed)
 
 
@@ -315,7 +315,7 @@ def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, 
 
 
 class UseGradients:
-    """Gradients in the output of one recorded use, reduced after each backward pass where its parameters are smaller."""
+    """Gradients in the output of one use, reduced after each backward pass where its parameters are smaller."""
 
     def __init__(self, record: Record, layout: Layout, examples: int) -> None:
         self.record, self.layout, self.examples = record, layout, examples
