@@ -22,11 +22,8 @@ from whence.jacobian.views import SoftmaxColumns
 from whence.runtime.execution import Chunks
 from whence.runtime.model_state import locked, plain_kernels
 
-CHUNK_BYTES = 256 * 2**20
-"""A chunk of Jacobian rows is kept under this size unless `chunk_size` says otherwise."""
-
-FORWARD_MODE = nn.Module()
-"""Locked by the thread that uses forward mode: torch counts its levels for the whole process, not for each thread."""
+CHUNK_BYTES = 256 * 2**20  # of a chunk of Jacobian rows, at most, unless `chunk_size` says otherwise
+FORWARD_MODE = nn.Module()  # locked by the thread that uses it: torch counts its levels for the whole process
 
 
 class Jacobian:
@@ -185,13 +182,10 @@ class Jacobian:
 
         def along(direction: Tensor) -> Tensor:
             tangents = self.selection.unflatten(direction, cast=True)
-            pushed: Tensor = jvp(
-                lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangents,)
-            )[1]
-            return pushed
+            pushed = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangents,))
+            return pushed[1]
 
-        # Without a graph of the parameters that were not selected.
-        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():
+        with locked(FORWARD_MODE), torch.no_grad(), plain_kernels():  # no graph of parameters that were not selected
             found: Tensor = vmap(along, randomness="same")(directions)
         return found.to(self.dtype)
 

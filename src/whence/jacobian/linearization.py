@@ -24,8 +24,7 @@ from whence.linalg import eigh
 from whence.runtime.execution import Passes, Precision, Progress, State
 from whence.runtime.memory import Budget, free_memory, readable
 
-CHUNK_SHARE = 0.05
-"""A chunk of Jacobian rows takes at most this share of the memory budget."""
+CHUNK_SHARE = 0.05  # of the memory budget that a chunk of Jacobian rows takes, at most
 
 
 @dataclass(frozen=True)
@@ -162,11 +161,10 @@ class Linearization:
 
     def read(self, label: str, state: State | None = None, given: Sequence[Tensor] = ()) -> Iterator[Batch]:
         """One pass over the training data; the caller adds its sums to the tensors of `state`, see `Passes.over`."""
+        batches = self.batches.read(label)
         if state is None:
-            return self.batches.read(label)
-        return self.passes.over(
-            self.batches.read(label), lambda batch: batch.rows, label, state, self.dependencies(given)
-        )
+            return batches
+        return self.passes.over(batches, lambda batch: batch.rows, label, state, self.dependencies(given))
 
     def dependencies(self, given: Sequence[Tensor]) -> list[Tensor]:
         """What the sums of a pass depend on: `given`, and the combinations of a sketch, where there is one."""
@@ -180,9 +178,8 @@ class Linearization:
     @property
     def local_rows(self) -> slice:
         """The training examples of this process."""
-        passes = self.passes
-        count = self.n if passes.local_examples is None else passes.local_examples
-        return slice(passes.offset, passes.offset + count)
+        count = self.n if self.passes.local_examples is None else self.passes.local_examples
+        return slice(self.passes.offset, self.passes.offset + count)
 
     def weights(self) -> Tensor:
         """The selected weights, (d,)."""
@@ -219,12 +216,11 @@ class Linearization:
 
     def residuals_after(self, change: Tensor) -> Tensor:
         """(n, k) residuals after the outputs moved by `change`, sample weights multiplied in."""
-        shape = self.residuals.shape
         if self.sketch is not None:  # to first order: the other outputs are not known
             return Likelihood.residuals_after(self.likelihood, self.residuals, self.outputs, self.hessian_roots, change)
         residuals, outputs, roots, weights = self._by_position()
         found = self.likelihood.residuals_after(residuals, outputs, roots, change.reshape(outputs.shape))
-        return (found if weights is None else weights.unsqueeze(1) * found).reshape(shape)
+        return (found if weights is None else weights.unsqueeze(1) * found).reshape(self.residuals.shape)
 
     def log_residuals_after(self, change: Tensor) -> tuple[Tensor, Tensor]:
         """`Likelihood.log_residuals_after` of each example (n,), of the position where it is largest.
@@ -271,11 +267,11 @@ class Linearization:
         else:
             assert roots is not None
             counted = weights > 0
-            size = weights[counted].sqrt()
-            plain, scaled = roots[counted] / size.reshape(-1, 1, 1), residuals[counted] / size.unsqueeze(1)
+            size = weights[counted].sqrt().unsqueeze(1)
+            plain, scaled = roots[counted] / size.unsqueeze(2), residuals[counted] / size
             found = self.likelihood.noise(scaled, outputs[counted], plain, degrees_of_freedom)
             each = residuals.new_zeros(len(residuals), *found.roots.shape[1:])
-            each[counted] = size.reshape(-1, 1, 1) * found.roots
+            each[counted] = size.unsqueeze(2) * found.roots
             found = Noise(found.covariance, each, found.scale)
         return found if self.units is None else Noise(found.covariance, self.units.join(found.roots), found.scale)
 
@@ -395,8 +391,7 @@ def default_columns(network: Network, batches: Batches) -> int | None:
     if shape.numel() <= ALL_OUTPUTS:
         return None
     known = length(batches.loader)
-    local = None if known is None else known * first.size
-    every = batches.passes.process_group.all_gather_object("the data", local)
+    every = batches.passes.process_group.all_gather_object("the data", None if known is None else known * first.size)
     columns = COLUMNS if None in every else usual_columns(sum(every))
     batches.notes.append(
         f"of {_sizes(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used in each "
@@ -440,14 +435,13 @@ def _note_rounded(batches: Batches, sketch: HessianSketch, gram: Tensor, largest
     """Say so where residuals are no more than the rounding of the network."""
     used = next(sketch.network.model.parameters()).dtype
     scale = float(largest.max()) if not sketch.likelihood.has_classes else 1.0
-    size, rounding = float(gram[:, -1, -1].max()) ** 0.5, 8 * torch.finfo(used).eps * scale
-    note = (
-        f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: HeC0 to HeC3 and "
-        "shares mean nothing, and differ from one machine to another. Use model.double(), or targets that the network "
-        "does not reproduce"
-    )
-    if 0 < size <= rounding and note not in batches.notes:
-        batches.notes.append(note)
+    size = float(gram[:, -1, -1].max()) ** 0.5
+    if 0 < size <= 8 * torch.finfo(used).eps * scale:
+        batches.notes.append(
+            f"residuals of at most {size:.2g} are rounding errors of {str(used).removeprefix('torch.')}: HeC0 to HeC3 "
+            "and shares mean nothing, and differ from one machine to another. Use model.double(), or targets that the "
+            "network does not reproduce"
+        )
 
 
 def _sizes(shape: torch.Size) -> str:
@@ -455,8 +449,7 @@ def _sizes(shape: torch.Size) -> str:
     return f"{shape[-1]} outputs" + (f" at {' x '.join(map(str, shape[:-1]))} positions" if len(shape) > 1 else "")
 
 
-LEAST_MEMORY = 2**20
-"""Bytes below which no fit is planned."""
+LEAST_MEMORY = 2**20  # bytes below which no fit is planned
 
 
 def with_less_memory(problem: Linearization, least: int = LEAST_MEMORY) -> Linearization | None:

@@ -31,14 +31,12 @@ from whence.jacobian.network import Network, SeparateExamples
 from whence.jacobian.views import OutputMixtures, OutputView, Softmax, SoftmaxColumns, chunk_of_positions
 from whence.likelihoods import Categorical, Likelihood
 
-ALL_OUTPUTS = 64
-"""Largest number of outputs for which no sketch is used by default."""
-
-COLUMNS = 16
-"""Columns of a sketch, by default, of a training set of a few thousand examples or fewer."""
-
-ALL_COLUMNS = 2**16
-"""Columns of all examples together from which on fewer of each will do: curvatures of 3,500 degrees of freedom."""
+ALL_OUTPUTS = 64  # up to which no sketch is used by default
+COLUMNS = 16  # of a sketch, by default, of a training set of a few thousand examples or fewer
+ALL_COLUMNS = 2**16  # of all examples, from which on fewer of each will do: curvatures of 3,500 degrees of freedom
+CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}  # of the outputs of a chunk, where labels are sampled
+MIXTURE_BYTES = 96 * 2**20  # of the random signs of all outputs of a chunk, where there are such
+BLOCK = 128  # probabilities whose sums are looked through before single ones
 
 
 def usual_columns(examples: int) -> int:
@@ -49,16 +47,6 @@ def usual_columns(examples: int) -> int:
         [16, 16, 7, 1]
     """
     return min(COLUMNS, max(1, -(-ALL_COLUMNS // max(examples, 1))))
-
-
-CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
-"""The outputs of one chunk of a batch are kept under this size, where labels are sampled."""
-
-MIXTURE_BYTES = 96 * 2**20
-"""Random signs of all outputs of one chunk, where there are such, are kept under this size."""
-
-BLOCK = 128
-"""Probabilities whose sums are looked through before single ones."""
 
 
 class Labels(NamedTuple):
@@ -240,8 +228,7 @@ class HessianSketch:
             return torch.eye(size, self.columns, dtype=like.dtype, device=like.device).expand(n, -1, -1)
         examples, places = (torch.arange(count, device=like.device) for count in (n, size))
         signs = random_signs((start + examples).unsqueeze(1), places.expand(n, -1), self.columns, self.seed)
-        found: Tensor = signs.to(like) / self.columns**0.5
-        return found
+        return signs.to(like) / self.columns**0.5
 
     def _check_weights(self, weights: Tensor | None, where: str) -> None:
         """Raise for weights of positions with squared error: residuals without them are not known in a sketch."""
@@ -339,11 +326,9 @@ def random_uniform(examples: Tensor, places: Tensor, seed: int) -> Tensor:
 
 def random_signs(examples: Tensor, places: Tensor, count: int, seed: int) -> Tensor:
     """(n, t, count) random signs, int8, of examples (n, 1) and their places (n, t); as `random_uniform`."""
-    parts = []
-    for block, low in enumerate(range(0, count, 64)):
-        bits = torch.arange(min(64, count - low), device=places.device)
-        words = _hash(examples, places, block, seed).unsqueeze(2)
-        parts.append((2 * ((words >> bits) & 1) - 1).to(torch.int8))
+    bits = torch.arange(64, device=places.device)
+    words = [_hash(examples, places, block, seed).unsqueeze(2) for block in range(-(-count // 64))]
+    parts = [(2 * ((word >> bits[: count - 64 * at]) & 1) - 1).to(torch.int8) for at, word in enumerate(words)]
     return torch.cat(parts, dim=2)
 
 
@@ -355,8 +340,7 @@ def _hash(examples: Tensor, places: Tensor, stream: int, seed: int) -> Tensor:
 
 
 def _scrambled(words: Tensor) -> Tensor:
-    words = words + 1
-    words = words * _signed(0x9E3779B97F4A7C15)
+    words = (words + 1) * _signed(0x9E3779B97F4A7C15)
     words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
     words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
     return words ^ _shifted(words, 31)
