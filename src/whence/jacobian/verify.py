@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any
 
 import torch
@@ -84,8 +85,11 @@ def tolerance(precision: torch.dtype, device: torch.device) -> float:
 
 def autograd_reference(call: Call, parameters: Mapping[str, Tensor], inputs: Inputs) -> AutogradReference:
     """Run the model on a few of the examples, without capture, and differentiate it."""
-    inputs = _few(inputs)
     n = batch_size(inputs, "the first batch")
+    if n == 1:  # with a single example every axis of size one could be the batch axis
+        inputs = tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, inputs)
+    n = next(size for size in BATCH_SIZES if size <= max(n, 2))
+    inputs = take(inputs, slice(0, n))
     with differentiable():
         outputs = call(inputs)
     if outputs.dim() != 2 or len(outputs) != n:
@@ -115,13 +119,6 @@ def _random_cotangent(outputs: Tensor) -> Tensor:
     """Random numbers (n, k), the same for every batch of n examples."""
     generator = torch.Generator("cpu").manual_seed(len(outputs))
     return torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs.detach())
-
-
-def _few(inputs: Inputs) -> Inputs:
-    n = batch_size(inputs, "the first batch")
-    if n == 1:  # with a single example every axis of size one could be the batch axis
-        return tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, inputs)
-    return take(inputs, slice(0, next(size for size in BATCH_SIZES if size <= n)))
 
 
 class _Precision(TorchFunctionMode):
@@ -176,16 +173,13 @@ def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout
     n, cotangent = len(outputs), _random_cotangent(outputs)
     plain = output_gradients(outputs, records, cotangent)
     have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
-    found: list[list[Layout] | None] = [None] * len(records)
     left = {at: possible_layouts_of(records[at], n) for at in have}
     for examples in separating_sets(n).to(outputs.device) if have else ():
         grads = output_gradients(outputs, [records[at] for at in have], cotangent * examples[:, None])
         for at, gradient in zip(have, grads, strict=True):
             if gradient is not None:
                 left[at] = [one for one in left[at] if not bool(one.canonical(gradient, n)[~examples].any())]
-    for at, layouts in left.items():
-        found[at] = layouts
-    return found
+    return [left.get(at) for at in range(len(records))]
 
 
 def separating_sets(n: int) -> Tensor:
@@ -208,14 +202,10 @@ def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Seque
     """
     n = len(outputs)
     base = 7 if outputs.dtype == torch.float16 else 15  # how many powers of two the precision has room for
-    digits = 1
-    while base**digits < n:
-        digits += 1
-    cotangent = _random_cotangent(outputs)
-    number = torch.arange(n, device=outputs.device)
+    cotangent, number = _random_cotangent(outputs), torch.arange(n, device=outputs.device)
     plain = output_gradients(outputs, records, cotangent)
-    for digit in range(digits):
-        power = torch.pow(2.0, (number // base**digit % base - base // 2).double()).to(outputs.dtype)
+    for place in takewhile(lambda place: place == 1 or place < n, (base**digit for digit in count())):
+        power = torch.pow(2.0, (number // place % base - base // 2).double()).to(outputs.dtype)
         scaled = output_gradients(outputs, records, power.unsqueeze(1) * cotangent)
         for before, after, layout in zip(plain, scaled, layouts, strict=True):
             if before is not None and after is not None and not _multiplied(before, after, layout, power):
@@ -255,5 +245,4 @@ def uncovered_calls(call: Call, parameter: Tensor, inputs: Inputs) -> str:
     """What a model does with a parameter that no rule covers, in words."""
     with torch.no_grad(), _UncoveredCalls(parameter) as calls:
         call(inputs)
-    names = sorted(calls.names)
-    return f"it goes into {', '.join(names)}" if names else "it is used in a way no rule covers"
+    return f"it goes into {', '.join(sorted(calls.names))}" if calls.names else "it is used in a way no rule covers"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import Any, ClassVar
 
 import torch
@@ -95,12 +96,8 @@ class Windows:
 
     def count(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each axis of an image of these sizes."""
-        return tuple(
-            (size + sum(pad) - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, stride, pad, dilation in zip(
-                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        )
+        each = zip(sizes, self.padding, self.dilation, self.kernel, self.stride, strict=True)
+        return tuple((size + sum(pad) - d * (kernel - 1) - 1) // stride + 1 for size, pad, d, kernel, stride in each)
 
     def padded(self, images: Tensor) -> Tensor:
         """The images with their border of zeros."""
@@ -116,15 +113,9 @@ class Windows:
         b, channels = images.shape[:2]
         counts = counts or self.count(images.shape[2:])
         images = self.padded(images)
-        steps = images.stride()[2:]
-        view = images.as_strided(
-            (b, channels, *self.kernel, *counts),
-            (
-                *images.stride()[:2],
-                *(step * dilation for step, dilation in zip(steps, self.dilation, strict=True)),
-                *(step * stride for step, stride in zip(steps, self.stride, strict=True)),
-            ),
-        )
+        inside, between = (map(mul, images.stride()[2:], steps) for steps in (self.dilation, self.stride))
+        strides = (*images.stride()[:2], *inside, *between)
+        view = images.as_strided((b, channels, *self.kernel, *counts), strides)
         t = torch.Size(counts).numel()
         if not ones:
             return view.reshape(b, self.groups, -1, t)
@@ -144,30 +135,18 @@ class Windows:
             # in this order a GPU's tensor units compute; the windows are larger than the images
             images, weight = (one.contiguous(memory_format=torch.channels_last) for one in (images, weight))
         bias = None if offsets is None else offsets.flatten()
-        out = CONVOLUTIONS[self.dims](
-            images,
-            weight,
-            bias,
-            self.stride,
-            [pad[0] for pad in self.padding] if alike else 0,
-            self.dilation,
-            self.groups,
-        )  # (b, e r, *counts)
-        return out.reshape(images.shape[0], e, r, -1)
+        padding = [pad[0] for pad in self.padding] if alike else 0
+        out = CONVOLUTIONS[self.dims](images, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return out.reshape(images.shape[0], e, r, -1)  # from (b, e r, *counts)
 
 
 @dataclass(frozen=True)
 class Unfolded(Factor):
-    """The windows of images (..., channels, *sizes) as a factor (..., e, t, i), unfolded on demand.
+    """The windows of images (..., channels, *sizes) as a factor (..., e, t, i), unfolded on demand."""
 
-    Args:
-        images: (b, channels, *sizes) where b holds the examples as `layout` says; (n, c, ..., channels, *sizes),
-            already in order, where `layout` is None.
-    """
-
-    images: Tensor
+    images: Tensor  # (b, channels, *sizes); or (n, c, ..., channels, *sizes), already in order, without a layout
     windows: Windows  # the geometry
-    layout: Layout | None = None  # where the examples are among the images
+    layout: Layout | None = None  # where the examples are among the b images
     examples: int = 0  # n, for `layout`
     ones: bool = False  # whether a column of ones is appended
     counts: tuple[int, ...] | None = None  # number of windows to take along each axis, if not all
@@ -213,9 +192,8 @@ class Unfolded(Factor):
         images, windows = self.windows.padded(self.images), self.windows
         shape = (e * o, images.shape[1] // e, *windows.kernel)
         grads = g.transpose(2, 3).reshape(n, e * o, *windows.count(self.images.shape[2:]))
-        found: Tensor = conv2d_weight(
-            images.to(g.dtype), shape, grads, windows.stride, 0, windows.dilation, windows.groups
-        )
+        geometry = (windows.stride, 0, windows.dilation, windows.groups)
+        found: Tensor = conv2d_weight(images.to(g.dtype), shape, grads, *geometry)
         return found.reshape(e, o, -1)
 
     def every(self, step: int) -> Factor:
@@ -284,14 +262,12 @@ class TransposedConvolutionUse(_WindowsUse):
     def factors(self, layout: Layout, grads: Tensor, ones: bool) -> tuple[Factor, Factor]:
         """Gradients are unfolded on demand."""
         dims = self.windows.dims
-        n = grads.shape[0]
-        inputs = layout.canonical(self.inputs, n).unsqueeze(1)  # (n, 1, [m,] channels, *sizes)
+        inputs = layout.canonical(self.inputs, len(grads)).unsqueeze(1)  # (n, 1, [m,] channels, *sizes)
         a = Whole(_grouped(inputs, self.groups, dims).squeeze(1))
-        counts = tuple(self.inputs.shape[-dims:])
+        g = Unfolded(grads, self.windows, counts=tuple(self.inputs.shape[-dims:]))
         if grads.dim() == dims + 3:
-            return a, Unfolded(grads, self.windows, counts=counts)
-        unfolded = Unfolded(grads, self.windows, counts=counts).tensor()  # (n, c, m, e, t, o)
-        return a, Whole(unfolded.transpose(2, 3).flatten(3, 4))
+            return a, g
+        return a, Whole(g.tensor().transpose(2, 3).flatten(3, 4))  # from (n, c, m, e, t, o)
 
     def dense(self, role: str, layout: Layout, grads: Tensor) -> Tensor:
         """The bias gets the sum over positions, not over windows."""
@@ -321,8 +297,7 @@ def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], 
         weight = given["weight"]
         out = function(*args, **kwargs)
         kernel = tuple(weight.shape[2:])
-        dilation = _tuple(given.get("dilation", 1), dims)
-        stride = _tuple(given.get("stride", 1), dims)
+        dilation, stride = (_tuple(given.get(name, 1), dims) for name in ("dilation", "stride"))
         padding = _padding(given.get("padding", 0), kernel, dilation)
         windows = Windows(kernel, stride, padding, dilation, given.get("groups", 1))
         recorder.record(use(given["input"].detach(), windows), out, weight=weight, bias=given.get("bias"))
@@ -339,7 +314,5 @@ READERS: dict[Function, Reader] = {
     **dict.fromkeys([torch.addmm, Tensor.addmm], addmm),
     **dict.fromkeys([*functions(torch, "matmul", "mm"), *functions(Tensor, "matmul", "mm")], product),
     **{function: _reader(dims, FORWARD, ConvolutionUse) for dims, function in CONVOLUTIONS.items()},
-    F.conv_transpose1d: _reader(1, TRANSPOSED, TransposedConvolutionUse),
-    F.conv_transpose2d: _reader(2, TRANSPOSED, TransposedConvolutionUse),
-    F.conv_transpose3d: _reader(3, TRANSPOSED, TransposedConvolutionUse),
+    **{getattr(F, f"conv_transpose{d}d"): _reader(d, TRANSPOSED, TransposedConvolutionUse) for d in (1, 2, 3)},
 }
