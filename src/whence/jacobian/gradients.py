@@ -82,10 +82,8 @@ class Block:
             return tensors[0].reshape(*lead, *self.matrix_shape)
         e, o, i = self.matrix_shape
         i -= self.has_bias
-        if self.transposed:
-            weight = tensors[0].reshape(*lead, e, i, o).transpose(-1, -2)
-        else:
-            weight = tensors[0].reshape(*lead, e, o, i)
+        weight = tensors[0].reshape(*lead, e, *((i, o) if self.transposed else (o, i)))
+        weight = weight.transpose(-1, -2) if self.transposed else weight
         return torch.cat([weight, tensors[1].reshape(*lead, e, o, 1)], -1) if self.has_bias else weight
 
     def from_matrix(self, matrix: Tensor) -> dict[str, Tensor]:
@@ -93,17 +91,12 @@ class Block:
         lead = matrix.shape[: matrix.dim() - len(self.matrix_shape)]
         if self.kind == "dense":
             parts: Sequence[Tensor] = matrix.split([math.prod(shape) for shape in self.shapes], -1)
-        elif self.kind == "rows":
-            parts = [matrix]
         else:
             weight = matrix[..., :-1] if self.has_bias else matrix
-            parts = [weight.transpose(-1, -2) if self.transposed else weight]
-            if self.has_bias:
-                parts = [*parts, matrix[..., -1]]
-        return {
-            name: part.reshape((*lead, *shape))
-            for name, shape, part in zip(self.parameters, self.shapes, parts, strict=True)
-        }
+            weight = weight.transpose(-1, -2) if self.transposed else weight
+            parts = [weight, matrix[..., -1]] if self.has_bias else [weight]
+        each = zip(self.parameters, self.shapes, parts, strict=True)
+        return {name: part.reshape((*lead, *shape)) for name, shape, part in each}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ the second way was taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +181,7 @@ class Jacobian:
         """J v by forward-mode differentiation, all directions at once: (q, d) -> (q, n, k)."""
         parameters = self.selection.detached()
 
-        def along(direction: Tensor) -> Tensor:
+        def along(direction: Tensor) -> Any:
             tangents = self.selection.unflatten(direction, cast=True)
             pushed = jvp(lambda values: self.network.with_parameters(values, inputs), (parameters,), (tangents,))
             return pushed[1]

@@ -17,7 +17,7 @@ from whence.jacobian.capture import Capture
 from whence.jacobian.gradients import HALVES
 from whence.jacobian.jacobian import CHUNK_BYTES, Jacobian
 from whence.jacobian.network import Network, Selection, SeparateExamples
-from whence.jacobian.sketches import ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs, usual_columns
+from whence.jacobian.sketches import ALL_COLUMNS, ALL_OUTPUTS, COLUMNS, HessianSketch, Labels, SketchedOutputs
 from whence.jacobian.views import OutputView
 from whence.likelihoods import Likelihood, Noise
 from whence.linalg import eigh
@@ -58,14 +58,8 @@ class Folds:
 class Linearization:
     """A trained network, linearized in the selected parameters around its weights, with its training data.
 
-    Attributes:
-        hessian_roots: (n, k, q) roots of the weighted loss's Hessian in the outputs; `None` for squared error
-            (identity).
-        sample_weights: (n,) how much each example counts, zero for those the loss leaves out; `None` if all count one.
-        sketch: of the Hessians, where there is one: then k counts the combinations of outputs that each example is seen
-            through, and vectors (n, k) are coordinates in these; see `whence.jacobian.sketches`.
-        gram: (n, k, k) inner products of these combinations.
-        passes: how passes over the training data run; several processes may share them.
+    Where there is a sketch of the Hessians, k counts the combinations of outputs that each example is seen through, and
+    vectors (n, k) are coordinates in these; see `whence.jacobian.sketches`.
     """
 
     network: Network
@@ -74,16 +68,16 @@ class Linearization:
     likelihood: Likelihood
     outputs: Tensor  # (n, k) of the training examples; k counts the outputs of all positions, where there are several
     residuals: Tensor  # (n, k) minus the gradient of the weighted loss in the outputs; y - f(x) for squared error
-    hessian_roots: Tensor | None
-    sample_weights: Tensor | None
+    hessian_roots: Tensor | None  # (n, k, q) of the weighted loss in the outputs; None for squared error (identity)
+    sample_weights: Tensor | None  # (n,) zero for examples that the loss leaves out; None if all count one
     dtype: torch.dtype
     budget: Budget
     progress: Progress
     chunk_size: int | None
     units: Positions | None = None  # the positions at which the network has outputs, where there are several
     sketch: HessianSketch | None = None
-    gram: Tensor | None = None
-    passes: Passes = field(default_factory=Passes)
+    gram: Tensor | None = None  # (n, k, k) inner products of the combinations of a sketch
+    passes: Passes = field(default_factory=Passes)  # over the training data; several processes may share them
     folds: Folds = field(default_factory=Folds)  # what is left out at once, where the ridge is chosen by leave-one-out
     precision: Precision = "float32"  # of products
     captures: list[Capture] = field(default_factory=list)  # that of the layers' gradients, once it is verified
@@ -392,7 +386,7 @@ def default_columns(network: Network, batches: Batches) -> int | None:
         return None
     known = length(batches.loader)
     every = batches.passes.process_group.all_gather_object("the data", None if known is None else known * first.size)
-    columns = COLUMNS if None in every else usual_columns(sum(every))
+    columns = COLUMNS if None in every else min(COLUMNS, max(1, -(-ALL_COLUMNS // max(sum(every), 1))))
     batches.notes.append(
         f"of {_sizes(shape)}, {columns} random column{'s' * (columns > 1)} of the loss's Hessian were used in each "
         "training example, and the residual; hessian_columns='all' uses all"
@@ -453,11 +447,7 @@ LEAST_MEMORY = 2**20  # bytes below which no fit is planned
 
 
 def with_less_memory(problem: Linearization, least: int = LEAST_MEMORY) -> Linearization | None:
-    """The same problem with half the memory, and chunks of half the size where that was given, with a note.
-
-    Memory is not reduced below `least`; from there on, only chunks become smaller. `None` where there is nothing left
-    to halve.
-    """
+    """The same problem with half the memory, `least` at least, and smaller chunks; `None` if nothing can be halved."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     most = min(problem.budget.limit, free_memory(problem.device))
@@ -468,8 +458,6 @@ def with_less_memory(problem: Linearization, least: int = LEAST_MEMORY) -> Linea
     chunk = None if chunk is None else max(chunk // 2, 1)
     if limit < LEAST_MEMORY or (limit, chunk) == (problem.budget.limit, problem.chunk_size):
         return None
-    smaller = "" if chunk is None else f", chunks of {chunk} examples"
-    problem.batches.notes.append(
-        f"the device ran out of memory; the fit was planned again with {readable(limit)}{smaller}"
-    )
+    smaller = readable(limit) + ("" if chunk is None else f", chunks of {chunk} examples")
+    problem.batches.notes.append(f"the device ran out of memory; the fit was planned again with {smaller}")
     return replace(problem, budget=Budget(problem.device, limit), chunk_size=chunk)

@@ -149,7 +149,7 @@ class Network:
         with torch.enable_grad(), plain_kernels():
             outputs = self(take(inputs, slice(0, 2)))  # a few examples show the graph
             if outputs.requires_grad:
-                grads = torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
+                grads: Any = torch.autograd.grad(outputs.sum(), list(parameters.values()), allow_unused=True)
                 unused = [name for name, grad in zip(parameters, grads, strict=True) if grad is None]
         if len(unused) == len(parameters):
             raise UncapturedParameterError(
@@ -545,5 +545,4 @@ def _own_loss(network: Network, batch: Batch) -> float | None:
     except Exception:  # a model that takes no labels, or none of this kind
         return None
     loss = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
-    valid = isinstance(loss, Tensor) and loss.numel() == 1 and bool(torch.isfinite(loss))
-    return float(loss) if valid else None
+    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 and bool(torch.isfinite(loss)) else None

@@ -1,9 +1,8 @@
 """From recorded calls to tangents.
 
-A model runs under a `Recorder`; a walk through its autograd graph finds the recorded uses that the outputs depend on,
-and uses that were not recorded; the recorded uses say in which form the gradient of each parameter comes, and so which
-parameters are one block; backward passes go down to the outputs of the recorded calls and no further, and the rules
-turn what arrives there into the tangents of the blocks.
+A walk through the autograd graph finds the recorded uses that the outputs depend on, and uses that were not recorded.
+The forms of their gradients say which parameters are one block. Backward passes go down to the outputs of the recorded
+calls and no further, and the rules turn what arrives there into the tangents of the blocks.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ def _by_index(node: Any, n: int) -> bool:
         return True
     sizes = getattr(node, "_saved_self_sym_sizes", None)  # of the tensor that is read; one written to keeps its shape
     indexed = [(axis, index) for axis, index in enumerate(found) if index is not None]
-    axis, first = indexed[0] if indexed else (1, None)
-    numbers = axis == 0 and len(first) == n and first.dtype != torch.bool
+    first: Any = indexed[0][1] if indexed and indexed[0][0] == 0 else ()
+    numbers = len(first) == n and first.dtype != torch.bool
     if numbers and bool((first.movedim(0, -1) == torch.arange(n, device=first.device)).all()):
         return False
     return any((_size(node, axis) if sizes is None else sizes[axis]) % n == 0 for axis, _ in indexed)
@@ -182,12 +181,8 @@ class GradientForm:
             return True
         if name != block.parameters[0]:  # the bias of a weight
             return self.role == "bias" and self.partner == block.parameters[0]
-        if self.kind != block.kind:
-            return False
-        if block.kind == "rows":
-            return True
         joint = not block.has_bias or self.partner == block.parameters[1]
-        return joint and (self.groups, self.transposed) == (block.groups, block.transposed)
+        return joint and (self.kind, self.groups, self.transposed) == (block.kind, block.groups, block.transposed)
 
 
 def gradient_forms(record: Record) -> Iterable[tuple[str, GradientForm]]:
@@ -255,10 +250,9 @@ def gradients(
     a batch of cotangents.
     """
     found: Sequence[Tensor | None] = [None] * len(leaves)
+    options: Any = {"retain_graph": keep, "allow_unused": True, "is_grads_batched": batched}
     if outputs.requires_grad:
-        found = torch.autograd.grad(
-            outputs, leaves, cotangents, retain_graph=keep, allow_unused=True, is_grads_batched=batched
-        )
+        found = torch.autograd.grad(outputs, leaves, cotangents, **options)
     lead = (len(cotangents),) if batched else ()
     filled = [leaf.new_zeros(*lead, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
     return [one.to_dense() if one.is_sparse else one for one in filled]
@@ -373,16 +367,13 @@ def tangents_of(
     blocks: Sequence[Block], uses: Sequence[UseGradients], outputs: Tensor, cotangents: int
 ) -> list[Tangent]:
     """The tangents of all blocks, each from all uses of its parameters; zero where there are none."""
-    by_parameter: dict[str, dict[int, UseGradients]] = {}
+    by_parameter: dict[str, set[int]] = {}
     for at, use in enumerate(uses):
         for name in use.record.parameters:
-            by_parameter.setdefault(name, {})[at] = use
+            by_parameter.setdefault(name, set()).add(at)
     empty = outputs.detach().new_zeros(len(outputs), cotangents, 0)
-    tangents = []
-    for block in blocks:
-        own = {at: use for name in block.parameters for at, use in by_parameter.get(name, {}).items()}
-        tangents.append(_tangent(block, [own[at] for at in sorted(own)], empty))
-    return tangents
+    own = (set().union(*(by_parameter.get(name, ()) for name in block.parameters)) for block in blocks)
+    return [_tangent(block, [uses[at] for at in sorted(of)], empty) for block, of in zip(blocks, own, strict=True)]
 
 
 def _tangent(block: Block, uses: Sequence[UseGradients], empty: Tensor) -> Tangent:

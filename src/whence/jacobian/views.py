@@ -24,14 +24,15 @@ class OutputView:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        _pytree.register_pytree_node(
-            cls, lambda view: ([getattr(view, one.name) for one in fields(view)], None), lambda parts, _: cls(*parts)
-        )
+        _pytree.register_pytree_node(cls, lambda view: (view._parts(), None), lambda parts, _: cls(*parts))
+
+    def _parts(self) -> list[Any]:
+        return [getattr(self, one.name) for one in fields(self)]  # type: ignore[arg-type]
 
     @property
-    @abstractmethod
     def count(self) -> int:
-        """The number c."""
+        """The number c: the last axis of the tensor that comes after the inputs."""
+        return int(self._parts()[1].shape[-1])
 
     @abstractmethod
     def apply(self, outputs: Tensor) -> Tensor:
@@ -51,11 +52,6 @@ class SelectedOutputs(OutputView):
     inputs: Any
     index: Tensor  # (n, c) positions among the K outputs
 
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.index.shape[-1]
-
     def apply(self, outputs: Tensor) -> Tensor:
         """Pick them."""
         return outputs.gather(1, self.index)
@@ -73,11 +69,6 @@ class OutputMixtures(OutputView):
     inputs: Any
     basis: Tensor  # (n, j, c) weights of j outputs in c mixtures
     start: int = 0  # the first of the j outputs
-
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.basis.shape[-1]
 
     def apply(self, outputs: Tensor) -> Tensor:
         """Mix them."""
@@ -164,11 +155,6 @@ class SoftmaxColumns(OutputView):
     classes: Tensor  # (n, t, c) y
     weights: Tensor  # (n, t, c)
     floors: Tensor  # (n, t, c); h is the weight times the root of max(p_y, floor)
-
-    @property
-    def count(self) -> int:
-        """The number c."""
-        return self.classes.shape[-1]
 
     def apply(self, outputs: Tensor) -> Tensor:
         """Sum them up."""

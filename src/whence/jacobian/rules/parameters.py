@@ -50,11 +50,9 @@ def transpose(recorder: Recorder, function: Function, args: Arguments, kwargs: K
     out = function(*args, **kwargs)
     source = recorder.source(args[0] if args else kwargs.get("input"))
     if source is not None:
-        view = source.view
-        if view is not None:
-            matrix = source.tensor.dim() == 2 and view.rows is None
-            view = ParameterView(transposed=not view.transposed) if matrix else None
-        recorder.track(out, source, view=view)
+        matrix = source.view is not None and source.view.rows is None and source.tensor.dim() == 2
+        turned = source.view is not None and not source.view.transposed
+        recorder.track(out, source, view=ParameterView(transposed=turned) if matrix else None)
     return out
 
 
