@@ -286,8 +286,7 @@ class Capture:
     def _guess_layouts(self, batch: _RecordedBatch) -> list[Record]:
         """Give uses without a gradient a likely layout, for the factors of their inputs; return those that have none.
 
-        It is that of other uses of the kind, or one that fits fewer examples as well: sequences may be as long as there
-        are examples.
+        Layouts of other uses of the kind are likely, and those that fit fewer examples: sequences may be as long as n.
         """
         unknown = [at for at, layout in enumerate(batch.layouts) if layout is None]
         if not unknown:
@@ -311,10 +310,7 @@ class Capture:
         return held and all(of[name].alone for name in self.fallback)
 
     def _agrees(self, batch: _RecordedBatch, reference: AutogradReference, blocks: Sequence[Block]) -> bool:
-        """Whether the gradients of these blocks add up to autograd's; parameters for which they do not fall back.
-
-        If they do, the layouts found on this batch are reused from now on.
-        """
+        """Whether these gradients add up to autograd's: layouts of this batch are reused, or parameters fall back."""
         grads = pull_back(batch.outputs, *batch.with_layout(), reference.cotangent[None], last=False)
         tangents = tangents_of(blocks, grads, batch.outputs, 1)
         wrong = reference.mismatches([one for one in tangents if one.block.name not in self.fallback])
@@ -490,10 +486,7 @@ SEARCHED_AT_ONCE = 64  # examples that are run at once
 def examples_using(
     wanted: set[str], capture: Capture, batches: Iterable[Batch], process_group: ProcessGroup, device: torch.device
 ) -> list[Inputs]:
-    """A few examples that use each of these parameters, if any of the data do; the same in every process.
-
-    Costs a forward pass for each batch of this process until all are found.
-    """
+    """A few examples that use each of these parameters, the same in every process: by forward passes until found."""
     local = list(_search(set(wanted), capture, batches))
     sent = local if process_group.alone else to_device(local, torch.device("cpu"))
     found = process_group.all_gather_object("parameters not used so far", sent)

@@ -346,7 +346,6 @@ def matched(values: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 HALVES = (torch.float16, torch.bfloat16)
-"""Dtypes of half precision."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -400,16 +399,11 @@ class Layout:
 
     def fits(self, shape: Sequence[int], n: int) -> bool:
         """Whether a tensor of this shape can hold n examples in this way."""
-        if self.axis >= len(shape):
-            return False
-        size = shape[self.axis]
-        return size == n if self.place == "whole" else size % n == 0
+        size = shape[self.axis] if self.axis < len(shape) else -1
+        return size == n if self.place == "whole" else size >= 0 and size % n == 0
 
     def canonical(self, tensor: Tensor, n: int, lead: int = 0) -> Tensor:
-        """Move the batch axis to the front: (..., n or n*m, ...) to (n, ..., ...) or (n, ..., m, ...).
-
-        The tensor has `lead` axes more in front than the layout knows of; they follow the examples in the result.
-        """
+        """(*lead, ..., n or n m, ...) as (n, *lead, ...) or (n, *lead, ..., m, ...), with so many axes in `lead`."""
         axis = self.axis + lead
         if self.place == "whole":
             return tensor if axis == 0 else tensor.movedim(axis, 0)

@@ -8,7 +8,8 @@ the second way was taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,27 +28,18 @@ CHUNK_BYTES = 256 * 2**20  # of a chunk of Jacobian rows, at most, unless `chunk
 FORWARD_MODE = nn.Module()  # locked by the thread that uses it: torch counts its levels for the whole process
 
 
+@dataclass(eq=False)
 class Jacobian:
-    """The Jacobian phi(x) = d f(x) / d w of the outputs in the selected parameters, as rows of size d.
+    """The Jacobian phi(x) = d f(x) / d w of the outputs in the selected parameters, as rows of size d."""
 
-    Rows of `chunk_size` examples are held at once, or as many as `chunk_bytes` hold when that is `None`.
-    """
+    network: Network
+    selection: Selection
+    chunk_size: int | None  # examples whose rows are held at once; None for as many as `chunk_bytes` hold
+    dtype: torch.dtype
+    chunk_bytes: int = CHUNK_BYTES
+    orthonormal: ClassVar[bool] = True
 
-    orthonormal = True
-
-    def __init__(
-        self,
-        network: Network,
-        selection: Selection,
-        chunk_size: int | None,
-        dtype: torch.dtype,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        self.network = network
-        self.selection = selection
-        self.chunk_size = chunk_size
-        self.chunk_bytes = chunk_bytes
-        self.dtype = dtype
+    def __post_init__(self) -> None:
         self.notes: list[str] = []
         self._chunks = Chunks(self.notes, "tangents")
         self._capture: Capture | None = None

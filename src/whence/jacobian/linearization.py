@@ -217,10 +217,7 @@ class Linearization:
         return (found if weights is None else weights.unsqueeze(1) * found).reshape(self.residuals.shape)
 
     def log_residuals_after(self, change: Tensor) -> tuple[Tensor, Tensor]:
-        """`Likelihood.log_residuals_after` of each example (n,), of the position where it is largest.
-
-        Minus infinity for examples that do not count.
-        """
+        """`Likelihood.log_residuals_after` (n,) of the position where it is largest; -inf where no position counts."""
         if self.sketch is not None:
             found = self.unweighted(self.isometric(self.residuals_after(change))).abs().amax(1).log()
             return found, torch.zeros_like(found)
@@ -310,10 +307,8 @@ def linearize(
         outputs, gram, weights = _sketched_derivatives(batches, sketch)
         residuals, roots = sketched_derivatives(outputs)
         batches.views = sketch.views
-    derivatives = (outputs, residuals, roots, none_if_ones(weights))
-    options = (dtype, budget, progress, chunk_size)
-    seen = (units, sketch, gram, batches.passes)
-    return Linearization(network, selection, batches, likelihood, *derivatives, *options, *seen)
+    given = (network, selection, batches, likelihood, outputs, residuals, roots, none_if_ones(weights))
+    return Linearization(*given, dtype, budget, progress, chunk_size, units, sketch, gram, batches.passes)
 
 
 def _loss_derivatives(

@@ -96,10 +96,7 @@ class Network:
         return as_outputs(outputs, batch_size(inputs, "this batch"), "this batch").flatten(1)
 
     def _kernels(self) -> AbstractContextManager[Any]:
-        """Switch cuDNN off to differentiate recurrent layers, which it does in training mode only.
-
-        Modules that compiled themselves (`module.compile()`) run as they are written, so that their calls are seen.
-        """
+        """Without cuDNN for gradients of recurrent layers (it has them in training mode only), and nothing compiled."""
         if self._compiled and hasattr(torch.compiler, "set_stance"):  # of torch 2.6 and later
             eagerly: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
             return eagerly
@@ -182,10 +179,9 @@ class Network:
 
 
 class SeparateExamples:
-    """Checks, batch by batch, that outputs of an example do not depend on the others.
+    """Checks that outputs do not depend on other examples: the most unusual of some batches is run alone.
 
-    A layer that mixes examples may have no effect on the first batch (a closed gate, dead units). On each of the first
-    batches, and on ever fewer later ones, the example with the most unusual outputs is therefore run alone.
+    On more than the first: a layer that mixes examples may have no effect there (a closed gate, dead units).
     """
 
     def __init__(self, network: Network) -> None:

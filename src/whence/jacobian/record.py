@@ -39,8 +39,7 @@ from whence.jacobian.rules.embeddings import scatter
 from whence.jacobian.views import Columns
 from whence.runtime.model_state import plain_kernels
 
-Call = Callable[[Inputs], Tensor]
-"""Runs the user's model on a batch: outputs (n, k)."""
+Call = Callable[[Inputs], Tensor]  # runs the user's model on a batch: outputs (n, k)
 
 
 @contextmanager
@@ -56,8 +55,7 @@ def differentiable() -> Iterator[None]:
 # gradient is zero on this batch. Where a function in between may move one row of a batch to another, the places of the
 # examples are verified on this batch.
 
-Edge = tuple[Any, int]
-"""A node of the graph, and which of its outputs."""
+Edge = tuple[Any, int]  # a node of the graph, and which of its outputs
 
 
 class Walk(NamedTuple):
@@ -244,11 +242,7 @@ def _weight_and_bias(name: str, forms: Mapping[str, set[GradientForm]]) -> tuple
 def gradients(
     outputs: Tensor, leaves: Sequence[Tensor], cotangents: Tensor, *, keep: bool = True, batched: bool = False
 ) -> list[Tensor]:
-    """Gradients in the leaves, dense; zeros for those that the outputs do not depend on.
-
-    Torch's own `materialize_grads` does not serve: in torch 2.4 its zeros require gradients, and no version has it for
-    a batch of cotangents.
-    """
+    """Gradients in the leaves, dense; zeros for others, which torch's `materialize_grads` lacks for batches."""
     found: Sequence[Tensor | None] = [None] * len(leaves)
     options: Any = {"retain_graph": keep, "allow_unused": True, "is_grads_batched": batched}
     if outputs.requires_grad:
@@ -291,10 +285,7 @@ def output_gradients(
 
 
 def _vectorized(outputs: Tensor, records: Sequence[Record], cotangents: Tensor, keep: bool) -> list[Tensor | None]:
-    """All cotangents in one pass.
-
-    Torch's own `is_grads_batched` has an older vmap, in which convolutions run in a loop over the cotangents.
-    """
+    """All cotangents in one pass; in torch's own `is_grads_batched`, convolutions run in a loop over them."""
     reached: list[bool] = []  # which outputs have a gradient
 
     def pulled(cotangent: Tensor) -> tuple[Tensor, ...]:

@@ -30,8 +30,7 @@ from whence.linalg import gradients_not_finite
 
 # --- Autograd's gradients, to compare with ----------------------------------------------------------------------------
 
-BATCH_SIZES = (7, 5, 3, 2)
-"""Numbers of examples to verify on: no width, head count or sequence length is likely to be the same."""
+BATCH_SIZES = (7, 5, 3, 2)  # to verify on: no width, head count or sequence length is likely to be the same
 
 
 @dataclass(frozen=True)
@@ -166,10 +165,7 @@ def possible_layouts_of(record: Record, n: int) -> list[Layout]:
 
 
 def find_layouts(outputs: Tensor, records: Sequence[Record]) -> list[list[Layout] | None]:
-    """The layouts that hold for each use in this batch; `None` for uses without a gradient, which show nothing.
-
-    A layout holds if gradients pulled back from some examples alone are zero for all others.
-    """
+    """The layouts in which gradients from some examples are zero for all others; `None` for uses without a gradient."""
     n, cotangent = len(outputs), _random_cotangent(outputs)
     plain = output_gradients(outputs, records, cotangent)
     have = [at for at, gradient in enumerate(plain) if gradient is not None and bool(gradient.any())]
@@ -196,9 +192,8 @@ def separating_sets(n: int) -> Tensor:
 def rows_are_in_place(outputs: Tensor, records: Sequence[Record], layouts: Sequence[Layout]) -> bool:
     """Whether every example's gradients are where the layouts say, on a batch whose rows may have been reordered.
 
-    A cotangent is pulled back as it is, and with a power of two for each example: gradients in the rows of an example
-    must be multiplied by its power, exactly. Powers are the digits of the examples' numbers, so that any two examples
-    differ in one of a few such cotangents.
+    With a power of two for each example in the cotangent, its gradients must be multiplied by that power. Powers are
+    digits of the examples' numbers, so that any two examples differ in one of a few such cotangents.
     """
     n = len(outputs)
     base = 7 if outputs.dtype == torch.float16 else 15  # how many powers of two the precision has room for

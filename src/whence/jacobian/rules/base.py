@@ -104,8 +104,7 @@ class Use(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no rows")
 
 
-CallSite = tuple[str, tuple[str, ...], int]
-"""A call whose output may have a batch axis: its kind, its parameters, and how many like it came before."""
+CallSite = tuple[str, tuple[str, ...], int]  # kind and parameters of a call, and how many like it came before
 
 
 @dataclass(frozen=True)
@@ -172,10 +171,9 @@ class BatchAxes:
 
 
 class Recorder(TorchFunctionMode):
-    """Records the calls of one forward pass. Nothing is attached to the model; leaving the mode ends it.
+    """Records the calls of one forward pass; `batch_axes` are those of an earlier run, or are filled in by this one.
 
     A reader that computes with other functions does so under `with recorder:`, so that their calls are read, too.
-    `batch_axes` are those verified in an earlier run, or are filled in by this one.
     """
 
     def __init__(

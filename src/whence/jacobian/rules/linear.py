@@ -106,10 +106,7 @@ class Windows:
         return F.pad(images, [side for pad in reversed(self.padding) for side in pad])
 
     def unfold(self, images: Tensor, counts: Sequence[int] | None = None, ones: bool = False) -> Tensor:
-        """All windows, or the first `counts` along each axis: (b, channels, *sizes) to (b, e, i, t), one strided copy.
-
-        `ones` appends a row of ones to i.
-        """
+        """All windows, or the first `counts` along each axis: (b, channels, *sizes) to (b, e, i, t), ones behind i."""
         b, channels = images.shape[:2]
         counts = counts or self.count(images.shape[2:])
         images = self.padded(images)
@@ -282,13 +279,10 @@ def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
 
 
 def _padding(value: str | int | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> Any:
-    if value == "valid":
-        return ((0, 0),) * len(kernel)
     if value == "same":
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    assert not isinstance(value, str)
-    return tuple((pad, pad) for pad in _tuple(value, len(kernel)))
+    return tuple((pad, pad) for pad in _tuple(0 if isinstance(value, str) else value, len(kernel)))
 
 
 def _reader(dims: int, names: tuple[str, ...], use: Callable[[Tensor, Windows], Use]) -> Reader:

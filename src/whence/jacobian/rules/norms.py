@@ -54,11 +54,11 @@ def _reader(norm: Function, *names: str) -> Reader:
         weight, bias = given.get("weight"), given.get("bias")
         fixed = norm is F.batch_norm and not given.get("training") and weight is not None
         if fixed and given["input"].dtype == torch.float16:
-            out = _as_product(**given)
+            out = _as_product(given)
         else:
             out = function(*args, **kwargs)
             if fixed:  # values as torch computes them, with the graph of the product
-                values, out = out, _as_product(**given)
+                values, out = out, _as_product(given)
                 with torch.no_grad():
                     out.copy_(values)
         if recorder.tracks(weight, bias):
@@ -70,23 +70,13 @@ def _reader(norm: Function, *names: str) -> Reader:
     return read
 
 
-def _as_product(
-    input: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    **_: Any,
-) -> Tensor:
-    """A batch norm in evaluation, whose backward pass is a product.
-
-    That takes half the time of torch's own, and one call for all cotangents.
-    """
-    shape = (1, -1, *[1] * (input.dim() - 2))
-    scale = weight * (running_var + eps).rsqrt()
-    shift = (0.0 if bias is None else bias) - running_mean * scale
-    return torch.addcmul(shift.to(input.dtype).reshape(shape), input, scale.to(input.dtype).reshape(shape))
+def _as_product(given: Keywords) -> Tensor:
+    """A batch norm in evaluation, whose backward pass is a product: half the time, and one call for all cotangents."""
+    inputs, bias = given["input"], given.get("bias")
+    shape = (1, -1, *[1] * (inputs.dim() - 2))
+    scale = given["weight"] * (given["running_var"] + given.get("eps", 1e-5)).rsqrt()
+    shift = (0.0 if bias is None else bias) - given["running_mean"] * scale
+    return torch.addcmul(shift.to(inputs.dtype).reshape(shape), inputs, scale.to(inputs.dtype).reshape(shape))
 
 
 RUNNING = ("input", "running_mean", "running_var", "weight", "bias")

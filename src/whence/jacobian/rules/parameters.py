@@ -1,6 +1,4 @@
-"""Bare parameters: functions of parameters alone, and their broadcasting over the examples.
-
-Views, casts, slices and functions of tracked tensors are tracked themselves, up to the call that uses them.
+"""Bare parameters: functions of parameters alone, tracked up to the call that uses them, and their broadcasting.
 
 A tracked tensor that meets the examples in an elementwise operation is expanded to the operation's full shape first.
 The gradient in the expanded tensor then holds every example's own part, to be summed over the other axes.
@@ -180,8 +178,7 @@ def prelu(recorder: Recorder, function: Function, args: Arguments, kwargs: Keywo
     if not recorder.tracks(slopes):
         return function(*args, **kwargs)
     with recorder:
-        if slopes.numel() > 1:
-            slopes = slopes.reshape(-1, *(1,) * (inputs.dim() - 2))
+        slopes = slopes if slopes.numel() == 1 else slopes.reshape(-1, *(1,) * (inputs.dim() - 2))
         return torch.where(inputs >= 0, inputs, slopes * inputs)
 
 
